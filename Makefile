@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine: `make hello` and `make test`.
+.PHONY: hello test lint test-slow benchmarks clean
+
+BIN := .venv/bin
+SOURCES := pyproject.toml constraints.txt scripts/setup.sh
+
+hello: .venv/.base  ## real reinforcement learning on this machine: the main job, nothing else needed
+	$(BIN)/crrl hello
+
+test: .venv/.dev lint  ## the default suite
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+lint: .venv/.dev
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+
+test-slow: .venv/.dev  ## real components that take minutes
+	$(BIN)/python -m pytest -m slow
+
+benchmarks: .venv/.dev  ## ratios, each measured in one run
+	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+.venv/.base: $(SOURCES)
+	scripts/setup.sh
+	touch $@
+
+.venv/.dev: $(SOURCES)
+	scripts/setup.sh dev
+	touch .venv/.base $@
+
+clean:
+	rm -rf .venv dist .mypy_cache .ruff_cache

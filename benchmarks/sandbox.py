@@ -1,0 +1,93 @@
+"""What a command in a sandbox costs, against a plain `bash -c true` of the same process.
+
+    python benchmarks/sandbox.py [--rounds 200] [--sandbox bwrap]
+
+Rounds are interleaved, so that whatever else the machine does hits all columns alike. Target (issue 2, item 8):
+p50 at most 2.0 times the plain command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from coderepairrl.sandbox import make
+from coderepairrl.types import Task
+
+TARGET = 2.0
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+
+
+async def measure(name: str, rounds: int) -> dict[str, list[float]]:
+    backend = make(name)
+    seconds: dict[str, list[float]] = {}
+
+    def note(row: str, started: float) -> None:
+        seconds.setdefault(row, []).append(time.perf_counter() - started)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(3):
+            Path(folder, f"file{number}.py").write_text(f"x = {number}\n")
+        task = Task("benchmark/1", "", "python", f"dir:{folder}", b"")
+        async with backend.open(task):
+            pass  # prepares the workspace and checks the machine, once
+        async with backend.open(task) as box:
+            for _ in range(rounds):
+                started = time.perf_counter()
+                subprocess.run(["bash", "-c", "true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+                note("plain bash -c true", started)
+                started = time.perf_counter()
+                await box.exec(["bash", "-c", "true"])
+                note("exec bash -c true", started)
+                started = time.perf_counter()
+                await box.read("file1.py")
+                note("read", started)
+        for number in range(max(rounds // 10, 5)):
+            started = time.perf_counter()
+            async with backend.open(task) as box:
+                note("open, 3 files", started)
+                await box.write("file0.py", f"x = {number + 1}\n".encode())
+                started = time.perf_counter()
+                await box.diff()
+                note("diff, 1 change", started)
+                started = time.perf_counter()
+            note("close", started)
+        started = time.perf_counter()
+
+        async def one() -> None:
+            async with backend.open(task) as box:
+                await box.exec(["true"])
+
+        await asyncio.gather(*(one() for _ in range(32)))
+        note("32 at once: open, true, close", started)
+    backend.close()  # type: ignore[attr-defined]
+    return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--sandbox", default="bwrap")
+    options = parser.parse_args()
+    seconds = asyncio.run(measure(options.sandbox, options.rounds))
+    plain = statistics.median(seconds["plain bash -c true"])
+    print(f"{options.sandbox + ', ms':32}{'p50':>9}{'p95':>9}{'ratio':>8}{'n':>6}")
+    for row, values in seconds.items():
+        p50 = statistics.median(values)
+        print(f"{row:32}{1e3 * p50:9.2f}{1e3 * percentile(values, 0.95):9.2f}{p50 / plain:8.2f}{len(values):6}")
+    ratio = statistics.median(seconds["exec bash -c true"]) / plain
+    print(f"exec / plain at p50: {ratio:.2f} (target <= {TARGET}): {'met' if ratio <= TARGET else 'missed'}")
+    return 0 if ratio <= TARGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

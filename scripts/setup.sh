@@ -1,0 +1,41 @@
+#!/bin/sh
+# Creates .venv and installs the project into it from constraints.txt. Usage: scripts/setup.sh [EXTRA]
+# Called by the Makefile; run it again after changing pyproject.toml or constraints.txt.
+set -eu
+cd "$(dirname "$0")/.."
+extra=${1:+"[$1]"}
+
+python=
+for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "CodeRepairRL needs Python 3.11 or newer, and found none. Install it (Debian, Ubuntu: sudo apt-get install" \
+        "python3 python3-venv), or name one: make PYTHON=/path/to/python3.12 ..." >&2
+    exit 3
+fi
+
+if command -v uv >/dev/null 2>&1; then
+    backend=cpu
+    size="about 300 MB: no NVIDIA GPU was found, so torch is the CPU build"
+    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
+        backend=auto
+        size="about 3 GB: torch with CUDA"
+    fi
+    echo "Installing with uv into .venv ($size)." >&2
+    [ -x .venv/bin/python ] || uv venv --quiet --python "$python" .venv
+    uv pip install --quiet --python .venv/bin/python --torch-backend "$backend" -c constraints.txt -e ".$extra"
+    exit
+fi
+
+if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    echo "$python lacks the venv module. Install it (Debian, Ubuntu: sudo apt-get install python3-venv)." >&2
+    exit 3
+fi
+echo "Installing with pip into .venv (up to 3 GB: pip takes torch with CUDA on Linux unless it is configured" \
+    "otherwise; with uv on the PATH a machine without a GPU downloads about 300 MB)." >&2
+[ -x .venv/bin/python ] || "$python" -m venv .venv
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra"

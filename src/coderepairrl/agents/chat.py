@@ -1,0 +1,122 @@
+"""One conversation with an OpenAI-compatible endpoint, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from coderepairrl.errors import AgentFault, GatewayFault
+from coderepairrl.types import Endpoint
+
+Message = dict[str, Any]
+
+
+class LimitReached(Exception):
+    """The endpoint will not go on: `limit` is ``calls``, ``tokens`` or ``time``. An ending, not an error."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(limit)
+        self.limit = limit
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the model said, and the exact length of the conversation with it.
+
+    Our own gateway also tells which tool calls in the text could not be read, how many tokens the episode and the
+    model's context have left, and the index of the turn; other servers do not.
+    """
+
+    message: Message
+    tool_calls: tuple[Mapping[str, Any], ...]
+    context_tokens: int
+    remaining_tokens: int | None = None
+    malformed: tuple[str, ...] = ()
+    turn: int | None = None
+
+
+class Chat:
+    """A client of Chat Completions. Nothing is retried: a fault voids the episode, which is then run again."""
+
+    def __init__(self, endpoint: Endpoint, options: Mapping[str, Any]) -> None:
+        self._endpoint = endpoint
+        self._options = options
+
+    async def __aenter__(self) -> Self:
+        headers = {"Authorization": f"Bearer {self._endpoint.api_key}"}
+        self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int, seconds: float
+    ) -> Reply:
+        """The model's next message.
+
+        Raises `LimitReached` when the endpoint's or the time limit ends the conversation, `GatewayFault` when the
+        endpoint breaks, and `AgentFault` when it takes our request for a wrong one.
+        """
+        body = {
+            "model": self._endpoint.model,
+            "messages": messages,
+            "tools": tools,
+            "tool_choice": "auto",
+            "max_tokens": max_tokens,
+            **self._options,
+        }
+        url = f"{self._endpoint.base_url.rstrip('/')}/chat/completions"
+        try:
+            async with asyncio.timeout(seconds), self._session.post(url, json=body) as response:
+                status = response.status
+                answer = await response.json(content_type=None)
+        except TimeoutError:
+            raise LimitReached("time") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise GatewayFault(f"no answer from the endpoint: {error!r}") from error
+        if status >= 400:
+            raise _refusal(status, answer)
+        return _reply(answer)
+
+
+def _refusal(status: int, answer: Any) -> Exception:
+    body = answer if isinstance(answer, dict) else {}
+    error = body.get("error") or answer
+    code = str(error.get("code") or "") if isinstance(error, dict) else ""
+    limit = str((body.get("crrl") or {}).get("limit") or "")
+    if code == "context_length_exceeded" or limit in ("tokens", "context"):
+        return LimitReached("tokens")
+    if code.startswith("episode_limit"):
+        return LimitReached("time" if "time" in (limit, code.rpartition("_")[2]) else "calls")
+    text = f"the endpoint answered {status}: {error}"
+    return GatewayFault(text) if status >= 500 or status == 429 else AgentFault(text)
+
+
+def _reply(answer: Any) -> Reply:
+    try:
+        message = answer["choices"][0]["message"]
+        # Null fields are not part of the conversation; everything else is sent back as it came.
+        kept = {key: value for key, value in message.items() if value is not None or key == "content"}
+        exact = answer.get("crrl") or {}
+        usage = answer.get("usage") or {}
+        tokens = exact.get("context_tokens")
+        if tokens is None:
+            tokens = usage["prompt_tokens"] + usage["completion_tokens"]
+        return Reply(
+            message=kept,
+            tool_calls=tuple(message.get("tool_calls") or ()),
+            context_tokens=int(tokens),
+            remaining_tokens=exact.get("remaining_tokens"),
+            malformed=tuple(exact.get("malformed") or ()),
+            turn=exact.get("turn"),
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise GatewayFault(f"not a chat completion with usage ({error!r}): {str(answer)[:200]}") from error

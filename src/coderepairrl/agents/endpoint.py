@@ -1,0 +1,108 @@
+"""A scripted OpenAI-compatible server: real HTTP, replies from a list. For exams and tests of agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from coderepairrl.types import Endpoint, Limits
+
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the server says to one request.
+
+    `calls` are tool calls ``(name, arguments)``, the arguments a mapping or the raw text of them. `tokens` is the
+    length of the conversation that `usage` states; by default a quarter of its characters.
+    """
+
+    text: str | None = None
+    calls: tuple[tuple[str, Any], ...] = ()
+    tokens: int | None = None
+    status: int = 200
+    code: str = ""
+    """Error code of an answer whose `status` is none of success."""
+    delay: float = 0.0
+    crrl: Mapping[str, Any] | None = None
+    """What our own gateway adds to a reply or an error."""
+
+
+Behaviour = Callable[[Request], Answer]
+
+
+@dataclass
+class ScriptedEndpoint:
+    """Serves ``/s/KEY/v1/chat/completions`` on a free port of the loopback and remembers the requests.
+
+    `script` is a list of answers, the last of which repeats, or a function from the request to an answer.
+    """
+
+    script: Sequence[Answer] | Behaviour
+    requests: list[Request] = field(default_factory=list)
+    authorizations: list[str] = field(default_factory=list)
+
+    def endpoint(self, limits: Limits | None = None) -> Endpoint:
+        """Where the agent finds it."""
+        return Endpoint(f"http://127.0.0.1:{self._port}/s/KEY/v1", "KEY", "policy", limits or Limits())
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_post("/s/KEY/v1/chat/completions", self._chat)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self._port = int(self._runner.addresses[0][1])
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _chat(self, http: web.Request) -> web.Response:
+        request: Request = await http.json()
+        self.requests.append(request)
+        self.authorizations.append(http.headers.get("Authorization", ""))
+        if callable(self.script):
+            answer = self.script(request)
+        else:
+            answer = self.script[min(len(self.requests), len(self.script)) - 1]
+        await asyncio.sleep(answer.delay)
+        if answer.status != 200:
+            error = {"message": "scripted", "type": "invalid_request_error", "code": answer.code or None}
+            return web.json_response({"error": error, "crrl": answer.crrl}, status=answer.status)
+        if request.get("stream"):
+            return web.json_response({"error": {"message": "this server does not stream"}}, status=400)
+        return web.json_response(_completion(request, answer, len(self.requests)))
+
+
+def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{number}_{index}",
+                "type": "function",
+                "function": {"name": name, "arguments": said if isinstance(said, str) else json.dumps(said)},
+            }
+            for index, (name, said) in enumerate(answer.calls)
+        ]
+    said = len(json.dumps(message)) // 4
+    tokens = len(json.dumps(request["messages"])) // 4 + said if answer.tokens is None else answer.tokens
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "model": request["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if answer.calls else "stop"}],
+        "usage": {"prompt_tokens": tokens - said, "completion_tokens": said, "total_tokens": tokens},
+        "crrl": answer.crrl,
+    }

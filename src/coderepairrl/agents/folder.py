@@ -1,0 +1,119 @@
+"""A temporary git repository in the shape of a Sandbox, WITHOUT any isolation: for exams and tests of agents only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.types import ExecResult, Task
+
+_ENVIRONMENT = {"PATH": os.defpath, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}
+_IDENTITY = ("-c", "user.name=exam", "-c", "user.email=exam@localhost", "-c", "commit.gpgsign=false")
+
+
+class FolderSandbox:
+    """A git repository of `files` in `workdir`. Commands run as ordinary child processes of this one."""
+
+    def __init__(self, workdir: Path, files: Mapping[str, bytes]) -> None:
+        self.workdir = str(workdir)
+        self._root = workdir.resolve()
+        for name, data in files.items():
+            (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+            (workdir / name).write_bytes(data)
+        self._git("init", "-q", "-b", "main")
+        self._git("-c", "core.autocrlf=false", "add", "-A")
+        self._git(*_IDENTITY, "commit", "-q", "--allow-empty", "-m", "task")
+        self._base = self._git("rev-parse", "HEAD").decode().strip()
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_bytes: int = 1 << 20,
+        cwd: str | None = None,
+    ) -> ExecResult:
+        """Run `argv` in a session of its own, which is killed at the end."""
+        started = time.monotonic()
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd=self._root / (cwd or "."),
+            env={**_ENVIRONMENT, **(env or {})},
+            start_new_session=True,
+        )
+        assert process.stdin is not None and process.stdout is not None
+        output = bytearray()
+        timed_out = truncated = False
+        try:
+            async with asyncio.timeout(timeout):
+                with contextlib.suppress(ConnectionError):
+                    process.stdin.write(stdin)
+                    process.stdin.close()
+                while data := await process.stdout.read(1 << 16):
+                    truncated = truncated or len(output) + len(data) > max_bytes
+                    output += data[: max_bytes - len(output)]
+                await process.wait()
+        except TimeoutError:
+            timed_out = True
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            code = await process.wait()
+        code = 128 - code if code < 0 else code
+        return ExecResult(code, bytes(output), timed_out, truncated, time.monotonic() - started)
+
+    async def read(self, path: str) -> bytes:
+        """Bytes of a file in the repository."""
+        return self._inside(path).read_bytes()
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Replace or create a file in the repository."""
+        target = self._inside(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+    async def reach(self, address: str) -> str:
+        """Not needed: this folder shares the host's network."""
+        raise SandboxFault("a folder is no sandbox: its commands reach the host's loopback directly")
+
+    async def diff(self) -> bytes:
+        """The change against the first commit, new, staged and committed files included."""
+        self._git("add", "-A", "-f")
+        return self._git("diff", "--cached", "--binary", self._base)
+
+    def _inside(self, path: str) -> Path:
+        target = (self._root / path).resolve()
+        if not target.is_relative_to(self._root):
+            raise PermissionError(f"{path} is outside")
+        return target
+
+    def _git(self, *arguments: str) -> bytes:
+        command = ["git", "-C", self.workdir, *arguments]
+        return subprocess.run(command, env=_ENVIRONMENT, check=True, capture_output=True).stdout
+
+
+class FolderBackend:
+    """Opens a copy of a task's folder as a `FolderSandbox`."""
+
+    name = "folder"
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[FolderSandbox]:
+        """A temporary repository, gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="crrl-folder-") as folder:
+            yield FolderSandbox(shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo")), {})

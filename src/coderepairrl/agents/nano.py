@@ -1,0 +1,263 @@
+"""Nano: a mission, two tools, hard limits, and nothing else (REQUIREMENTS A2, 15).
+
+The loop asks the model, executes its tool calls, and appends. History is never rewritten, so each request extends the
+previous one token for token. The page ``docs/agents.md`` has the exact semantics.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from coderepairrl.agents.budget import Budget
+from coderepairrl.agents.chat import Chat, LimitReached, Message, Reply
+from coderepairrl.agents.stats import command_names
+from coderepairrl.agents.texts import (
+    COMPACT,
+    COMPACT_SYSTEM,
+    FULL,
+    SYSTEM,
+    TOOL_DESCRIPTIONS,
+    Texts,
+    fill,
+    tool_schemas,
+)
+from coderepairrl.agents.tools import Result, Tools
+from coderepairrl.errors import ConfigError
+from coderepairrl.protocols import Sandbox
+from coderepairrl.registry import nearest
+from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class NanoOptions:
+    """How Nano speaks and how long a command may take. Limits per episode come with the endpoint.
+
+    Raises `ConfigError` for an option that cannot work.
+    """
+
+    system: str = "full"
+    """``full``, ``compact``, or the system prompt itself; empty sends none. ``{output_chars}`` and
+    ``{shell_seconds}`` are filled in."""
+    system_file: str = ""
+    """A file with the system prompt, instead of `system`."""
+    user_template: str = "{prompt}"
+    """The first user message; ``{prompt}`` is the task's."""
+    tools: Literal["full", "compact"] = "full"
+    """``compact`` drops the descriptions and the optional `context`, and answers in a few tokens."""
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    """Tool descriptions that replace the shipped ones, by tool."""
+    messages: Mapping[str, str] = field(default_factory=dict)
+    """Texts that replace the shipped ones, by field of `Texts`."""
+    warnings: bool = True
+    """Warn before limits, ahead of a tool's result."""
+    low_tokens: int = 3_000
+    critical_tokens: int = 1_500
+    """With fewer tokens left than this, warn."""
+    few_calls: int = 4
+    """With so many calls left, warn."""
+    nudge: bool = True
+    """Remind a model that did nothing; otherwise every reply without a tool call ends the episode."""
+    output_chars: int = 2_000
+    """Longer tool results are cut."""
+    shell_seconds: float = 4.0
+    """Longer commands are killed."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of every request, such as ``temperature`` (a training run's own sampling overrides them)."""
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> NanoOptions:
+        """Options as a configuration has them, their names and types checked."""
+        from pydantic import TypeAdapter, ValidationError
+
+        known = [option.name for option in fields(cls)]
+        for option in options:
+            if option not in known:
+                raise ConfigError(f"agent 'nano' has no option {option!r}", fix=nearest(option, known))
+        try:
+            return TypeAdapter(cls).validate_python(dict(options))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, ("agent", "options", *first["loc"])))
+            raise ConfigError(f"{where}: {first['msg']}, not {first['input']!r}") from error
+
+    def __post_init__(self) -> None:
+        if "{prompt}" not in self.user_template:
+            raise ConfigError(
+                "agent.options.user_template has no {prompt}", fix="Put {prompt} where the issue belongs."
+            )
+        if self.tools not in ("full", "compact"):
+            raise ConfigError(f"agent.options.tools is full or compact, not {self.tools!r}")
+        if self.system_file and self.system != "full":
+            raise ConfigError("agent.options.system and agent.options.system_file exclude each other")
+        if self.output_chars < 1 or self.shell_seconds <= 0:
+            raise ConfigError("agent.options.output_chars and agent.options.shell_seconds must be positive")
+        for what, given, known in (
+            ("agent.options.descriptions", self.descriptions, list(TOOL_DESCRIPTIONS)),
+            ("agent.options.messages", self.messages, [text.name for text in fields(Texts)]),
+        ):
+            for key in given:
+                if key not in known:
+                    raise ConfigError(f"{what} has no {key!r}", fix=nearest(key, known))
+        if reserved := sorted({"messages", "tools", "model", "stream", "n"} & set(self.request)):
+            raise ConfigError(f"agent.options.request cannot set {', '.join(reserved)}")
+
+    def texts(self) -> Texts:
+        """What Nano answers under these options."""
+        return replace(COMPACT if self.tools == "compact" else FULL, **self.messages)
+
+    def opening(self, prompt: str) -> list[Message]:
+        """The first messages of a conversation about `prompt`."""
+        text = {"full": SYSTEM, "compact": COMPACT_SYSTEM}.get(self.system, self.system)
+        if self.system_file:
+            try:
+                text = Path(self.system_file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"agent.options.system_file {self.system_file} cannot be read: {error}") from error
+        text = fill(text, output_chars=self.output_chars, shell_seconds=f"{self.shell_seconds:g}")
+        system = [{"role": "system", "content": text}] if text else []
+        return [*system, {"role": "user", "content": fill(self.user_template, prompt=prompt)}]
+
+
+class Nano:
+    """The agent, a coroutine in the controller whose tools execute in the sandbox. Takes `NanoOptions` by name."""
+
+    name = "nano"
+    placement: Literal["host", "sandbox"] = "host"
+
+    def __init__(self, **options: Any) -> None:
+        self.options = NanoOptions.parse(options)
+        self.options.opening("")  # an unreadable prompt file is found now, not in the first episode
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        """Repair `task` until the model submits or a limit is reached.
+
+        The report's `exit` is ``submitted``, ``calls``, ``tokens`` or ``time``; its `log` has the whole conversation,
+        a JSON message per line, also the results that no reply has seen. Raises `GatewayFault`, `AgentFault` (the
+        endpoint refuses our requests) and `SandboxFault`.
+        """
+        async with Chat(endpoint, self.options.request) as chat:
+            return await _Run(self.options, task, sandbox, endpoint, chat).loop()
+
+
+class _Run:
+    """The state of one episode."""
+
+    def __init__(self, options: NanoOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
+        self.options = options
+        self.texts = options.texts()
+        self.schemas = tool_schemas(options.tools, options.descriptions)
+        self.messages = options.opening(task.prompt)
+        self.tools = Tools(sandbox, self.texts, options.output_chars)
+        self.budget = Budget(endpoint.limits)
+        self.chat = chat
+        self.turn = -1
+        self.done: list[ToolCall] = []
+
+    async def loop(self) -> AgentReport:
+        exit = "submitted"
+        try:
+            while not (await self._submitted(await self._ask())):
+                pass
+        except LimitReached as reached:
+            exit = reached.limit
+        log = "\n".join(json.dumps(message) for message in self.messages)
+        return AgentReport(exit, tuple(self.done), log)
+
+    async def _ask(self) -> Reply:
+        if limit := self.budget.spent():
+            raise LimitReached(limit)
+        budget = self.budget
+        reply = await self.chat.complete(self.messages, self.schemas, budget.reply_tokens(), budget.seconds_left)
+        budget.saw(reply.context_tokens, reply.remaining_tokens)
+        self.messages.append(reply.message)
+        self.turn = self.turn + 1 if reply.turn is None else reply.turn
+        return reply
+
+    async def _submitted(self, reply: Reply) -> bool:
+        """Act on a reply; True when it was the last word. A reply that does nothing is an action, too."""
+        if not reply.tool_calls and not reply.malformed:
+            if not self.options.nudge or await self.tools.changed():
+                return True
+            self.budget.act()
+            self._append({"role": "user"}, self.texts.nudge)
+            return False
+        limit = None
+        for call in reply.tool_calls:
+            limit = limit or self.budget.exhausted()
+            reference = {"role": "tool", "tool_call_id": call.get("id") or ""}
+            if limit:  # several calls in a reply do not overshoot, and none is left without an answer
+                self.messages.append(reference | {"content": fill(self.texts.refused, limit=limit)})
+            else:
+                self.budget.act()
+                self._append(reference, await self._execute(call))
+        for text in reply.malformed:  # what the gateway could not read has no id to answer to
+            limit = limit or self.budget.exhausted()
+            if not limit:
+                self.budget.act()
+                self._append({"role": "user"}, self._unread(text))
+        if limit:
+            raise LimitReached(limit)
+        return False
+
+    async def _execute(self, call: Mapping[str, Any]) -> str:
+        """One tool call, from the model's words to the text that it gets back."""
+        function = call.get("function") or {}
+        name, raw = str(function.get("name", "")), function.get("arguments", "")
+        started = time.monotonic()
+        command = ""
+        arguments, problem = _parse(raw)
+        if arguments is None:
+            result = Result(fill(self.texts.malformed, problem=problem), False)
+        elif name == "shell":
+            command = " ".join(command_names(str(arguments.get("cmd", ""))))
+            result = await self.tools.shell(arguments, min(self.options.shell_seconds, self.budget.seconds_left))
+        elif name == "apply_patch":
+            result = await self.tools.apply_patch(arguments)
+        else:
+            result = Result(fill(self.texts.unknown_tool, name=name), False)
+        text = result.text
+        if result.truncated or len(text) > self.options.output_chars:
+            text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
+        said = raw if isinstance(raw, str) else json.dumps(raw)
+        seconds = time.monotonic() - started
+        self.done.append(ToolCall(self.turn, name, said, result.ok, len(text), seconds, command))
+        return text
+
+    def _unread(self, text: str) -> str:
+        """Answer a tool call that was not even one, under the name that it gives itself."""
+        named = re.search(r'"name"\s*:\s*"(\w+)"', text)
+        answer = fill(self.texts.malformed, problem="the call cannot be read")
+        self.done.append(ToolCall(self.turn, named[1] if named else "unknown", text, False, len(answer)))
+        return answer
+
+    def _append(self, message: Message, text: str) -> None:
+        warning = self._warning()
+        self.messages.append(message | {"content": f"{warning}\n{text}" if warning else text})
+
+    def _warning(self) -> str:
+        """The most urgent warning, with what is left *after* the action that it accompanies."""
+        if not self.options.warnings:
+            return ""
+        tokens, calls = self.budget.tokens_left, self.budget.calls_left
+        if tokens < self.options.critical_tokens:
+            return self.texts.critical_tokens
+        if tokens < self.options.low_tokens:
+            return self.texts.low_tokens
+        if 1 < calls <= self.options.few_calls:
+            return fill(self.texts.few_calls, left=calls)
+        return self.texts.last_call if calls == 1 else ""
+
+
+def _parse(raw: object) -> tuple[dict[str, Any] | None, str]:
+    """A call's arguments, or what is wrong with them."""
+    try:
+        arguments = json.loads(raw) if isinstance(raw, str) else raw
+    except (ValueError, RecursionError) as error:  # RecursionError: a hundred thousand brackets
+        return None, str(error)
+    return (arguments, "") if isinstance(arguments, dict) else (None, f"a {type(arguments).__name__}")

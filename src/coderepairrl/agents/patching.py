@@ -1,0 +1,114 @@
+"""Literal search and replace that leaves every byte it was not asked to change (REQUIREMENTS A3, 16.10).
+
+Models write ``\\n``. The text is therefore matched with ``\\r\\n`` read as ``\\n``, and every line of the file that the
+patch did not touch gets back the ending that it had, also in files that mix both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+class NoMatch(Exception):
+    """The passage to replace does not occur."""
+
+
+class Ambiguous(Exception):
+    """The passage occurs `count` times; `context` tells whether a context was given that did not help."""
+
+    def __init__(self, count: int, context: bool) -> None:
+        super().__init__(count)
+        self.count = count
+        self.context = context
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A file as text with ``\\n`` endings, and what is needed to give back its bytes.
+
+    >>> Text.parse(b"a\\r\\nb\\n").endings
+    ('\\r\\n', '\\n')
+    """
+
+    text: str
+    endings: tuple[str, ...]
+    encoding: str
+
+    @classmethod
+    def parse(cls, data: bytes) -> Text:
+        """Read UTF-8, or else Latin-1, which gives every byte a character and so loses nothing."""
+        try:
+            text, encoding = data.decode("utf-8"), "utf-8"
+        except UnicodeDecodeError:
+            text, encoding = data.decode("latin-1"), "latin-1"
+        return cls(text.replace("\r\n", "\n"), tuple(re.findall(r"\r?\n", text)), encoding)
+
+    def bytes(self) -> bytes:
+        """The file. Raises UnicodeEncodeError for a character that its encoding lacks."""
+        lines = self.text.split("\n")
+        joined = "".join(line + end for line, end in zip(lines, (*self.endings, ""), strict=True))
+        return joined.encode(self.encoding)
+
+
+def replace_once(data: bytes, old: str, new: str, context: str = "") -> bytes:
+    """`data` with the only occurrence of `old` replaced by `new`.
+
+    `context` singles out one of several occurrences: it is a passage that contains `old`, or one (occurring once)
+    after which the first `old` is meant. Raises `NoMatch`, `Ambiguous`, and UnicodeEncodeError.
+
+    >>> replace_once(b"x = 1\\r\\ny = 1\\r\\n", "y = 1\\n", "y = 2\\nz = 3\\n")
+    b'x = 1\\r\\ny = 2\\r\\nz = 3\\r\\n'
+    """
+    file = Text.parse(data)
+    old, new, context = (part.replace("\r\n", "\n") for part in (old, new, context))
+    places = list(_occurrences(file.text, old))
+    if not places:
+        raise NoMatch
+    if len(places) > 1:
+        chosen = _in_context(file.text, old, places, context) if context else []
+        if len(chosen) != 1:
+            raise Ambiguous(len(places), bool(context))
+        places = chosen
+    start = places[0]
+    text = file.text[:start] + new + file.text[start + len(old) :]
+    return Text(text, _endings(file, start, old, new), file.encoding).bytes()
+
+
+def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
+    """Endings of the patched file: old ones where a line was kept, the neighbour's where one is new."""
+    before = file.text.count("\n", 0, start)
+    replaced, wanted = old.count("\n"), new.count("\n")
+    kept = _shared(old, new)
+    first = old.count("\n", 0, kept)
+    last = old[len(old) - _shared(old[kept:][::-1], new[kept:][::-1]) :].count("\n")
+    neighbour = (*file.endings[before : before + 1], *file.endings[-1:], "\n")[0]
+    return (
+        file.endings[: before + first]
+        + (neighbour,) * (wanted - first - last)
+        + file.endings[before + replaced - last :]
+    )
+
+
+def _shared(one: str, other: str) -> int:
+    """Length of the common prefix."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _occurrences(text: str, part: str) -> Iterator[int]:
+    """Every place of `part`, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + 1)
+
+
+def _in_context(text: str, old: str, places: list[int], context: str) -> list[int]:
+    around = list(_occurrences(text, context))
+    if old in context:
+        reach = len(context) - len(old)
+        return [place for place in places if any(start <= place <= start + reach for start in around)]
+    if len(around) != 1:
+        return []
+    return [place for place in places if place >= around[0] + len(context)][:1]

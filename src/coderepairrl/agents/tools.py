@@ -1,0 +1,171 @@
+"""Nano's two tools, executed in a sandbox (REQUIREMENTS 15).
+
+A tool never raises for what the model did wrong: that is a textual result with ``ok=False``. What the sandbox does
+wrong is a `SandboxFault` and passes through.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
+from coderepairrl.agents.texts import Texts, fill
+from coderepairrl.protocols import Sandbox
+
+SIGPIPE = 141
+"""128 + SIGPIPE: the reader of a pipe had enough, as in ``grep -r x . | head -3``."""
+
+_SEARCH = re.compile(r"(?:^|[\s|&;(])(?:[efz]?grep|rg|ag|ack)\s")
+_CHECK_SECONDS = 10.0
+_LONGEST_ARGUMENT = 100_000  # Linux takes 128 KiB per argument of a program
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a tool says to the model, before truncation."""
+
+    text: str
+    ok: bool
+    truncated: bool = False
+
+
+class Tools:
+    """`shell` and `apply_patch` on one sandbox, and whether anything changed."""
+
+    def __init__(self, sandbox: Sandbox, texts: Texts, output_chars: int) -> None:
+        self._sandbox = sandbox
+        self._texts = texts
+        self._max_bytes = 4 * output_chars + 4  # UTF-8 needs at most 4 bytes for a character
+        self._originals: dict[str, bytes | None] = {}
+        self._edits: dict[str, bytes] = {}
+        self._shell_ran = False
+        self._head = b""
+
+    async def shell(self, arguments: Mapping[str, str], timeout: float) -> Result:
+        """Run ``cmd`` with bash in the root of the repository, within `timeout` seconds.
+
+        ``pipefail`` is set, so that ``false | head`` fails; a writer that ``head`` cut off does not count as a
+        failure, and neither does a search without a match.
+        """
+        cmd = arguments.get("cmd")
+        if problem := self._unusable("shell", cmd=cmd):
+            return problem
+        assert cmd is not None
+        if "git" in cmd and not self._head:
+            self._head = await self._commit()
+        self._shell_ran = True
+        done = await self._sandbox.exec(
+            ["bash", "-o", "pipefail", "-c", cmd], timeout=timeout, max_bytes=self._max_bytes
+        )
+        # Leading blanks stay: the indentation of a first line is needed for a patch.
+        output = done.output.decode("utf-8", "replace").strip("\n").rstrip()
+        if done.timed_out:
+            text = fill(self._texts.timed_out, seconds=f"{timeout:.3g}")
+        elif done.exit_code in (0, SIGPIPE):
+            return Result(output or self._texts.silent, True, done.truncated)
+        elif done.exit_code == 1 and output in ("", "0") and _SEARCH.search(cmd):
+            return Result(self._texts.no_match, True)
+        else:
+            text = fill(self._texts.failed, code=done.exit_code)
+        return Result(f"{text}\n{output}" if output else text, False, done.truncated)
+
+    async def apply_patch(self, arguments: Mapping[str, str]) -> Result:
+        """Replace ``old_content`` by ``new_content`` in ``file_path``; create the file where both were empty."""
+        path = arguments.get("file_path", arguments.get("file"))
+        old = arguments.get("old_content", arguments.get("search"))
+        new = arguments.get("new_content", arguments.get("replace"))
+        context = arguments.get("context") or ""
+        if problem := self._unusable("apply_patch", file_path=path, old_content=old, new_content=new, context=context):
+            return problem
+        assert path is not None and old is not None and new is not None
+        texts = self._texts
+        if old == new:
+            return Result(texts.identical, False)
+        path = self._relative(path)
+        try:
+            data = await self._read(path)
+            if data is None and old:
+                return Result(fill(texts.no_file, path=path), False)
+            if data and not old:
+                return Result(fill(texts.empty_old, path=path), False)
+            changed = replace_once(data or b"", old, new, context) if old else new.encode()
+            await self._sandbox.write(path, changed)
+        except NoMatch:
+            return Result(fill(texts.absent, path=path), False)
+        except Ambiguous as error:
+            text = texts.context_absent if error.context else texts.ambiguous
+            return Result(fill(text, path=path, count=error.count), False)
+        except UnicodeEncodeError as error:
+            return Result(fill(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold new_content"), False)
+        except PermissionError:
+            return Result(fill(texts.outside, path=path), False)
+        except OSError as error:
+            return Result(fill(texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+        self._originals.setdefault(path, data)
+        self._edits[path] = changed
+        self._shell_ran = False
+        return Result(fill(texts.created if data is None else texts.patched, path=path), True)
+
+    async def changed(self) -> bool:
+        """Whether the repository differs from the task's commit, as far as the agent is concerned.
+
+        A patch that stands answers by itself, and so does having done nothing; only after shell commands is git
+        asked, in the sandbox: about the working tree, and about a HEAD that moved. A git that no longer works
+        counts as a change.
+        """
+        if not self._shell_ran and any(self._originals[path] != data for path, data in self._edits.items()):
+            return True
+        if not self._shell_ran and not self._edits:
+            return False
+        ok, status = await self._git("status", "--porcelain")
+        if not ok or status:
+            return True
+        return bool(self._head) and await self._commit() != self._head
+
+    async def _commit(self) -> bytes:
+        ok, output = await self._git("rev-parse", "HEAD")
+        return output if ok else b""
+
+    async def _git(self, *arguments: str) -> tuple[bool, bytes]:
+        done = await self._sandbox.exec(["git", *arguments], timeout=_CHECK_SECONDS, max_bytes=4096)
+        return done.ok, done.output.strip()
+
+    async def _read(self, path: str) -> bytes | None:
+        try:
+            return await self._sandbox.read(path)
+        except FileNotFoundError:
+            return None
+
+    def _relative(self, path: str) -> str:
+        """An absolute path below the workspace, relative to it; the sandbox judges all others."""
+        given = PurePosixPath(path)
+        return str(given.relative_to(self._sandbox.workdir) if given.is_relative_to(self._sandbox.workdir) else given)
+
+    def _unusable(self, tool: str, **arguments: object) -> Result | None:
+        """Why these arguments cannot be used at all, as a result for the model."""
+        if missing := [name for name, value in arguments.items() if value is None]:
+            return Result(fill(self._texts.missing, name=tool, missing=", ".join(missing)), False)
+        for name, value in arguments.items():
+            if problem := _problem(name, value):
+                return Result(fill(self._texts.not_text, name=tool, argument=name, problem=problem), False)
+        return None
+
+
+def _problem(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        return "not a string"
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return "it holds a surrogate, which is no character"
+    if name in ("cmd", "file_path"):
+        if not value.strip():
+            return "it is empty"
+        if "\0" in value:
+            return "it holds a NUL character"
+        if size > _LONGEST_ARGUMENT:
+            return f"longer than {_LONGEST_ARGUMENT} bytes"
+    return ""

@@ -1,0 +1,183 @@
+"""Child processes that talk in frames: how the controller runs an engine or a learner (DESIGN 3).
+
+A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair. The child is a module run
+with ``python -m``; it dies with its parent, ignores the terminal's Ctrl-C (the controller decides when to
+stop), and writes what it has to say to a log file of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+_LENGTH = struct.Struct(">I")
+_FD = "CRRL_FRAMES_FD"
+_PR_SET_PDEATHSIG = 1
+
+Frame = dict[str, Any]
+
+
+def pack(frame: Mapping[str, Any]) -> bytes:
+    """One frame as bytes."""
+    body = json.dumps(frame, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+class ChildDied(Exception):
+    """The child is gone. The message has its exit status and the last lines of its log."""
+
+
+class Child:
+    """The parent's end: a running child process and its two streams of frames."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        log: Path,
+        log_start: int = 0,
+    ) -> None:
+        self.process = process
+        self.log = log
+        self._log_start = log_start
+        self._reader = reader
+        self._writer = writer
+        self._expected: int | None = None
+
+    @classmethod
+    async def spawn(
+        cls, module: str, args: Sequence[str] = (), *, log: Path, env: Mapping[str, str] | None = None
+    ) -> Self:
+        """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
+        ours, theirs = socket.socketpair()
+        variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables |= {**os.environ, **(env or {}), _FD: str(theirs.fileno())}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, log.open("ab") as sink:
+            log_start = sink.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=[theirs.fileno()],
+                env=variables,
+                start_new_session=True,
+            )
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        except BaseException:  # called off at this moment: nobody else knows of the process
+            process.kill()
+            process.wait()
+            raise
+        return cls(process, reader, writer, log, log_start)
+
+    async def send(self, frame: Mapping[str, Any]) -> None:
+        """Send one frame. Raises `ChildDied`."""
+        try:
+            self._writer.write(pack(frame))
+            await self._writer.drain()
+        except (ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+
+    async def receive(self) -> Frame:
+        """The next frame. Raises `ChildDied`. Cancelling it loses nothing: the next call goes on where it stood."""
+        try:
+            if self._expected is None:
+                (self._expected,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            frame: Frame = json.loads(await self._reader.readexactly(self._expected))
+            self._expected = None
+        except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+        return frame
+
+    async def close(self, grace: float = 5.0) -> None:
+        """Hang up, which asks the child to end; kill it after `grace` seconds."""
+        with contextlib.suppress(ConnectionError, OSError):
+            self._writer.close()
+            await self._writer.wait_closed()
+        if await self._wait(grace) is None:
+            self.process.kill()
+            await self._wait(5.0)
+
+    async def _wait(self, seconds: float) -> int | None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while (status := self.process.poll()) is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        return status
+
+    async def _obituary(self) -> ChildDied:
+        status = await self._wait(2.0)
+        lines = self._last_words()
+        how = "hung up"
+        if status is not None:
+            how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+        said = f"; {self.log} ends with:" if lines else f", and wrote nothing to {self.log}"
+        return ChildDied("\n".join([f"process {self.process.pid} {how}{said}", *lines]))
+
+    def _last_words(self) -> list[str]:
+        """The last lines that this child wrote; earlier ones of the same log are not its own."""
+        try:
+            with self.log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, end - (1 << 16)))
+                return file.read().decode(errors="replace").splitlines()[-12:]
+        except OSError:  # the log was removed: the exit status is all there is
+            return []
+
+
+class Parent:
+    """The child's end: blocking frames from and to the process that started it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+
+    @classmethod
+    def connect(cls) -> Self:
+        """Adopt the descriptor that `Child.spawn` left, and die when the parent does."""
+        if sys.platform == "linux":  # elsewhere the end of the stream says the same, a little later
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        # neither the descriptor nor its number is for the child's own children: one that held it open would keep
+        # the parent waiting for the end of a stream whose writer is long dead
+        connection = socket.socket(fileno=int(os.environ.pop(_FD)))
+        connection.set_inheritable(False)
+        return cls(connection)
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
+    def send(self, frame: Mapping[str, Any]) -> None:
+        """Send one frame. Raises BrokenPipeError when the parent hung up."""
+        self._socket.sendall(pack(frame))
+
+    def receive(self, *, block: bool = True) -> Frame | None:
+        """The next frame; None if there is none yet and `block` is false. Raises EOFError when the parent hung up."""
+        while True:
+            if len(self._buffer) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._buffer)
+                if len(self._buffer) >= _LENGTH.size + length:
+                    body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+                    del self._buffer[: _LENGTH.size + length]
+                    frame: Frame = json.loads(body)
+                    return frame
+            try:
+                data = self._socket.recv(1 << 16, 0 if block else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise EOFError("the parent hung up")
+            self._buffer += data

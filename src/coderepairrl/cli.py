@@ -1,0 +1,278 @@
+"""The `crrl` command. Results go to stdout, logs to stderr; exit codes are those of `errors.ExitCode`.
+
+Commands import what they need when they run, so that ``crrl --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from coderepairrl import __version__
+from coderepairrl.errors import CodeRepairError, ExitCode, UsageError
+
+app = typer.Typer(
+    name="crrl",
+    help="Train language models to repair code by doing it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+T = TypeVar("T")
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example train.lr=3e-6")]
+Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example path=tasks.jsonl")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    pass
+
+
+@app.command()
+def hello(overrides: Overrides = None, resume: Resume = False, as_json: Json = False) -> None:
+    """The main job on this machine: reinforcement learning of a tiny policy, nothing else needed."""
+    from coderepairrl.hello import hello as run
+
+    print(run(overrides or [], resume=resume, as_json=as_json))
+
+
+@app.command()
+def train(
+    file: Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")],
+    overrides: Overrides = None,
+    resume: Resume = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved plan and stop")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a policy: tasks, groups of episodes, rewards, advantages, update, weights live, next step."""
+    from coderepairrl import config, train
+
+    resolved = config.load(file, overrides or [])
+    if dry_run:
+        plan = train.plan(resolved)
+        print(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
+        return
+    result = _run(train.run(resolved, resume=resume))
+    print(json.dumps(result) if as_json else _table(result))
+
+
+@app.command()
+def fix(
+    repo: Annotated[Path, typer.Argument(help="a clean git repository")],
+    issue: Annotated[Path, typer.Option(help="a file that says what is wrong")],
+    model: Annotated[str, typer.Option(help="a run folder, a model folder, builtin:NAME, or an OpenAI-compatible URL")],
+    overrides: Overrides = None,
+    agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/agents.md")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,
+    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
+    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="apply the patch to the working tree")] = False,
+    as_json: Json = False,
+) -> None:
+    """Let a model repair your own repository: its work on stderr, the diff on stdout."""
+    from coderepairrl import fix
+
+    repository, text = fix.open_repository(repo), fix.read_issue(issue)
+    choice = fix.choose(model, [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])])
+    job = fix.fix(
+        repository, text, choice, temperature=temperature, key_env=key_env, model_name=model_name, trace=fix.Trace()
+    )
+    fixed = _run(job)
+    if not as_json:
+        fix.show(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
+    applied = False
+    try:
+        applied = apply and fix.apply(repository, fixed.patch)
+    finally:
+        if as_json:
+            print(json.dumps({**fixed.as_json(), "applied": applied}))
+    if not fixed.patch:
+        raise typer.Exit(ExitCode.RUN_FAILED)
+
+
+@app.command()
+def score(
+    reward: Annotated[str, typer.Option(help="name of the reward, or module:Class")],
+    oracle: Annotated[Path, typer.Option(help="the reference diff")],
+    patch: Annotated[Path, typer.Option(help="the diff to judge")],
+    as_json: Json = False,
+) -> None:
+    """Score one diff against another with a reward that needs no execution."""
+    from coderepairrl import rewards
+
+    value = rewards.score_files(reward, oracle, patch)
+    print(json.dumps({"reward": reward, "value": value}) if as_json else f"{value:.6f}")
+
+
+@app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    episode: Annotated[str | None, typer.Argument(help="id of an episode; without it, the index of all")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the page here, not to stdout")] = None,
+) -> None:
+    """A static page: an episode with every token coloured by origin, mask and advantage, or the index of a run."""
+    from coderepairrl import view
+
+    page = view.render(run, episode)
+    if output is None:
+        print(page)
+    else:
+        try:
+            output.write_text(page)
+        except OSError as error:
+            raise UsageError(f"cannot write {output}: {error.strerror}", fix="name another file with -o") from error
+        print(output)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders; several are put side by side")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="not RUN/report/index.html")] = None,
+    figure: Annotated[Path | None, typer.Option(help="write an SVG of reward and tests passing, not the page")] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, a horizontal line in the figure")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a run has come to: curves, before and after with intervals, time, tokens, faults, on one page."""
+    from coderepairrl import report as reports
+
+    loaded = reports.load(runs)
+    if as_json:
+        print(json.dumps(reports.numbers(loaded), allow_nan=False))
+    elif figure is not None:
+        print(reports.write_figure(loaded, baseline or [], figure))
+    else:
+        print(reports.write_page(loaded, output))
+
+
+@app.command()
+def check(
+    kind: Annotated[str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks; nothing: them all")] = None,
+    name: Annotated[str | None, typer.Argument(help="an implementation, or module:Class")] = None,
+    options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """What this machine has and lacks; with KIND NAME, the exam of one implementation."""
+    from coderepairrl import check as checks
+    from coderepairrl import config
+
+    report = checks.machine() if kind is None else _run(checks.examine(kind, name, config.parse_options(options or [])))
+    print(json.dumps([entry._asdict() for entry in report]) if as_json else checks.table(report))
+    if not all(entry.ok for entry in report if entry.required):
+        raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)
+
+
+data = typer.Typer(help="Tasks: which there are; prepare, verify and export them.", no_args_is_help=True)
+app.add_typer(data, name="data")
+Source = Annotated[str, typer.Argument(help="a task source, or module:Class")]
+
+
+@data.command("list")
+def data_list(as_json: Json = False) -> None:
+    """The shipped task sources, with their tasks per split."""
+    from coderepairrl import data
+
+    listing = data.shipped()
+    rows = {entry.source: f"{_counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
+    print(json.dumps([entry._asdict() for entry in listing]) if as_json else _table(rows))
+
+
+@data.command("prepare")
+def data_prepare(source: Source, options: Options = None, as_json: Json = False) -> None:
+    """Fetch and make whatever the tasks of SOURCE need, and count them."""
+    from coderepairrl import config, data
+
+    splits = data.splits(data.load(source, config.parse_options(options or [])))
+    print(json.dumps({"source": source, "splits": splits}) if as_json else _counts(splits))
+
+
+@data.command("verify")
+def data_verify(
+    source: Source,
+    options: Options = None,
+    limit: Annotated[int, typer.Option(min=0, help="only the first so many tasks; 0: all")] = 0,
+    sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
+    sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask each task: does its check fail, does its reference mend that, do rewards know one from the other?"""
+    from coderepairrl import config, data
+    from coderepairrl import sandbox as sandboxes
+
+    made = data.load(source, config.parse_options(options or []))
+    name = sandboxes.default_name() if sandbox == "auto" else sandbox
+    backend = sandboxes.make(name, **config.parse_options(sandbox_option or []))
+    verdicts = _run(data.verify(made, backend, limit=limit))
+    print(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
+    if not all(entry.ok for entry in verdicts):
+        raise typer.Exit(ExitCode.RUN_FAILED)
+
+
+@data.command("export")
+def data_export(
+    source: Source,
+    file: Annotated[Path, typer.Argument(help="the file to write, in the schema of docs/tasks.md")],
+    options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Write the tasks of SOURCE as JSON lines, which the source `jsonl` reads back."""
+    from coderepairrl import config, data
+
+    count = data.export(data.load(source, config.parse_options(options or [])), file)
+    print(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")
+
+
+def _counts(splits: dict[str, int]) -> str:
+    return ", ".join(f"{count} {split}" for split, count in splits.items())
+
+
+def _run(job: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(job)
+
+
+def _table(data: dict[Any, Any], indent: str = "") -> str:
+    lines = []
+    for key, value in data.items():
+        name = f"{indent}{key}"
+        if isinstance(value, dict) and {"value", "low", "high"} == set(value):
+            lines.append(f"{name:<28} {value['value']:.4g}  [{value['low']:.4g}, {value['high']:.4g}]")
+        elif isinstance(value, dict) and value:
+            lines.append(f"{name}\n{_table(value, indent + '  ')}")
+        else:
+            lines.append(f"{name:<28} {value:.6g}" if isinstance(value, float) else f"{name:<28} {value}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Entry point: turns this project's errors into a message, a fix and an exit code."""
+    try:
+        app()
+    except CodeRepairError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if error.fix:
+            print(f"  fix: {error.fix}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+    except BrokenPipeError:  # `crrl view RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.RUN_FAILED)
+
+
+if __name__ == "__main__":
+    main()

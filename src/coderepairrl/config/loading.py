@@ -1,0 +1,162 @@
+"""One TOML file, bare ``a.b=c`` overrides, one level of ``extends`` (DESIGN 6.11)."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from coderepairrl.config.schema import Config
+from coderepairrl.errors import ConfigError
+
+_SHIPPED = "coderepairrl.config.shipped"
+
+
+def shipped() -> dict[str, Path]:
+    """The configs that come with the package, by name."""
+    folder = Path(str(resources.files(_SHIPPED)))
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config in file `source` (or a shipped one of that name) with ``a.b=c`` overrides applied.
+
+    Raises `ConfigError` that names the file, the key and, for an unknown key, the nearest known one.
+    """
+    path = _find(source)
+    data = _read(path)
+    if (folder := Path(source)).is_dir():  # a run is where it lies, whatever it was called from
+        home = folder.parent if folder.name not in ("", "..") else folder.absolute().resolve().parent
+        data.setdefault("run", {})["dir"] = str(home)
+    if (base := data.pop("extends", None)) is not None:
+        if not isinstance(base, str):
+            raise ConfigError(f"{path}: extends = {base!r} is no file", fix='write extends = "other.toml"')
+        parent = _read(_find(path.parent / base if (path.parent / base).exists() else base))
+        if "extends" in parent:
+            raise ConfigError(f"{path}: extends {base}, which itself extends another", fix="one level is allowed")
+        data = _merge(parent, data)
+    for override in overrides:
+        key, value = parse_override(override)
+        _set(data, key, value)
+    return validate(data, str(path))
+
+
+def validate(data: dict[str, Any], where: str) -> Config:
+    """`data` as a `Config`. Raises `ConfigError`."""
+    for key, nearest in _unknown(data, Config):
+        fix = f"did you mean {nearest!r}?" if nearest else "see docs/config.md for the known keys"
+        raise ConfigError(f"{where}: unknown key {key!r}", fix=fix)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError(f"{where}: " + "; ".join(lines), fix="see docs/config.md") from None
+
+
+def to_toml(config: Config) -> str:
+    """The resolved configuration as TOML, every default written out."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _find(source: str | Path) -> Path:
+    path = Path(source)
+    if (path / "config.toml").is_file():  # a run folder: the configuration it was started with
+        return path / "config.toml"
+    if path.is_file():
+        return path
+    known = shipped()
+    if str(source) in known:
+        return known[str(source)]
+    raise ConfigError(
+        f"no config file {source}", fix=f"name a TOML file, or a shipped config: {', '.join(known) or 'none'}"
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """``KEY=VALUE`` as key and typed value: TOML where it is TOML, else the text itself. Raises `ConfigError`.
+
+    >>> parse_override("train.lr=3e-6"), parse_override("engine=vllm")
+    (('train.lr', 3e-06), ('engine', 'vllm'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override {text!r} is not KEY=VALUE", fix="write for example train.lr=3e-6")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value  # a bare word is a string: engine=vllm
+
+
+def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
+    """Options of an implementation as they stand on a command line, by name. Raises `ConfigError`.
+
+    >>> parse_options(["path=tasks.jsonl", "n=8"])
+    {'path': 'tasks.jsonl', 'n': 8}
+    """
+    data: dict[str, Any] = {}
+    for argument in arguments:
+        key, value = parse_override(argument)
+        _set(data, key, value)
+    return data
+
+
+def _set(data: dict[str, Any], key: str, value: Any) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        inner = data.setdefault(section, {})
+        if isinstance(inner, str):  # a section given by name alone
+            inner = data[section] = {"name": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"override {key}: {section} is a value, not a section")
+        data = inner
+    if isinstance(data.get(last), dict) and isinstance(value, str) and "name" in data[last]:
+        value = {"name": value}  # another implementation: the options of the old one do not carry over
+    data[last] = value
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("reward", "options")
+        merged[key] = _merge(base[key], value) if both else value
+    return merged
+
+
+def _unknown(data: dict[str, Any], model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in data.items():
+        if key not in model.model_fields:
+            near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _elsewhere(key)
+            yield prefix + key, (prefix + near[0] if near and near[0] in model.model_fields else "".join(near))
+        elif isinstance(value, dict) and (inner := _section(model, key)) is not None:
+            yield from _unknown(value, inner, f"{prefix}{key}.")
+
+
+def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
+    kind = model.model_fields[key].annotation
+    candidates = [kind, *get_args(kind)]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _elsewhere(key: str) -> list[str]:
+    """A key that exists in another section: ``lr`` at the top level means ``train.lr``."""
+    names = {
+        field: f"{section}.{field}"
+        for section in Config.model_fields
+        if (model := _section(Config, section)) is not None
+        for field in model.model_fields
+    }
+    near = difflib.get_close_matches(key, names, 1, 0.75)
+    return [names[near[0]]] if near else []

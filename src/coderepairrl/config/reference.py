@@ -1,0 +1,72 @@
+"""docs/config.md, written from the schema: ``python -m coderepairrl.config.reference > docs/config.md``."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from coderepairrl.config.loading import shipped
+from coderepairrl.config.schema import Config
+
+_HEAD = """# Configuration
+
+<!-- Written by `python -m coderepairrl.config.reference > docs/config.md`; a test keeps it current. -->
+
+One TOML file with the sections below. Everything can be overridden on the command line as `KEY=VALUE`
+(`train.lr=3e-6`, `engine=tiny`, `reward={patch_lines=0.6,tests=0.4}`); `extends = "other.toml"` starts from another
+file, one level deep. An unknown key is an error that names the nearest known one. `crrl train FILE --dry-run` prints
+the resolved configuration and the plan.
+"""
+
+
+def reference() -> str:
+    """Every section, key, type, default and meaning, as Markdown."""
+    parts = [_HEAD, f"Shipped configurations, usable by name: {', '.join(f'`{name}`' for name in shipped())}.\n"]
+    for name, field in Config.model_fields.items():
+        model = field.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            parts.append(f"## [{name}]\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{_table(model)}")
+        else:
+            default = ", ".join(f"`{key} = {value}`" for key, value in field.get_default().items())
+            parts.append(f"## [{name}]\n\n{field.description}\nDefault: {default}.\n")
+    return "\n".join(parts)
+
+
+def _table(model: type[BaseModel]) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        default = (
+            "required" if field.default is PydanticUndefined else "unset" if field.default is None else field.default
+        )
+        shown = default if default in ("required", "unset") else f"`{_toml(default)}`"
+        meaning = " ".join((field.description or "").split())
+        rows.append(f"| `{name}` | {_type(field.annotation)} | {shown} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _type(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(kind))
+    if get_origin(kind) is types.UnionType:
+        return _type(next(part for part in get_args(kind) if part is not type(None)))
+    if get_origin(kind) is tuple:
+        return "pair"
+    if get_origin(kind) is dict:
+        return "table"
+    return {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}[kind.__name__]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,215 @@
+"""Every setting of a run, typed (DESIGN 6.11). Each field works or is refused; implementations are names.
+
+A section given as a plain string is short for its `name`: `engine=tiny` is `engine.name=tiny`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are final."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True
+    )
+
+
+class Run(Section):
+    """What this run is called and when it does what."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Folder of the run below `dir`. Mandatory: a number without a name cannot be cited."""
+    dir: str = "runs"
+    """Where run folders live."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """All randomness derives from it: task order, request seeds, random weights."""
+    steps: int = Field(default=20, ge=0)
+    """Training steps: batches of episodes, each followed by an update."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between checkpoints; the last step always has one."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest so many are kept, and the last one always is."""
+    void_limit: float = Field(default=0.5, gt=0, le=1)
+    """Stop (exit code 4) when more than this fraction of a step's episodes is void after all retries."""
+    retries: int = Field(default=2, ge=0)
+    """How often a void episode is tried again, and how often in a row a dead engine or learner is restarted."""
+
+
+class Model(Section):
+    """The policy."""
+
+    path: str = "builtin:tiny"
+    """A folder in Hugging Face layout, or `builtin:NAME` for one that ships with the package."""
+    init: Literal["weights", "random"] = "weights"
+    """`random` draws the weights from the run's seed and needs only config.json and a tokenizer."""
+    renderer: str = "auto"
+    """How messages become tokens: a name of the `renderers` package, or by the model's architecture."""
+    thinking: bool = False
+    """Let the model reason before it answers, where its template has a switch."""
+
+
+class Tasks(Section):
+    """What is trained on."""
+
+    source: str = "jsonl"
+    """A task source: `jsonl`, `handmade`, `mutants`, or `module:Class`."""
+    options: dict[str, Any] = {}
+    """Passed to the source, for example `path`."""
+    split: str = "train"
+    """Tasks of this split are trained on."""
+
+
+class Agent(Section):
+    """Who works on a task."""
+
+    name: str = "nano"
+    """An agent: `nano`, or `module:Class`."""
+    options: dict[str, Any] = {}
+    """Passed to the agent: see docs/agents.md."""
+
+
+class Sandbox(Section):
+    """Where the agent's commands run."""
+
+    name: str = "auto"
+    """`auto`: bwrap where it works, else sandlock where the kernel allows, never anything weaker; `unsafe-local` must
+    be asked for by name."""
+    options: dict[str, Any] = {}
+    """Passed to the sandbox: limits on memory, processes, file size and output."""
+
+
+class Engine(Section):
+    """Who samples."""
+
+    name: str = "tiny"
+    """An inference engine: `tiny` (CPU, embedded), or `module:Class`."""
+    options: dict[str, Any] = {}
+    """Passed to the engine."""
+
+
+class Rollout(Section):
+    """How episodes are made."""
+
+    tasks_per_step: int = Field(default=4, ge=1)
+    """Tasks in a batch."""
+    group_size: int = Field(default=8, ge=2)
+    """Attempts at each task, which share a baseline."""
+    concurrency: int = Field(default=16, ge=1)
+    """Episodes in flight at once."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of training samples. Nothing else may shape the distribution that is trained on."""
+    calls: int = Field(default=30, ge=1)
+    """Tool calls an episode may make."""
+    tokens: int = Field(default=10_240, ge=16)
+    """Longest sequence of an episode, prompt and tool results included."""
+    seconds: float = Field(default=60.0, gt=0)
+    """Wall time an episode may take."""
+    turn_tokens: int = Field(default=4_096, ge=1)
+    """Tokens of one reply."""
+
+
+class Train(Section):
+    """How episodes become an update (REQUIREMENTS T1-T14); the terms are those of `learn.LearnSettings`."""
+
+    algorithm: Literal["gspo", "grpo", "dr_grpo"] = "gspo"
+    """The loss: sequence-level ratio, token-level ratio, or the latter with constant denominators."""
+    advantage: Literal["zscore", "mean"] = "zscore"
+    """Reward minus the group mean, divided by the group standard deviation or not."""
+    lr: float = Field(default=1e-4, gt=0)
+    """Learning rate of AdamW, constant after warm-up."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """AdamW's moment decays."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Decoupled, on matrices only."""
+    warmup_updates: int = Field(default=0, ge=0)
+    """Updates over which the learning rate rises."""
+    max_grad_norm: float = Field(default=0.1, gt=0)
+    """Gradients are clipped to this norm."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL term against the initial weights."""
+    eps_low: float | None = Field(default=None, ge=0)
+    """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own."""
+    eps_high: float | None = Field(default=None, ge=0)
+    """And above 1 + eps_high."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimiser updates on each batch, each over all of it."""
+    old_logprobs: Literal["recorded", "recomputed"] = "recorded"
+    """Denominator of the ratio: the engine's recorded logprobs, or the learner's own before its first update."""
+    micro_tokens: int = Field(default=8_192, ge=16)
+    """Tokens of one forward pass; gradients are accumulated over the whole batch."""
+
+
+class Eval(Section):
+    """Evaluation on held-out tasks: before the first step, every so many, and after the last."""
+
+    every: int = Field(default=0, ge=0)
+    """0: before and after only."""
+    before: bool = True
+    """Evaluate before the first step."""
+    after: bool = True
+    """Evaluate after the last step."""
+    source: str = ""
+    """Task source of the held-out tasks; empty is that of `tasks`."""
+    options: dict[str, Any] = {}
+    """Its options; empty is those of `tasks`, if it is the same source."""
+    split: str = "test"
+    """Tasks of this split are evaluated."""
+    tasks: int = Field(default=0, ge=0)
+    """The first so many held-out tasks; 0 is all of them."""
+    attempts: int = Field(default=1, ge=1)
+    """Attempts at each held-out task."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling; 1 is off."""
+    top_k: int = Field(default=0, ge=0)
+    """Only the k likeliest tokens; 0 is off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Only tokens at least this likely relative to the likeliest; 0 is off."""
+    reward: dict[str, float] = {}
+    """What is measured; empty is the training reward."""
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {value: 1.0} if isinstance(value, str) else value
+
+
+def _short(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Short = BeforeValidator(_short)
+
+
+class Config(Section):
+    """A whole run. See docs/config.md."""
+
+    run: Run
+    model: Model = Model()
+    tasks: Tasks = Tasks()
+    agent: Annotated[Agent, Short] = Agent()
+    sandbox: Annotated[Sandbox, Short] = Sandbox()
+    engine: Annotated[Engine, Short] = Engine()
+    reward: dict[str, float] = {"patch_lines": 1.0}
+    """Rewards by name with their weights; weight 0 measures without paying."""
+    rollout: Rollout = Rollout()
+    train: Train = Train()
+    eval: Eval = Eval()
+
+    @field_validator("reward", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return {value: 1.0} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if not any(self.reward.values()):
+            raise ValueError("reward: at least one weight must differ from 0")
+        if self.rollout.turn_tokens > self.rollout.tokens:
+            raise ValueError("rollout.turn_tokens exceeds rollout.tokens")
+        return self

@@ -1,0 +1,339 @@
+"""The exam that every engine sits: ``crrl check engine NAME`` (DESIGN 6.4, REQUIREMENTS I7, W1-W7).
+
+It asks what training rests on: that the engine's logprobs are the learner's, that a request's output does not depend on
+its neighbours, and that weights go live when the engine says so, whole, and with nothing left of the old ones.
+
+New weights need a known truth without a second model. The exam relabels the vocabulary: a model whose embedding (and
+head) rows are permuted by p says of a sequence what the original says of the sequence mapped through p.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault
+from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.registry import Check
+from coderepairrl.types import Sampling
+
+Reference = Callable[[list[list[int]], float], Awaitable[list[list[float]]]]
+"""``(sequences, T)`` to, per sequence, ``log softmax(logits / T)`` of its ids from the second on: len - 1 numbers."""
+
+TOLERANCE = 1e-4
+"""In nats: the engine and the learner may sum in another order, and no more."""
+
+PATIENCE = 120.0
+"""Seconds for one check."""
+
+GREEDY = Sampling(temperature=0.0, max_tokens=32)
+
+
+class Answer(NamedTuple):
+    """All that a request produced; `versions` per token."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
+class Failed(Exception):
+    """The engine does not have the property; the message says how it shows."""
+
+
+async def examine(engine: Engine, model: Path, *, reference: Reference, work: Path) -> list[Check]:
+    """Examine `engine`, which serves the folder `model` and nobody else meanwhile.
+
+    `reference` gives the learner's logprobs under the weights in `model` (fp32). Weights of about the model's size are
+    written to the folder `work`. Ends with the engine serving the model's own weights again, under a later version.
+    Raises `ConfigError` when the weights cannot be read; what the engine does wrong is a failed `Check`.
+    """
+    candidate = _Candidate(engine, model, reference, work)
+    checks: list[Check] = []
+    for name, examiner in CHECKS.items():
+        try:
+            async with asyncio.timeout(PATIENCE):
+                detail = await examiner(candidate)
+            checks.append(Check(name, True, detail))
+        except Failed as failure:
+            checks.append(Check(name, False, str(failure)))
+        except TimeoutError:
+            checks.append(Check(name, False, f"not done within {PATIENCE:.0f} s"))
+        except (CodeRepairError, ValueError) as error:
+            checks.append(Check(name, False, f"{type(error).__name__}: {error}"))
+    return checks
+
+
+class _Candidate:
+    """The engine under examination, with what the examiners need at hand."""
+
+    def __init__(self, engine: Engine, model: Path, reference: Reference, work: Path) -> None:
+        self.engine = engine
+        self.reference = reference
+        self.own = model / "model.safetensors"
+        self.work = work
+        self.vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
+        self.rng = np.random.default_rng(0)
+        self._version = 0
+        relabelling = np.random.default_rng(1).permutation(self.vocabulary)
+        self.relabelled = work / "relabelled.safetensors"
+        self._p: list[int] = relabelling.tolist()
+        tables = ("model.embed_tokens.weight", "lm_head.weight")
+        self._write(self.relabelled, lambda name, value: value[relabelling] if name in tables else value)
+        noise = np.random.default_rng(2)
+        self.absurd = work / "absurd.safetensors"
+        self._write(self.absurd, lambda _, value: value + noise.standard_normal(value.shape).astype(value.dtype))
+
+    def _write(self, path: Path, change: Callable[[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]]) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        try:
+            tensors = load_file(self.own)
+        except (OSError, TypeError, KeyError) as error:  # NumPy has no bfloat16
+            raise ConfigError(f"the exam cannot read {self.own}: {error}", fix="examine fp32 weights") from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: np.ascontiguousarray(change(name, value)) for name, value in tensors.items()}, path)
+
+    def prompt(self, size: int) -> list[int]:
+        """Random ids."""
+        ids: list[int] = self.rng.integers(0, self.vocabulary, size).tolist()
+        return ids
+
+    def stream(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> AsyncGenerator[Chunk, None]:
+        """A request; protocols call the iterator that can be closed an async iterator."""
+        return cast(AsyncGenerator[Chunk, None], self.engine.generate(ids, sampling, seed))
+
+    async def ask(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> Answer:
+        """A request and its whole answer."""
+        answer = Answer([], [], [])
+        async for chunk in self.stream(ids, sampling, seed):
+            answer.ids.extend(chunk.ids)
+            answer.logprobs.extend(chunk.logprobs)
+            answer.versions.extend([chunk.version] * len(chunk.ids))
+        return answer
+
+    async def load(self, path: Path) -> int:
+        """Load under the next version; the engine must say that very number."""
+        self._version = max(self._version, int((await self.engine.health())["version"])) + 1
+        said = await self.engine.load(path, self._version, hashlib.sha256(path.read_bytes()).hexdigest())
+        if said != self._version:
+            raise Failed(f"a load of version {self._version} was acknowledged as {said}")
+        return said
+
+    async def off(self, prompts: Sequence[list[int]], answers: Sequence[Answer], temperature: float = 1.0) -> float:
+        """Largest difference between the answers' logprobs and the learner's, in nats."""
+        sequences = [[*prompt, *answer.ids] for prompt, answer in zip(prompts, answers, strict=True)]
+        truths = await self.reference(sequences, temperature)
+        return max(
+            abs(said - true)
+            for answer, truth in zip(answers, truths, strict=True)
+            for said, true in zip(answer.logprobs, truth[len(truth) - len(answer.ids) :], strict=True)
+        )
+
+    async def off_relabelled(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
+        """`off` for the relabelled weights."""
+        mapped = [answer._replace(ids=[self._p[token] for token in answer.ids]) for answer in answers]
+        return await self.off([[self._p[token] for token in prompt] for prompt in prompts], mapped)
+
+
+def _require(truth: bool, otherwise: str) -> None:
+    if not truth:
+        raise Failed(otherwise)
+
+
+async def _agreement(candidate: _Candidate) -> str:
+    """Conversations of three turns: two share their beginning, so that prefixes come from the cache."""
+    worst, hits = 0.0, (await candidate.engine.health()).get("prefix_hit_tokens")
+    for temperature in (1.0, 0.7):
+        shared = candidate.prompt(100)
+        prompts = [shared, [*shared, *candidate.prompt(7)], candidate.prompt(3)]
+        sampling = Sampling(temperature=temperature, max_tokens=24)
+        for turn in range(3):
+            answers = await asyncio.gather(*(candidate.ask(prompt, sampling, turn) for prompt in prompts))
+            worst = max(worst, await candidate.off(prompts, answers, temperature))
+            prompts = [
+                [*prompt, *answer.ids, *candidate.prompt(11)] for prompt, answer in zip(prompts, answers, strict=True)
+            ]
+    _require(worst <= TOLERANCE, f"logprobs differ by up to {worst:.1e}, allowed are {TOLERANCE:.0e}")
+    reused = ""
+    if hits is not None:
+        hits = (await candidate.engine.health())["prefix_hit_tokens"] - hits
+        _require(hits > 0, "no prefix was reused in any turn")
+        reused = f", {hits:.0f} prompt tokens from the cache"
+    return f"largest difference {worst:.1e}{reused}"
+
+
+async def _concurrency(candidate: _Candidate) -> str:
+    """Greedy, serially and all at once. A difference is forgiven where the learner sees a tie."""
+    prompts = [candidate.prompt(size) for size in (5, 17, 40, 64, 65, 90, 130, 200, 33, 1, 77, 128)]
+    serial = [await candidate.ask(prompt, GREEDY) for prompt in prompts]
+    together = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
+    ties = 0
+    for prompt, one, many in zip(prompts, serial, together, strict=True):
+        if one.ids == many.ids:
+            continue
+        at = next(i for i, (a, b) in enumerate(zip(one.ids, many.ids, strict=True)) if a != b)
+        prefix = [*prompt, *one.ids[:at]]
+        pair = await candidate.reference([[*prefix, one.ids[at]], [*prefix, many.ids[at]]], 1.0)
+        gap = abs(pair[0][-1] - pair[1][-1])
+        _require(gap <= TOLERANCE, f"token {at} differs under concurrency, {gap:.1e} nats apart: no tie")
+        ties += 1
+    exact = sum(one.logprobs == many.logprobs for one, many in zip(serial, together, strict=True))
+    return f"{len(prompts)} at once equal one by one, {exact} bit for bit, {ties} part at a tie"
+
+
+async def _seeds(candidate: _Candidate) -> str:
+    """The same request alone, again, and in company."""
+    sampling = Sampling(max_tokens=48)
+    prompt = candidate.prompt(50)
+    alone = await candidate.ask(prompt, sampling, seed=7)
+    _require((await candidate.ask(prompt, sampling, seed=7)).ids == alone.ids, "the same seed gave another stream")
+    company = [candidate.ask(candidate.prompt(20 + 9 * i), sampling, seed=i) for i in range(7)]
+    together = await asyncio.gather(*company[:4], candidate.ask(prompt, sampling, seed=7), *company[4:])
+    _require(together[4].ids == alone.ids, "a stream changed with the requests beside it")
+    _require((await candidate.ask(prompt, sampling, seed=8)).ids != alone.ids, "another seed gave the same stream")
+    return "reproducible, and the same alone and beside 7 others"
+
+
+async def _loads(candidate: _Candidate) -> str:
+    """Acknowledged, tagged, and refused whole when the file is not what was announced."""
+    prompt = candidate.prompt(40)
+    version = await candidate.load(candidate.own)
+    before = await candidate.ask(prompt, GREEDY)
+    _require(set(before.versions) == {version}, f"tokens after load {version} say {set(before.versions)}")
+    data = candidate.relabelled.read_bytes()
+    truncated = candidate.work / "truncated.safetensors"
+    truncated.write_bytes(data[: len(data) // 2])
+    missing = candidate.work / "missing.safetensors"
+    for path, checksum in (
+        (candidate.relabelled, "0" * 64),
+        (truncated, hashlib.sha256(truncated.read_bytes()).hexdigest()),
+        (missing, "0" * 64),
+    ):
+        try:
+            await candidate.engine.load(path, version + 1000, checksum)
+        except EngineFault:
+            pass
+        else:
+            raise Failed(f"{path.name} was accepted in spite of its checksum or content")
+        after = await candidate.ask(prompt, GREEDY)
+        _require(after == before, f"the refused {path.name} changed what is served")
+    _require((await candidate.engine.health())["version"] == version, "health reports a refused version")
+    return "acknowledged and tagged; wrong checksum, half a file and no file refused, old version untouched"
+
+
+async def _stale(candidate: _Candidate) -> str:
+    """What the cache holds of a conversation must not survive a load."""
+    prompts = [candidate.prompt(150), candidate.prompt(60)]
+    old = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
+    prompts += [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, old, strict=True)]
+    await candidate.load(candidate.relabelled)
+    answers = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
+    off = await candidate.off_relabelled(prompts, answers)
+    _require(off <= TOLERANCE, f"after a load, logprobs are off by {off:.1e}: part of the old weights' work is served")
+    await candidate.load(candidate.own)
+    back = await candidate.off(prompts, await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts)))
+    _require(back <= TOLERANCE, f"after the way back, logprobs are off by {back:.1e}")
+    return f"logprobs are the new weights' to {off:.1e}, and after the way back to {back:.1e}"
+
+
+async def _absurd(candidate: _Candidate) -> str:
+    """A huge update shows in the first answer; rolling back restores every bit."""
+    prompt = candidate.prompt(80)
+    await candidate.load(candidate.own)
+    before = await candidate.ask(prompt, GREEDY)
+    await candidate.load(candidate.absurd)
+    try:
+        broken = await candidate.ask(prompt, GREEDY)
+        how = f"logprobs off by {await candidate.off([prompt], [broken]):.2g}"
+        _require(await candidate.off([prompt], [broken]) > 0.1, "an absurd update changed nothing")
+    except EngineFault as fault:  # numbers that are not finite are refused, which is broken enough
+        how = str(fault)
+    await candidate.load(candidate.own)
+    after = await candidate.ask(prompt, GREEDY)
+    _require((after.ids, after.logprobs) == (before.ids, before.logprobs), "the roll-back is not bit for bit")
+    return f"{how}; rolled back bit for bit"
+
+
+async def _in_flight(candidate: _Candidate) -> str:
+    """Requests go on through a swap, and every token says which weights it is from."""
+    length = min(600, candidate.engine.context - 60)
+    streams = [
+        candidate.stream(candidate.prompt(20 + i), Sampling(temperature=1.0, max_tokens=length), i) for i in range(3)
+    ]
+    versions: list[list[int]] = [[] for _ in streams]
+    for mine, stream in zip(versions, streams, strict=True):
+        chunk = await anext(stream)
+        mine.extend([chunk.version] * len(chunk.ids))
+    new = await candidate.load(candidate.relabelled)
+
+    async def rest(mine: list[int], stream: AsyncGenerator[Chunk, None]) -> None:
+        async for chunk in stream:
+            mine.extend([chunk.version] * len(chunk.ids))
+
+    await asyncio.gather(*map(rest, versions, streams))
+    await candidate.load(candidate.own)
+    for mine in versions:
+        _require(len(mine) == length, f"a stream of {length} tokens ended after {len(mine)}")
+        _require(mine == sorted(mine), "an old version came back after a new one")
+        _require(mine[0] < new == mine[-1], f"a swap under way left versions {sorted(set(mine))}")
+    return f"{len(streams)} streams carry both versions, {min(mine.index(new) for mine in versions)} tokens or more old"
+
+
+async def _abort(candidate: _Candidate) -> str:
+    """Closing an iterator gives its slot back."""
+    length = candidate.engine.context - 60
+    streams = [candidate.stream(candidate.prompt(30), Sampling(max_tokens=length), i) for i in range(4)]
+    for stream in streams:
+        await anext(stream)
+    _require((await candidate.engine.health())["running"] > 0, "nothing runs while four requests are open")
+    started = asyncio.get_running_loop().time()
+    for stream in streams:
+        await stream.aclose()
+    health: Mapping[str, float] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5.0):
+            while (health := await candidate.engine.health())["running"] > 0:
+                await asyncio.sleep(0.01)
+    _require(health["running"] == 0, f"{health['running']:.0f} requests run 5 s after they were closed")
+    return f"idle {1000 * (asyncio.get_running_loop().time() - started):.0f} ms after the last token was read"
+
+
+async def _limits(candidate: _Candidate) -> str:
+    """Stop ids (emitted), the token budget, and the context."""
+    prompt = candidate.prompt(30)
+    free = await candidate.ask(prompt, Sampling(max_tokens=20), seed=3)
+    _require(len(free.ids) == 20, f"max_tokens=20 gave {len(free.ids)} tokens")
+    stop = free.ids[9]
+    stopped = await candidate.ask(prompt, Sampling(max_tokens=20, stop_ids=(stop, candidate.vocabulary - 1)), seed=3)
+    cut = free.ids[: free.ids.index(stop) + 1]
+    _require(stopped.ids[: len(cut)] == cut[: len(stopped.ids)], "a stop id changed the tokens before it")
+    _require(stopped.ids[-1] in (stop, candidate.vocabulary - 1), "a stop id did not end the request, or was swallowed")
+    full = await candidate.ask(candidate.prompt(candidate.engine.context - 5), Sampling(max_tokens=100), seed=0)
+    _require(len(full.ids) == 5, f"with room for 5 tokens, {len(full.ids)} came")
+    try:
+        await candidate.ask(candidate.prompt(candidate.engine.context), Sampling(max_tokens=1), seed=0)
+    except ValueError:
+        return "stop ids are emitted and end; 20 of 20 tokens; a full context ends, a longer prompt is refused"
+    raise Failed("a prompt as long as the context was accepted")
+
+
+CHECKS: dict[str, Callable[[_Candidate], Awaitable[str]]] = {
+    "logprobs are the learner's": _agreement,
+    "concurrent output equals serial": _concurrency,
+    "a seed fixes a stream": _seeds,
+    "loads are acknowledged and whole": _loads,
+    "no prefix outlives its weights": _stale,
+    "an absurd update breaks, a roll-back restores": _absurd,
+    "requests survive a swap": _in_flight,
+    "abort frees the slot": _abort,
+    "limits hold": _limits,
+}
+"""Every property by name, in the order of examination."""

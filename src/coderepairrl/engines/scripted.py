@@ -1,0 +1,146 @@
+"""An engine that says what it was told to: the fake for tests of everything above it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from coderepairrl.errors import EngineFault
+from coderepairrl.protocols import Chunk
+from coderepairrl.types import Sampling
+
+Script = Callable[[Sequence[int], Sampling, int], Sequence[int]] | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it reached the engine."""
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+
+
+class ScriptedEngine:
+    """Emits given ids, with invented logprobs, in chunks.
+
+    `script` is either one reply per request in order of arrival, or a function of ``(ids, sampling, seed)``. A reply
+    is cut after a stop id, at `max_tokens` and where the context is full, as by a real engine. The n-th token's
+    logprob is ``-(n % 8 + 1) / 8``, exact in binary. `requests` records what was asked, `aborted` counts iterators
+    closed early, and `kill` makes the engine die.
+
+        >>> async def demo():
+        ...     engine = ScriptedEngine([[5, 6, 7]], chunk=2)
+        ...     return [chunk.ids async for chunk in engine.generate([1], Sampling(stop_ids=(7,)), seed=0)]
+        >>> asyncio.run(demo())
+        [(5, 6), (7,)]
+    """
+
+    name = "scripted"
+
+    def __init__(self, script: Script, *, context: int = 4096, chunk: int = 4, delay: float = 0.0) -> None:
+        self.context = context
+        self.version = 0
+        self.requests: list[Asked] = []
+        self.aborted = 0
+        self._script = script
+        self._chunk = chunk
+        self._delay = delay
+        self._running = 0
+        self._generated = 0
+        self._dead: str | None = None
+        self._go = asyncio.Event()
+        self._go.set()
+
+    @classmethod
+    async def start(
+        cls, model: Path, *, log_dir: Path, script: Script, context: int = 4096, chunk: int = 4, delay: float = 0.0
+    ) -> Self:
+        """As `make` starts engines; `model` and `log_dir` mean nothing here."""
+        return cls(script, context=context, chunk=chunk, delay=delay)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        """See `Engine.generate`. Raises `EngineFault` after `kill`, and when a list of replies is used up."""
+        if not 1 <= len(ids) < self.context:
+            raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
+        self._alive()
+        number = len(self.requests)
+        self.requests.append(Asked(tuple(ids), sampling, seed))
+        reply = self._reply(number, ids, sampling, seed)
+        self._running += 1
+        at = 0
+        try:
+            while at < len(reply):
+                await asyncio.sleep(self._delay)
+                await self._go.wait()
+                self._alive()
+                piece = reply[at : at + self._chunk]
+                logprobs = tuple(-((at + n) % 8 + 1) / 8 for n in range(len(piece)))
+                at += len(piece)
+                self._generated += len(piece)
+                yield Chunk(piece, logprobs, self.version)
+        finally:
+            self._running -= 1
+            self.aborted += at < len(reply) and self._dead is None
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """Check the file's SHA-256 and take on `version`. Raises `EngineFault` when it does not match."""
+        self._alive()
+        try:
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise EngineFault(f"cannot read weights: {error}") from None
+        if digest != checksum:
+            raise EngineFault(f"{path} has SHA-256 {digest}, not {checksum}")
+        self.version = version
+        return version
+
+    async def pause(self) -> None:
+        """Hold all requests."""
+        self._alive()
+        self._go.clear()
+
+    async def resume(self) -> None:
+        """Let them go on."""
+        self._alive()
+        self._go.set()
+
+    async def health(self) -> Mapping[str, float]:
+        """``version``, ``running``, ``waiting``, ``generated_tokens``."""
+        self._alive()
+        return {
+            "version": self.version,
+            "running": self._running,
+            "waiting": 0,
+            "generated_tokens": self._generated,
+        }
+
+    async def close(self) -> None:
+        """Stop serving."""
+        self.kill("the engine was closed")
+
+    def kill(self, why: str = "the engine died") -> None:
+        """Die: every open and later call raises `EngineFault`."""
+        self._dead = why
+        self._go.set()
+
+    def _alive(self) -> None:
+        if self._dead is not None:
+            raise EngineFault(self._dead)
+
+    def _reply(self, number: int, ids: Sequence[int], sampling: Sampling, seed: int) -> tuple[int, ...]:
+        if callable(self._script):
+            reply = tuple(self._script(ids, sampling, seed))
+        elif number < len(self._script):
+            reply = tuple(self._script[number])
+        else:
+            raise EngineFault(f"the script has {len(self._script)} replies, and this is request {number + 1}")
+        for index, token in enumerate(reply):
+            if token in sampling.stop_ids:
+                reply = reply[: index + 1]
+                break
+        return reply[: min(sampling.max_tokens, self.context - len(ids))]

@@ -1,0 +1,241 @@
+"""The controller's side of the tiny engine: a child process behind the `Engine` protocol, without torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from coderepairrl.children import Child, ChildDied, Frame
+from coderepairrl.engines.tiny.config import ModelConfig, weights_of
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.protocols import Chunk
+from coderepairrl.types import Sampling
+
+SERVER = "coderepairrl.engines.tiny.server"
+
+
+class _Stream:
+    """Tokens of one request between the reader and its consumer: at most `max_tokens` of them, so never unbounded."""
+
+    def __init__(self) -> None:
+        self.pending: list[Chunk] = []
+        self.ended = False
+        self.fault: str | None = None
+        self.news = asyncio.Event()
+
+    def fail(self, message: str) -> None:
+        self.fault = message
+        self.news.set()
+
+    def take(self) -> list[Chunk]:
+        """What arrived since the last call, neighbours of one version joined."""
+        arrived, self.pending = self.pending, []
+        self.news.clear()
+        chunks: list[Chunk] = []
+        for version, group in itertools.groupby(arrived, key=lambda chunk: chunk.version):
+            ids, logprobs = zip(*((chunk.ids[0], chunk.logprobs[0]) for chunk in group), strict=True)
+            chunks.append(Chunk(ids, logprobs, version))
+        return chunks
+
+
+class TinyEngine:
+    """Continuous batching on one CPU thread, in a child process of its own (DESIGN 6.4, REQUIREMENTS I1, I7).
+
+    A request's tokens depend on the weights, its ids, its sampling and its seed, and on nothing else that is going on,
+    to the last bit (`coderepairrl.engines.tiny.model` says on which machines). Serves dense Qwen3 in fp32. Logprobs are
+    those of `Sampling`'s definition (at temperature 0 they are taken at T = 1). Requests in flight during a `load` go
+    on under the new weights, their keys recomputed, each token tagged with the version that sampled it.
+    """
+
+    name = "tiny"
+
+    def __init__(self, child: Child, config: ModelConfig, context: int) -> None:
+        self.context = context
+        self._vocabulary = config.vocab_size
+        self._child = child
+        self._streams: dict[int, _Stream] = {}
+        self._answers: dict[int, asyncio.Future[Frame]] = {}
+        self._numbers = itertools.count()
+        self._dead: str | None = None
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(
+        cls, model: Path, *, log_dir: Path, context: int | None = None, slots: int = 64, kv_gib: float = 2.0
+    ) -> Self:
+        """Serve the model folder `model` as version 0.
+
+        Args:
+            model: folder in Hugging Face layout.
+            log_dir: where the child writes ``engine.log``.
+            context: longest sequence in tokens; the model's own limit if None.
+            slots: sequences in the cache at most, running ones and those kept for their next turn.
+            kv_gib: memory for keys and values; fewer slots are used when `slots` would exceed it.
+
+        Raises:
+            ConfigError: the folder is not a dense Qwen3 with weights, or an option cannot be.
+            EngineFault: the child did not start.
+        """
+        config = ModelConfig.read(model)
+        weights_of(model)
+        context = config.context if context is None else context
+        if not 2 <= context <= config.context:
+            raise ConfigError(f"context={context}: the model's positions reach from 2 to {config.context} tokens")
+        if slots < 1:
+            raise ConfigError(f"slots={slots}: at least one sequence has to fit")
+        fitting = min(slots, int(kv_gib * 2**30) // (config.kv_bytes * context))
+        if fitting < 1:
+            need = config.kv_bytes * context / 2**30
+            raise ConfigError(
+                f"kv_gib={kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys and values",
+                fix="lower engine.context or raise engine.kv_gib",
+            )
+        arguments = [str(model.resolve()), "--slots", str(fitting), "--context", str(context)]
+        child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
+        try:
+            greeting = await child.receive()
+        except ChildDied as death:
+            raise EngineFault(f"the engine did not start: {death}") from None
+        except BaseException:
+            await child.close(grace=0.0)
+            raise
+        if "error" in greeting:
+            await child.close()
+            raise EngineFault(f"the engine did not start: {greeting['error']}", fix=f"check the files in {model}")
+        return cls(child, config, context)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        """See `Engine.generate`. Raises ValueError for what cannot be served, `EngineFault` when the engine fails."""
+        self._check(ids, sampling)
+        key, stream = next(self._numbers), _Stream()
+        self._streams[key] = stream
+        settings = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "max_tokens": sampling.max_tokens,
+            "stop_ids": list(sampling.stop_ids),
+        }
+        try:
+            await self._send({"do": "generate", "key": key, "ids": list(ids), "sampling": settings, "seed": seed})
+            while True:
+                await stream.news.wait()
+                for chunk in stream.take():
+                    yield chunk
+                if stream.fault is not None:
+                    raise EngineFault(stream.fault)
+                if stream.ended and not stream.pending:
+                    return
+        finally:
+            del self._streams[key]
+            if not stream.ended and stream.fault is None:
+                with contextlib.suppress(EngineFault):  # a dead engine has nothing left to abort
+                    await self._send({"do": "abort", "key": key})
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """See `Engine.load`. `checksum` is the file's SHA-256 in hex."""
+        answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
+        return int(answer["version"])
+
+    async def pause(self) -> None:
+        """Hold every request after the step in progress."""
+        await self._ask("pause")
+
+    async def resume(self) -> None:
+        """Let held requests go on."""
+        await self._ask("resume")
+
+    async def health(self) -> Mapping[str, float]:
+        """Counters.
+
+        ``version``; ``paused`` (0 or 1); requests ``running`` and ``waiting``; tokens since the start:
+        ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``;
+        ``kv_tokens_free``, cells of the cache that no running request occupies.
+        """
+        counters: dict[str, float] = (await self._ask("health"))["health"]
+        return counters
+
+    async def close(self) -> None:
+        """End the child. Requests still open raise `EngineFault`."""
+        self._fail("the engine was closed")
+        self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        await self._child.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the child."""
+        return self._child.process.pid
+
+    def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
+        if not 1 <= len(ids) < self.context:
+            raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
+        if not 0 <= min(ids) <= max(ids) < self._vocabulary:
+            raise ValueError(
+                f"ids reach from {min(ids)} to {max(ids)}, the vocabulary from 0 to {self._vocabulary - 1}"
+            )
+        if sampling.max_tokens < 1:
+            raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
+        if not 0.0 <= sampling.temperature < float("inf"):
+            raise ValueError(f"temperature={sampling.temperature} is not a finite number >= 0")
+        if not (0.0 < sampling.top_p <= 1.0 and 0.0 <= sampling.min_p <= 1.0 and sampling.top_k >= 0):
+            raise ValueError(f"top_p={sampling.top_p}, min_p={sampling.min_p}, top_k={sampling.top_k}: out of range")
+
+    async def _send(self, frame: Frame) -> None:
+        if self._dead is not None:
+            raise EngineFault(self._dead)
+        try:
+            await self._child.send(frame)
+        except ChildDied as death:
+            self._fail(f"the engine died: {death}")
+            raise EngineFault(f"the engine died: {death}") from None
+
+    async def _ask(self, do: str, **fields: Any) -> Frame:
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send({"do": do, "number": number, **fields})
+            answer = await self._answers[number]
+        finally:
+            del self._answers[number]
+        if "error" in answer:
+            raise EngineFault(answer["error"])
+        return answer
+
+    async def _read(self) -> None:
+        """Hand every frame to those who wait for it, until the child dies."""
+        try:
+            while True:
+                self._deliver(await self._child.receive())
+        except ChildDied as death:
+            self._fail(f"the engine died: {death}")
+
+    def _deliver(self, frame: Frame) -> None:
+        if "keys" in frame:
+            version = frame["version"]
+            for key, token, logprob in zip(frame["keys"], frame["ids"], frame["logprobs"], strict=True):
+                if stream := self._streams.get(key):  # else it was aborted a moment ago
+                    stream.pending.append(Chunk((token,), (logprob,), version))
+                    stream.ended = key in frame["ended"]
+                    stream.news.set()
+        elif "failed" in frame:
+            if stream := self._streams.get(frame["failed"]):
+                stream.fail(frame["error"])
+        elif (future := self._answers.get(frame["answer"])) and not future.done():
+            future.set_result(frame)
+
+    def _fail(self, message: str) -> None:
+        if self._dead is None:
+            self._dead = message
+        for stream in self._streams.values():
+            if not stream.ended:
+                stream.fail(self._dead)
+        for future in self._answers.values():
+            if not future.done():
+                future.set_result({"error": self._dead})

@@ -1,0 +1,71 @@
+"""From logits to tokens: every row drawn by its own request's settings and its own random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coderepairrl.types import Sampling
+
+
+def uniforms(seed: int, count: int) -> list[float]:
+    """The random numbers of a request: its n-th token is drawn with the n-th of them, whoever its neighbours are.
+
+    Philox is counter-based, so a stream is a pure function of `seed`. 52 bits, below 1.
+
+    >>> uniforms(7, 2) == uniforms(7, 3)[:2]
+    True
+    """
+    raw = np.random.Philox(key=seed % (1 << 128)).random_raw(count)
+    numbers: list[float] = ((raw >> np.uint64(12)).astype(np.float64) * 2.0**-52).tolist()
+    return numbers
+
+
+def sample(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> tuple[list[int], list[float]]:
+    """One token and its logprob per row.
+
+    The logprob is ``log softmax(logits / T)`` of the token over the *whole* vocabulary, whatever top-k, top-p and
+    min-p left to draw from; at temperature 0 (greedy) it is taken at T = 1. A token is drawn by inverting the
+    cumulative distribution at `draws`, which costs one random number per token instead of one per vocabulary entry.
+    A row that is not finite has the logprob nan.
+    """
+    temperatures = [sampling.temperature or 1.0 for sampling in samplings]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits_BV = logits_BV / torch.tensor(temperatures).unsqueeze(1)
+    logprobs_BV = logits_BV.log_softmax(-1)
+    greedy = [sampling.temperature == 0.0 for sampling in samplings]
+    if all(greedy):
+        ids_B = logits_BV.argmax(-1)
+    else:
+        ids_B = _draw(logprobs_BV, samplings, draws)
+        if any(greedy):
+            ids_B = torch.where(torch.tensor(greedy), logits_BV.argmax(-1), ids_B)
+    chosen_B = logprobs_BV.gather(1, ids_B.unsqueeze(1)).squeeze(1)
+    return ids_B.tolist(), chosen_B.tolist()
+
+
+def _draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
+    weights_BV = logprobs_BV.double().exp_()
+    for row, sampling in enumerate(samplings):
+        if sampling.temperature and not sampling.trainable:
+            _truncate(weights_BV[row], sampling)
+    # a token without weight adds nothing to the sum, and so is never the first to exceed the draw
+    cumulative_BV = weights_BV.cumsum(-1)
+    at_B1 = cumulative_BV[:, -1:] * torch.tensor(draws, dtype=torch.float64).unsqueeze(1)
+    return torch.searchsorted(cumulative_BV, at_B1, right=True).squeeze(1).clamp_(max=weights_BV.shape[1] - 1)
+
+
+def _truncate(weights_V: Tensor, sampling: Sampling) -> None:
+    """Zero, in place, what top-k, then top-p, then min-p exclude; the most likely token always stays."""
+    kept, order = weights_V.sort(descending=True, stable=True)
+    if sampling.top_k > 0:
+        kept[sampling.top_k :] = 0.0
+    if sampling.top_p < 1.0:
+        mass_before = kept.cumsum(0) - kept
+        kept[mass_before >= sampling.top_p * kept.sum()] = 0.0
+    if sampling.min_p > 0.0:
+        kept[kept < sampling.min_p * kept[0]] = 0.0
+    weights_V[order] = kept

@@ -1,0 +1,216 @@
+"""Which tokens run next, and where their keys and values live: continuous batching without a tensor in sight.
+
+The cache has one row (slot) per sequence. A finished request leaves its keys in its slot, and a later request whose
+prompt begins with the same ids takes them over: a conversation's next turn in place, a fork or another attempt at the
+same task as a copy. All slots may be busy; then requests wait in order of arrival.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from coderepairrl.types import Sampling
+
+STEP_TOKENS = 1024
+"""Tokens per forward pass at most, so that a long prompt does not hold up everybody's next token."""
+
+WORTH_WAITING = 32
+"""A request waits for a neighbour that is computing at least so many tokens of its own prompt."""
+
+
+class Piece(NamedTuple):
+    """Tokens ``start : start + size`` of the sequence in `slot`, to be run through the model."""
+
+    slot: int
+    start: int
+    size: int
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A sequence in the making. `computed` counts its tokens whose keys are in the cache."""
+
+    key: int
+    tokens: list[int]
+    sampling: Sampling
+    draws: list[float]
+    room: int
+    """How many tokens it may still sample."""
+    stop: frozenset[int] = frozenset()
+    sampled: int = 0
+    slot: int = -1
+    computed: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the engine started, in tokens."""
+
+    prompt: int = 0
+    prefix_hit: int = 0
+    generated: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """One forward pass: `ids` of all `pieces` in a row; `samplers` get a token from the logits behind `wanted`."""
+
+    ids: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    samplers: list[Request] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+
+class Scheduler:
+    """Admits requests to slots, finds shared prefixes and fills forward passes.
+
+    `copy(source, target, count)` copies keys and values between slots.
+    """
+
+    def __init__(self, *, slots: int, context: int, copy: Callable[[int, int, int], None]) -> None:
+        self.context = context
+        self.waiting: deque[Request] = deque()
+        self.running: dict[int, Request] = {}
+        self.counters = Counters()
+        self._copy = copy
+        self._owner: list[Request | None] = [None] * slots
+        self._ids = np.zeros((slots, context), dtype=np.int32)
+        self._known = np.zeros(slots, dtype=np.int64)
+        """Ids of each slot's sequence that are known, computed or not."""
+        self._computed = np.zeros(slots, dtype=np.int64)
+        self._touched = np.zeros(slots, dtype=np.int64)
+        """Cells ever written since the last `forget`."""
+        self._used = [0] * slots
+        self._clock = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.running or self.waiting)
+
+    @property
+    def free_tokens(self) -> int:
+        """Cells of the cache that hold no running request's tokens."""
+        return int(self._ids.size - sum(len(request.tokens) for request in self.running.values()))
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def abort(self, key: int) -> None:
+        """Drop a request wherever it is; unknown and finished ones are fine."""
+        if request := self.running.get(key):
+            self._release(request)
+        self.waiting = deque(request for request in self.waiting if request.key != key)
+
+    def plan(self) -> Step:
+        """Admit what fits, then fill a step: next tokens first, by slot, then as much of the prompts as fits."""
+        self._admit()
+        step = Step()
+        budget = STEP_TOKENS
+        behind: list[Request] = []
+        for request in sorted(self.running.values(), key=lambda request: request.slot):
+            if len(request.tokens) - request.computed == 1 and budget:
+                self._schedule(step, request, 1)
+                budget -= 1
+            else:
+                behind.append(request)
+        for request in sorted(behind, key=lambda request: request.key):
+            if count := min(len(request.tokens) - request.computed, budget):
+                self._schedule(step, request, count)
+                budget -= count
+        return step
+
+    def done(self, step: Step) -> None:
+        """The keys and values of `step` are in the cache."""
+        for piece in step.pieces:
+            end = piece.start + piece.size
+            self._computed[piece.slot] = end
+            if request := self._owner[piece.slot]:
+                request.computed = end
+
+    def emit(self, request: Request, token: int) -> bool:
+        """Append a sampled token; whether the request ended with it (and gave up its slot)."""
+        slot = request.slot
+        self._ids[slot, len(request.tokens)] = token
+        self._known[slot] += 1
+        request.tokens.append(token)
+        request.sampled += 1
+        request.room -= 1
+        self.counters.generated += 1
+        if request.room and token not in request.stop:
+            return False
+        self._release(request)
+        return True
+
+    def forget(self) -> list[tuple[int, int]]:
+        """New weights: nothing in the cache is valid any more. Running requests are recomputed from their ids.
+
+        Returns the slots that were written to, and how many tokens of each.
+        """
+        written = [(int(slot), int(self._touched[slot])) for slot in np.flatnonzero(self._touched)]
+        self._computed[:] = 0
+        self._touched[:] = 0
+        for slot, owner in enumerate(self._owner):
+            if owner is None:
+                self._known[slot] = 0
+            else:
+                owner.computed = 0
+        return written
+
+    def _schedule(self, step: Step, request: Request, count: int) -> None:
+        start = request.computed
+        step.pieces.append(Piece(request.slot, start, count))
+        step.ids.extend(request.tokens[start : start + count])
+        self._touched[request.slot] = max(self._touched[request.slot], start + count)
+        if start + count == len(request.tokens):
+            step.samplers.append(request)
+            step.wanted.append(len(step.ids) - 1)
+
+    def _release(self, request: Request) -> None:
+        self._clock += 1
+        self._owner[request.slot] = None
+        self._used[request.slot] = self._clock
+        self._known[request.slot] = self._computed[request.slot]
+        del self.running[request.key]
+
+    def _admit(self) -> None:
+        later: deque[Request] = deque()
+        while self.waiting and len(self.running) < len(self._owner):
+            request = self.waiting.popleft()
+            shared = self._shared(request.tokens)
+            valid = np.minimum(shared, self._computed)
+            if shared.max() - valid.max() >= WORTH_WAITING:
+                later.append(request)  # a neighbour is computing this prompt: copy it in a moment
+                continue
+            self._place(request, int(valid.argmax()), int(valid.max()))
+        self.waiting.extendleft(reversed(later))
+
+    def _shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """How many leading ids each slot shares with a prompt. Its last one always runs, for its logits."""
+        size = len(tokens) - 1
+        differs = self._ids[:, :size] != np.array(tokens[:-1], dtype=np.int32)
+        first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
+        return np.minimum(first, self._known)
+
+    def _place(self, request: Request, source: int, count: int) -> None:
+        """Give a request a slot that begins with the `count` tokens computed in `source`."""
+        idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
+        extends = self._owner[source] is None and count > 0 and count == self._computed[source]
+        others = [slot for slot in idle if slot != source or not count] or idle
+        slot = source if extends else min(others, key=lambda slot: (self._computed[slot] > 0, self._used[slot]))
+        if count and slot != source:
+            self._copy(source, slot, count)
+            self._touched[slot] = max(self._touched[slot], count)
+        request.slot, request.computed = slot, count
+        self._owner[slot] = request
+        self._ids[slot, : len(request.tokens)] = request.tokens
+        self._known[slot], self._computed[slot] = len(request.tokens), count
+        self.running[request.key] = request
+        self.counters.prompt += len(request.tokens)
+        self.counters.prefix_hit += count

@@ -1,0 +1,201 @@
+"""The tiny engine's process: one thread that answers frames and runs one forward pass after another.
+
+Frames in: ``{"do": "generate" | "abort" | "load" | "pause" | "resume" | "health", ...}``. Frames out: one per decode
+step, ``{"keys", "ids", "logprobs", "version", "ended"}``, whatever the number of requests; ``{"failed", "error"}`` for
+a request that cannot go on; ``{"answer", ...}`` for a numbered command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
+
+from coderepairrl.children import Frame, Parent
+from coderepairrl.engines.tiny.config import ModelConfig, weights_of
+from coderepairrl.engines.tiny.model import Model, Weights
+from coderepairrl.engines.tiny.sampler import sample, uniforms
+from coderepairrl.engines.tiny.scheduler import Request, Scheduler
+from coderepairrl.errors import CodeRepairError, EngineFault
+from coderepairrl.types import Sampling
+
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def read_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> Weights:
+    """Weights from a safetensors file, complete and finite, or none at all. Raises `EngineFault`.
+
+    The bytes that are hashed are the bytes that are served: the file is read once.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise EngineFault(f"cannot read weights: {error}") from None
+    digest = hashlib.sha256(data).hexdigest()
+    if checksum is not None and digest != checksum.lower():
+        raise EngineFault(f"{path} has SHA-256 {digest}, not {checksum}")
+    try:
+        tensors = parse_safetensors(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise EngineFault(f"{path} is not a safetensors file: {error}") from None
+    expected = config.shapes()
+    extra = {HEAD} if config.tied else set()  # some save a tied head a second time
+    if wrong := sorted((expected.keys() ^ tensors.keys()) - extra):
+        missing = [name for name in wrong if name in expected]
+        raise EngineFault(f"{path} is another model: {'lacks' if missing else 'adds'} {(missing or wrong)[0]}")
+    if config.tied and HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
+        raise EngineFault(f"{path}: {HEAD} differs from {EMBEDDING}, and the model ties them")
+    for name, shape in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise EngineFault(f"{path}: {name} is {tuple(tensors[name].shape)}, not {shape}")
+        if not torch.isfinite(tensors[name]).all():
+            raise EngineFault(f"{path}: {name} has values that are not finite")
+    return Weights.build(config, tensors)
+
+
+class Server:
+    """Requests, weights and the loop between them."""
+
+    def __init__(self, folder: Path, *, slots: int, context: int) -> None:
+        self.config = ModelConfig.read(folder)
+        self.version = 0
+        self.weights = read_weights(self.config, weights_of(folder))
+        self.model = Model(self.config, slots=slots, context=context)
+        self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
+        self.paused = False
+
+    def serve(self, parent: Parent) -> None:
+        """Until the parent hangs up."""
+        while True:
+            idle = self.paused or not self.scheduler.busy
+            while (frame := parent.receive(block=idle)) is not None:
+                if reply := self.handle(frame):
+                    parent.send(reply)
+                idle = self.paused or not self.scheduler.busy
+            for reply in self.step():
+                parent.send(reply)
+
+    def handle(self, frame: Frame) -> Frame | None:
+        """Do what a frame says; the answer if it wants one."""
+        do = frame["do"]
+        if do == "generate":
+            self.scheduler.add(self._request(frame))
+            return None
+        if do == "abort":
+            self.scheduler.abort(frame["key"])
+            return None
+        answer: Frame = {"answer": frame["number"]}
+        try:
+            return answer | self._command(do, frame)
+        except EngineFault as fault:
+            return answer | {"error": str(fault)}
+
+    def _command(self, do: str, frame: Frame) -> dict[str, Any]:
+        if do == "load":
+            self.weights = read_weights(self.config, Path(frame["path"]), frame["checksum"])
+            self.version = frame["version"]
+            # The keys of running requests are recomputed too: every logprob is what this version says of the whole
+            # sequence, which is what the learner will compute.
+            for slot, count in self.scheduler.forget():
+                self.model.wipe(slot, count)
+            return {"version": self.version}
+        if do in ("pause", "resume"):
+            self.paused = do == "pause"
+            return {}
+        if do == "health":
+            return {"health": self.health()}
+        raise EngineFault(f"unknown command {do!r}")
+
+    def health(self) -> dict[str, float]:
+        """Counters (`TinyEngine.health`)."""
+        scheduler = self.scheduler
+        return {
+            "version": self.version,
+            "paused": int(self.paused),
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "prompt_tokens": scheduler.counters.prompt,
+            "prefix_hit_tokens": scheduler.counters.prefix_hit,
+            "generated_tokens": scheduler.counters.generated,
+            "kv_tokens_free": scheduler.free_tokens,
+        }
+
+    def step(self) -> list[Frame]:
+        """One forward pass and what came of it: at most one frame of tokens."""
+        step = self.scheduler.plan()
+        if not step.pieces:
+            return []
+        logits_BV = self.model.forward(self.weights, step.ids, step.pieces, step.wanted)
+        self.scheduler.done(step)
+        if not step.samplers:
+            return []
+        ids, logprobs = self._sample(step.samplers, logits_BV)
+        frames: list[Frame] = []
+        tokens: Frame = {"keys": [], "ids": [], "logprobs": [], "version": self.version, "ended": []}
+        for request, token, logprob in zip(step.samplers, ids, logprobs, strict=True):
+            if not math.isfinite(logprob):
+                self.scheduler.abort(request.key)
+                error = f"the logits of version {self.version} are not finite"
+                frames.append({"failed": request.key, "error": error})
+                continue
+            tokens["keys"].append(request.key)
+            tokens["ids"].append(token)
+            tokens["logprobs"].append(float(f"{logprob:.9g}"))  # the fewest digits that every float32 survives
+            if self.scheduler.emit(request, token):
+                tokens["ended"].append(request.key)
+        return [tokens, *frames]
+
+    @staticmethod
+    @torch.inference_mode()
+    def _sample(requests: Sequence[Request], logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
+        samplings = [request.sampling for request in requests]
+        draws = [request.draws[request.sampled] if request.draws else 0.0 for request in requests]
+        return sample(logits_BV, samplings, draws)
+
+    def _request(self, frame: Frame) -> Request:
+        settings = frame["sampling"]
+        sampling = Sampling(**settings)
+        ids: list[int] = frame["ids"]
+        room = min(sampling.max_tokens, self.scheduler.context - len(ids))
+        return Request(
+            key=frame["key"],
+            tokens=ids,
+            sampling=sampling,
+            draws=uniforms(frame["seed"], room) if sampling.temperature else [],
+            room=room,
+            stop=frozenset(settings["stop_ids"]),
+        )
+
+
+def main() -> None:
+    """Entry point of the child."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--slots", type=int, required=True)
+    parser.add_argument("--context", type=int, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # two threads that compete for a core are four times slower than one
+    parent = Parent.connect()
+    try:
+        server = Server(options.folder, slots=options.slots, context=options.context)
+    except (CodeRepairError, RuntimeError, MemoryError) as error:
+        parent.send({"error": str(error)})
+        sys.exit(1)
+    parent.send({"ready": True})
+    try:
+        server.serve(parent)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the controller hung up: nothing to save here
+
+
+if __name__ == "__main__":
+    main()

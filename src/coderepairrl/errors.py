@@ -1,0 +1,110 @@
+"""Errors, named by the boundary at which they arise (DESIGN 4).
+
+Two families matter to a reader. A `Fault` is the infrastructure's: it voids an episode, is retried and
+counted, and never becomes a zero reward. Everything else is the user's input or the machine, and ends the
+command with the exit code that its class carries.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a `crrl` command returns to the shell (DESIGN 7)."""
+
+    DONE = 0
+    RUN_FAILED = 1
+    USAGE = 2
+    PREREQUISITE = 3
+    HEALTH_GATE = 4
+    INTERRUPTED = 130  # 128 + SIGINT, as shells report it: the log is complete and the run resumable
+
+
+class CodeRepairError(Exception):
+    """Base of every error that this project raises on purpose.
+
+    `fix` is one sentence that tells the user what to do; the command line prints it under the message.
+    """
+
+    exit_code: ExitCode = ExitCode.RUN_FAILED
+
+    def __init__(self, message: str, *, fix: str = "") -> None:
+        super().__init__(message)
+        self.fix = fix
+
+
+class ConfigError(CodeRepairError):
+    """The configuration is wrong: unknown key, bad value, fields that contradict each other."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(CodeRepairError):
+    """A command was given something it cannot use: a missing file, a malformed diff, a folder that is no run."""
+
+    exit_code = ExitCode.USAGE
+
+
+class TaskError(CodeRepairError):
+    """A task cannot be used: not a git repository, dirty, unreadable, an unknown commit."""
+
+    exit_code = ExitCode.USAGE
+
+
+class PrerequisiteError(CodeRepairError):
+    """The machine lacks something; `fix` is the command that installs it."""
+
+    exit_code = ExitCode.PREREQUISITE
+
+
+class RunError(CodeRepairError):
+    """The run cannot go on: a full disk, a corrupt log, a learner that does not come back."""
+
+
+class HealthGateError(CodeRepairError):
+    """A health gate stopped the run, for example too many void episodes (DESIGN 4)."""
+
+    exit_code = ExitCode.HEALTH_GATE
+
+
+class Fault(CodeRepairError):
+    """An infrastructure failure: the episode in which it happens is VOID, never a zero reward (DESIGN 4)."""
+
+    boundary = "unknown"
+
+
+class SandboxFault(Fault):
+    """The sandbox could not be opened, died, or broke its protocol."""
+
+    boundary = "sandbox"
+
+
+class EngineFault(Fault):
+    """The inference engine died, refused a load, or answered something that cannot be true."""
+
+    boundary = "engine"
+
+
+class GatewayFault(Fault):
+    """The gateway could not serve a call for reasons of its own."""
+
+    boundary = "gateway"
+
+
+class AgentFault(Fault):
+    """The agent program itself broke (crash, missing executable), which says nothing about the policy."""
+
+    boundary = "agent"
+
+
+class RewardFault(Fault):
+    """A reward could not be computed (its sandbox died, say), which is not a zero."""
+
+    boundary = "reward"
+
+
+class LearnerFault(Fault):
+    """The learner process died or refused a batch."""
+
+    boundary = "learner"

@@ -1,0 +1,118 @@
+"""What is measured of an episode, and how episodes become numbers with intervals (REQUIREMENTS E2, E6).
+
+An episode void after all retries is not measured but counted: an infrastructure fault says nothing of a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coderepairrl.stats import Interval, bootstrap_mean, paired_difference
+from coderepairrl.types import Ending, Episode
+
+
+def measures(episode: Episode) -> dict[str, float]:
+    """Numbers of one episode; a ratio that is undefined for it (no tool call, no patch) is absent.
+
+    ``reward`` is the weighted sum; every score appears under its own name, and as ``NAME_per_patch`` for
+    episodes with a patch, because a rising mean may come from fewer empty patches alone (FINDINGS 1).
+    """
+    calls = episode.tool_calls
+    empty = not episode.patch.strip()
+    values = {
+        "reward": episode.reward,
+        "empty_patches": float(empty),
+        "limit": float(episode.ending is Ending.LIMIT),
+        "calls": float(len(calls)),
+        "turns": float(len(episode.turns)),
+        "sampled_tokens": float(episode.sampled),
+    }
+    if calls:
+        values["tool_success"] = sum(call.ok for call in calls) / len(calls)
+    for score in episode.scores:
+        values[score.name] = score.value
+        if not empty:
+            values[f"{score.name}_per_patch"] = score.value
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Means over episodes with 95 % intervals clustered by task."""
+
+    episodes: int
+    tasks: int
+    void: int
+    values: Mapping[str, Interval]
+
+
+def summarise(episodes: Iterable[Episode], cluster: Callable[[str], Hashable] = str) -> Summary:
+    """Summary of an evaluation (or of a step). Without a single valid episode `values` is empty.
+
+    `cluster` maps a task id to what is resampled together, as in `compare`.
+    """
+    everything = list(episodes)
+    valid = [episode for episode in everything if episode.ending is not Ending.VOID]
+    columns: dict[str, tuple[list[float], list[Hashable]]] = {}
+    for episode in valid:
+        for name, value in measures(episode).items():
+            values, clusters = columns.setdefault(name, ([], []))
+            values.append(value)
+            clusters.append(cluster(episode.task_id))
+    return Summary(
+        episodes=len(valid),
+        tasks=len({episode.task_id for episode in valid}),
+        void=len(everything) - len(valid),
+        values={name: bootstrap_mean(*column) for name, column in columns.items()},
+    )
+
+
+def compare(
+    before: Sequence[Episode], after: Sequence[Episode], cluster: Callable[[str], Hashable] = str
+) -> dict[str, Interval]:
+    """Paired differences ``after - before`` of the per-task means, over tasks that both measured.
+
+    `cluster` maps a task id to what is resampled together: the task itself, or the function its bug is in.
+
+    Ratios that only some episodes have (``*_per_patch``, ``tool_success``) are paired on the tasks where both
+    sides have one.
+    """
+    return {
+        name: paired_difference(pairs.before, pairs.after, [cluster(task) for task in pairs.tasks])
+        for name, pairs in pair(before, after).items()
+    }
+
+
+class Pairs(NamedTuple):
+    """One measure on the tasks that have it before and after: means over attempts, task by task."""
+
+    tasks: list[str]
+    before: list[float]
+    after: list[float]
+
+
+def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
+    """The pairs behind `compare`, by measure; a measure without a single pair is absent."""
+    early, late = _by_task(before), _by_task(after)
+    names = {name for means in early.values() for name in means} & {n for means in late.values() for n in means}
+    paired = {}
+    for name in sorted(names):
+        tasks = [task for task in early if name in early[task] and name in late.get(task, {})]
+        if tasks:
+            paired[name] = Pairs(tasks, [early[task][name] for task in tasks], [late[task][name] for task in tasks])
+    return paired
+
+
+def _by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
+    collected: dict[str, dict[str, list[float]]] = {}
+    for episode in episodes:
+        if episode.ending is not Ending.VOID:
+            columns = collected.setdefault(episode.task_id, {})
+            for name, value in measures(episode).items():
+                columns.setdefault(name, []).append(value)
+    return {
+        task: {name: sum(values) / len(values) for name, values in columns.items()}
+        for task, columns in collected.items()
+    }

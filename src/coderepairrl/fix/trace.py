@@ -1,0 +1,128 @@
+"""Shows an agent's work on stderr while it happens: what the model says, each tool call, how its output begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from coderepairrl.types import AgentReport
+
+SHOWN_LINES = 8
+SHOWN_COLUMNS = 160
+
+
+class Trace:
+    """A log for people, in colour on a terminal and plain elsewhere. `quiet` prints nothing at all."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self._seen = 0
+        self._unanswered = False
+
+    def say(self, name: str, text: str) -> None:
+        """A fact about the whole job."""
+        self._print(Text.assemble((f"{name:<12}", "bold"), printable(text)))
+
+    def asked(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Show the messages that were not yet seen, which are what the tools answered; the opening is not shown.
+
+        An agent that rewrites its history is shown from its last message on.
+        """
+        news = messages[self._seen :] if self._seen <= len(messages) else messages[-1:]
+        if self._seen:
+            for message in news:
+                self._message(message)
+        self._seen = len(messages)
+        self._unanswered = False
+
+    def answered(self, message: Mapping[str, Any]) -> None:
+        """Show the model's reply."""
+        self._message(message)
+        self._seen += 1
+        self._unanswered = True
+
+    def ended(self, report: AgentReport, seconds: float) -> None:
+        """Show how it ended. Of calls after which nothing was asked, the outcome is all that is known here."""
+        calls = report.tool_calls
+        if calls and self._unanswered:
+            for call in calls:
+                if call.turn == calls[-1].turn and report.exit != "submitted":
+                    self._print(Text(f"  {'ok' if call.ok else 'failed'}, {call.output_chars} characters", "dim"))
+        failed = sum(not call.ok for call in calls or ())
+        counted = "" if calls is None else f" after {len(calls)} tool calls ({failed} failed)"
+        reason = "submitted" if report.exit == "submitted" else f"stopped by a limit ({report.exit})"
+        self.say("ended", f"{reason}{counted}, {seconds:.1f} s")
+
+    def _message(self, message: Mapping[str, Any]) -> None:
+        said = message.get("content")
+        if said and message.get("role") == "assistant":
+            self._print(Text(beginning(said), "italic"))
+        elif said:
+            self._print(Text(_indented(beginning(said)), "dim"))
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            self._print(Text.assemble(("* ", "bold cyan"), *_call(function.get("name"), function.get("arguments"))))
+
+    def _print(self, text: Text) -> None:
+        self.console.print(text, soft_wrap=True)
+
+
+def show(patch: bytes, to: TextIO) -> None:
+    """Write a patch: byte for byte, but on a terminal without what would command it."""
+    if to.isatty():
+        to.write(printable(patch.decode(errors="replace")))
+    else:
+        to.flush()
+        to.buffer.write(patch)
+        to.buffer.flush()
+
+
+def beginning(content: Any) -> str:
+    """The first lines of a message, harmless to print. `content` is text, or a list of parts with text.
+
+    >>> beginning("one\\n" * 10).endswith("... 2 more lines")
+    True
+    """
+    if isinstance(content, list):
+        content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    lines = printable(str(content)).strip("\n").split("\n")
+    shown = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:SHOWN_LINES]]
+    more = len(lines) - len(shown)
+    return "\n".join([*shown, *([f"... {more} more lines"] if more else [])])
+
+
+def printable(text: str) -> str:
+    """`text` without characters that would command a terminal: whoever wrote the repository is not to be trusted.
+
+    >>> printable("a\\tb\\x1b[2J")
+    'a\\tb\\ufffd[2J'
+    """
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
+    """A tool call: the value of its only argument behind the name, or beneath it; several by name."""
+    try:
+        arguments = json.loads(raw) if isinstance(raw, str) else raw
+    except ValueError:
+        arguments = raw
+    title: list[str | tuple[str, str]] = [(printable(str(name)), "bold cyan")]
+    if not isinstance(arguments, Mapping):
+        return [*title, f"  {beginning(arguments)}"]
+    values = {printable(str(key)): beginning(value) for key, value in arguments.items()}
+    if len(values) == 1:
+        return [*title, *(_behind(value) for value in values.values())]
+    return [*title, *(_indented(f"\n{key}:{_behind(value)}") for key, value in values.items())]
+
+
+def _behind(value: str) -> str:
+    """On the same line, or all of it beneath."""
+    return f"\n{_indented(value)}" if "\n" in value else f" {value}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else line for line in text.split("\n"))

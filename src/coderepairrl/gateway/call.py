@@ -1,0 +1,128 @@
+"""One model call: it runs by itself, and any number of connections follow it (a client and its retries)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from coderepairrl.gateway.request import ApiError, Message
+from coderepairrl.tokens import Delta, FunctionCall
+from coderepairrl.types import Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A committed turn, and what its client is told about it."""
+
+    turn: Turn
+    message: Message
+    malformed: tuple[str, ...]
+    cached: int
+    """Tokens of the prompt that were recorded before."""
+    prompt: int
+    remaining_tokens: int
+    remaining_calls: int
+    limit: str
+
+
+class Call:
+    """A generation and its followers. When the last follower leaves early, it is aborted."""
+
+    def __init__(self, digest: str, ordinal: int) -> None:
+        self.digest = digest
+        self.ordinal = ordinal
+        self.deltas: list[Delta] = []
+        self.outcome: Outcome | None = None
+        self.failure: ApiError | None = None
+        self.delivered = False
+        """Its whole response was written to a connection."""
+        self._followers = 0
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Committed or failed."""
+        return self.outcome is not None or self.failure is not None
+
+    @property
+    def aborted(self) -> bool:
+        """Told to stop, whether or not it has."""
+        return self._work is not None and self._work.cancelling() > 0
+
+    def tool_call_id(self, position: int, call: FunctionCall) -> str:
+        """The id of the reply's tool call at `position`: the model's own, or one that is unique in the session."""
+        return call.id or f"call_{self.ordinal}_{position}"
+
+    def start(self, work: Coroutine[Any, Any, None], finish: Callable[[BaseException | None], Awaitable[None]]) -> None:
+        """Run `work`, which `abort` cancels, then `finish` with its exception, which nothing cancels."""
+
+        async def supervise(task: asyncio.Task[None]) -> None:
+            await asyncio.wait({task})
+            await finish(asyncio.CancelledError() if task.cancelled() else task.exception())
+            self._notify()
+
+        self._work = asyncio.create_task(work)
+        self._task = asyncio.create_task(supervise(self._work))
+
+    def abort(self) -> None:
+        """Stop sampling; what was sampled is recorded."""
+        if self._work is not None and not self._work.done() and not self.aborted:
+            self._work.cancel()
+
+    async def wait(self) -> None:
+        """Until it is committed or failed."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def publish(self, deltas: list[Delta]) -> None:
+        """Hand `deltas` to the followers."""
+        if deltas:
+            self.deltas += deltas
+            self._notify()
+
+    @contextlib.contextmanager
+    def follower(self) -> Iterator[None]:
+        """A connection that waits for this call."""
+        self._followers += 1
+        try:
+            yield
+        finally:
+            self._followers -= 1
+            if self._followers == 0 and not self.ended:
+                self.abort()
+
+    async def follow(self, heartbeat: float) -> AsyncIterator[Delta | None]:
+        """Its deltas from the first on; None after every `heartbeat` seconds of silence. Raises its `ApiError`."""
+        position = 0
+        while True:
+            changed = self._changed
+            while position < len(self.deltas):
+                yield self.deltas[position]
+                position += 1
+            if self.failure is not None:
+                raise self.failure
+            if self.outcome is not None:
+                return
+            try:
+                async with asyncio.timeout(heartbeat):
+                    await changed.wait()
+            except TimeoutError:
+                yield None
+
+    async def result(self) -> Outcome:
+        """Its outcome. Raises its `ApiError`."""
+        await self.wait()
+        if self.failure is not None:
+            raise self.failure
+        if self.outcome is None:
+            raise AssertionError("a call ended without an outcome")
+        return self.outcome
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,101 @@
+"""One stream of tokens from an engine, checked as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import cast
+
+from coderepairrl.errors import EngineFault
+from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.tokens import Delta, ReplyStream
+from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
+
+
+class Generation:
+    """What the engine sampled so far, and the reply that is read from it."""
+
+    def __init__(self, prompt: list[int], sampling: Sampling, reply: ReplyStream, *, vocab_size: int) -> None:
+        self.prompt = prompt
+        self.sampling = sampling
+        self.reply = reply
+        self.versions: list[VersionRange] = []
+        self.out_of_time = False
+        self._logprobs: list[float] = []
+        self._vocab_size = vocab_size
+        self._stops = frozenset(sampling.stop_ids)
+
+    async def run(self, engine: Engine, seed: int, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
+        """Sample until the engine ends, a stop string appears, or `deadline` (loop time). Cancelling aborts.
+
+        Raises `EngineFault` for a dead engine and for an answer that cannot be true.
+        """
+        source = cast("AsyncGenerator[Chunk, None]", engine.generate(self.prompt, self.sampling, seed))
+        async with contextlib.aclosing(source) as chunks:
+            clock = asyncio.timeout_at(deadline)
+            try:
+                async with clock:
+                    async for chunk in chunks:
+                        self._take(chunk)
+                        publish(self.reply.feed(chunk.ids))
+                        if self.reply.cut is not None:
+                            return
+            except TimeoutError as error:
+                if not clock.expired():
+                    raise EngineFault(f"the engine timed out: {error}") from error
+                self.out_of_time = True
+                return
+        if not self._ended:
+            raise EngineFault(
+                f"the engine ended after {len(self.ids)} of {self.sampling.max_tokens} tokens without a stop token"
+            )
+
+    @property
+    def ids(self) -> list[int]:
+        """Every sampled id."""
+        return self.reply.ids
+
+    @property
+    def finish(self) -> Finish:
+        """How it ended, unless it was aborted."""
+        stopped = self.reply.cut is not None or (self.ids and self.ids[-1] in self.sampling.stop_ids)
+        return Finish.STOP if stopped else Finish.LENGTH
+
+    def spans(self) -> tuple[TokenSpan, TokenSpan]:
+        """The output, and the tail after a stop string."""
+        cut = len(self.ids) if self.reply.cut is None else self.reply.cut
+        return self._span(0, cut), self._span(cut, len(self.ids))
+
+    @property
+    def _ended(self) -> bool:
+        return self.finish is Finish.STOP or len(self.ids) >= self.sampling.max_tokens
+
+    def _span(self, start: int, end: int) -> TokenSpan:
+        return TokenSpan(tuple(self.ids[start:end]), Origin.POLICY, tuple(self._logprobs[start:end]))
+
+    def _take(self, chunk: Chunk) -> None:
+        count, start = len(chunk.ids), len(self.ids)
+        last = self.versions[-1].version if self.versions else chunk.version
+        if wrong := self._wrong(chunk, start, last):
+            raise EngineFault(f"the engine's answer cannot be true: {wrong}")
+        self._logprobs += chunk.logprobs
+        if self.versions and chunk.version == last:
+            start = self.versions.pop().start
+        if count:
+            self.versions.append(VersionRange(chunk.version, start, len(self.ids) + count))
+
+    def _wrong(self, chunk: Chunk, start: int, version: int) -> str:
+        ids: Sequence[int] = chunk.ids
+        if len(chunk.logprobs) != len(ids):
+            return f"{len(ids)} ids with {len(chunk.logprobs)} logprobs"
+        if start + len(ids) > self.sampling.max_tokens:
+            return f"{start + len(ids)} tokens, of at most {self.sampling.max_tokens}"
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocab_size:
+            return f"an id outside the vocabulary of {self._vocab_size}"
+        if ids and not self._stops.isdisjoint([*self.ids[-1:], *ids[:-1]]):
+            return "tokens after a stop token"
+        if ids and not (math.isfinite(sum(chunk.logprobs)) and max(chunk.logprobs) <= 1e-3):  # rounding may exceed 0
+            return "a logprob that is no log of a probability"
+        return f"version {chunk.version} after {version}" if chunk.version < version else ""

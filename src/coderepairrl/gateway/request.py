@@ -1,0 +1,100 @@
+"""What every dialect is translated to, and the errors that every dialect translates from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = Mapping[str, Any]
+"""``role``, ``content`` (a string), and of an assistant ``tool_calls`` with JSON text as arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One model call as a client asked for it, whatever its dialect."""
+
+    dialect: str
+    model: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    stream_usage: bool = False
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that the client chose and the run decides: temperature, seed, tool_choice, ..."""
+
+
+class ApiError(Exception):
+    """An answer that is not a reply; each dialect gives it its own shape.
+
+    `code` says exactly what happened, `kind` is the family of OpenAI's error types. No client may retry: a
+    fault ends the episode, everything else is as wrong the second time (``x-should-retry: false``).
+    """
+
+    def __init__(self, status: int, code: str, message: str, *, param: str | None = None, limit: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.limit = limit
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's type of error."""
+        if self.status == 401:
+            return "authentication_error"
+        return "server_error" if self.status >= 500 else "invalid_request_error"
+
+
+def digest(dialect: str, body: bytes) -> str:
+    """Name of a request body, by which a retry is recognised."""
+    return hashlib.blake2b(body, digest_size=16, key=dialect.encode()).hexdigest()
+
+
+def conversation_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Names of every prefix of a conversation under `tools`: ``keys[n]`` is that of the first n messages.
+
+    Two conversations with the same name say the same: equal roles, texts and tool calls. Ids of tool calls,
+    thoughts and blanks around a reply are left out, since clients rewrite, drop and trim them.
+    """
+    keys = [hashlib.blake2b(_json(list(tools)), digest_size=16).digest()]
+    for message in messages:
+        keys.append(next_key(keys[-1], message))
+    return keys
+
+
+def next_key(key: bytes, message: Message) -> bytes:
+    """Name of the conversation `key` after `message`."""
+    return hashlib.blake2b(key + _essence(message), digest_size=16).digest()
+
+
+def _essence(message: Message) -> bytes:
+    role, text = message["role"], message["content"]
+    if role != "assistant":
+        return f"{role}\n{text}".encode()
+    calls = [
+        (call["function"]["name"], _parsed(call["function"]["arguments"])) for call in message.get("tool_calls", ())
+    ]
+    if not calls:
+        return f"assistant\n{text.strip()}".encode()
+    return b"calls\n" + _json([text.strip(), *calls])
+
+
+def _parsed(arguments: str) -> Any:
+    """The meaning of JSON text, which clients may format anew; the text itself where it has none."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+_encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode
+
+
+def _json(value: object) -> bytes:
+    return _encode(value).encode()

@@ -1,0 +1,248 @@
+"""The gateway: an HTTP server that looks like a model provider and records what the policy saw and said."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from coderepairrl.errors import EngineFault, UsageError
+from coderepairrl.gateway import chat
+from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.request import ApiError, Request, digest
+from coderepairrl.gateway.session import OnTurn, Session
+from coderepairrl.protocols import Engine
+from coderepairrl.tokens import Codec
+from coderepairrl.types import Endpoint, Limits, Sampling, Turn
+
+MAX_BODY = 64 << 20
+"""Bytes of a request: a context of a million tokens and its JSON."""
+HEARTBEAT = 10.0
+"""Seconds of silence after which a stream says that it is alive."""
+_NO_RETRY = {"x-should-retry": "false"}
+
+log = logging.getLogger(__name__)
+
+
+class Dialect(Protocol):
+    """A provider's API: a module with these names (`coderepairrl.gateway.chat`)."""
+
+    name: str
+    path: str
+
+    def parse(self, raw: bytes) -> Request:
+        """A body as a request. Raises `ApiError`."""
+        ...
+
+    def reply(self, request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
+        """The response to a plain request."""
+        ...
+
+    def stream(self, request: Request, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
+        """The response to a streaming request."""
+        ...
+
+    def error(self, failure: ApiError) -> dict[str, Any]:
+        """An error in its shape."""
+        ...
+
+    def event(self, data: Mapping[str, Any]) -> bytes:
+        """One server-sent event."""
+        ...
+
+
+class Gateway:
+    """Serves sessions over HTTP on this host only, by TCP and by a Unix socket.
+
+    A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
+    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end.
+
+        gateway = Gateway(codec, engine, sampling=Sampling(), on_turn=record)
+        await gateway.start()
+        session = gateway.open("episode", limits=Limits(), seed=7)
+        ...  # an agent talks to session.endpoint
+        turns = await gateway.close(session)
+        await gateway.stop()
+    """
+
+    def __init__(
+        self, codec: Codec, engine: Engine, *, sampling: Sampling, on_turn: OnTurn, model_name: str = "policy"
+    ) -> None:
+        self.sampling = sampling
+        self.model_name = model_name
+        self.url = ""
+        self.socket: Path | None = None
+        self._codec = codec
+        self._engine = engine
+        self._on_turn = on_turn
+        self._sessions: dict[str, Session] = {}
+        self._closed: set[str] = set()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
+        """Listen on `host`:`port` (0: any free one) and on `socket`. Raises `UsageError` when one is taken."""
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        for prefix in ("", "/s/{key}"):
+            app.router.add_post(f"{prefix}/v1{chat.path}", self._completion(chat))
+            app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_get(f"{prefix}/v1/models/{{model}}", self._model)
+        app.router.add_get("/health", self._health)
+        # a handler is cancelled when its client goes away: that is how a disconnect reaches the engine
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            site = web.TCPSite(self._runner, host, port)
+            await site.start()
+            if socket is not None:
+                await web.UnixSite(self._runner, str(socket)).start()
+                socket.chmod(0o666)  # guests run as another user; who gets in without a key gets nothing
+        except OSError as error:
+            await self._runner.cleanup()
+            raise _cannot_listen(error, host, port, socket) from error
+        # What is there by now stays: scanning it for garbage again and again would stall every call for 0.2 s.
+        gc.freeze()
+        self.url = f"http://{host}:{site.port}"
+        self.socket = socket
+
+    def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
+        """A session for an episode, from now on and for `limits.seconds`; `sampling` may replace the gateway's."""
+        key = secrets.token_urlsafe(16)
+        endpoint = Endpoint(
+            base_url=f"{self.url}/s/{key}/v1",
+            api_key=key,
+            model=self.model_name,
+            limits=limits,
+            socket=str(self.socket or ""),
+        )
+        session = self._sessions[key] = Session(
+            episode_id,
+            endpoint,
+            codec=self._codec,
+            engine=self._engine,
+            sampling=sampling or self.sampling,
+            seed=seed,
+            on_turn=self._on_turn,
+        )
+        return session
+
+    async def close(self, session: Session) -> tuple[Turn, ...]:
+        """End a session: running calls are aborted and recorded, later ones refused; all its turns."""
+        turns = await session.close()
+        self._sessions.pop(session.key, None)
+        self._closed.add(session.key)
+        return turns
+
+    async def stop(self) -> None:
+        """Close every session and the server."""
+        for session in list(self._sessions.values()):
+            await self.close(session)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _session(self, request: web.Request) -> Session:
+        key = request.match_info.get("key") or request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if session := self._sessions.get(key):
+            return session
+        if key in self._closed:
+            raise ApiError(410, "episode_closed", "the episode is over")
+        raise ApiError(401, "invalid_api_key", "no such key: use the base URL or the API key of an open episode")
+
+    def _completion(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            session = self._session(request)
+            raw = await request.read()
+            asked = dialect.parse(raw)
+            self._known(asked.model)
+            call = session.admit(asked, digest(dialect.name, raw), _retry_count(request))
+            with call.follower():
+                if asked.stream:
+                    return await _stream(request, dialect, asked, call)
+                response = web.json_response(dialect.reply(asked, call, await call.result()))
+                await response.prepare(request)
+                await response.write_eof()
+                call.delivered = True
+                return response
+
+        return handle
+
+    def _known(self, model: str) -> None:
+        if model != self.model_name:
+            message = f"the model {model!r} does not exist; there is {self.model_name!r}"
+            raise ApiError(404, "model_not_found", message, param="model")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._session(request)
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        self._session(request)
+        self._known(request.match_info["model"])
+        return web.json_response(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        card = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "coderepairrl"}
+        return card | {"max_model_len": self._engine.context}
+
+    async def _health(self, request: web.Request) -> web.Response:
+        """Whether the engine is alive, and no more: whoever is in a sandbox may ask."""
+        try:
+            await self._engine.health()
+        except EngineFault as fault:
+            raise ApiError(503, "engine_fault", "the engine failed") from fault
+        return web.json_response({"status": "ok"})
+
+
+async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    try:
+        async for event in dialect.stream(asked, call, HEARTBEAT):
+            if not response.prepared:
+                await response.prepare(request)
+            await response.write(event)
+    except ApiError as failure:
+        if not response.prepared:
+            raise
+        await response.write(dialect.event(dialect.error(failure)))
+    else:
+        call.delivered = True
+    await response.write_eof()
+    return response
+
+
+def _retry_count(request: web.Request) -> int | None:
+    """How often the client's SDK says that it has sent this request before."""
+    count = request.headers.get("x-stainless-retry-count", "")
+    return int(count) if count.isdecimal() else None
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Every refusal in the client's dialect. One dialect is served, so that is whose shape it has."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        failure = error
+    except web.HTTPRequestEntityTooLarge:
+        failure = ApiError(413, "request_too_large", f"a request has at most {MAX_BODY >> 20} MiB")
+    except web.HTTPException as error:
+        failure = ApiError(error.status, "not_found" if error.status == 404 else "invalid_request", error.reason)
+    except (ConnectionError, TimeoutError):
+        raise
+    except Exception as error:
+        log.exception("%s %s", request.method, request.path)
+        failure = ApiError(500, "gateway_fault", f"{type(error).__name__}: {error}")
+    return web.json_response(chat.error(failure), status=failure.status, headers=_NO_RETRY)
+
+
+def _cannot_listen(error: OSError, host: str, port: int, socket: Path | None) -> UsageError:
+    if error.errno == errno.EADDRINUSE:
+        return UsageError(f"{host}:{port} or {socket} is in use", fix="choose another port, or 0 for any free one")
+    return UsageError(f"the gateway cannot listen on {host}:{port} and {socket}: {error}")

@@ -1,0 +1,95 @@
+"""The tree of turns of one session: exact ids, found again by what a conversation says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coderepairrl.gateway.request import Message, conversation_keys
+from coderepairrl.tokens import Codec
+from coderepairrl.types import Turn, path
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request goes in the tree: after the whole sequence of `base`, `given` ids are added."""
+
+    base: int | None
+    before: list[int]
+    """The whole sequence of `base`."""
+    given: list[int]
+    news: tuple[Message, ...]
+    """The request's messages that `base` has not seen."""
+    key: bytes
+    """Name of the conversation that the request holds."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """What the engine is given."""
+        return self.before + self.given
+
+
+class TurnTree:
+    """Turns in order of commitment. Memory is linear in them: one name of 16 bytes each beside their ids."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.turns: list[Turn] = []
+        self._codec = codec
+        self._replies: dict[bytes, list[int]] = {}
+
+    def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
+        """Find the recorded turn that most of `messages` repeat, and extend its ids by the others.
+
+        Recorded ids are never written again. Where they cannot be extended (the client rewrote or added an
+        assistant message), the conversation is rendered and attached to the deepest of those turns that the
+        rendering repeats id by id, else it becomes a root. Raises ValueError for messages that cannot be written.
+        """
+        keys = conversation_keys(messages, tools)
+        base, seen = self._find(keys, messages)
+        if base is not None and seen < len(messages):
+            before = self.sequence(base)
+            cut = len(before) - len(self.turns[base].output)
+            given = self._codec.extend(before[:cut], before[cut:], messages[seen:], tools)
+            if given is not None:
+                return Placement(base, before, given, messages[seen:], keys[-1])
+        rendered = self._codec.render(messages, tools)
+        while base is not None:
+            before = self.sequence(base)
+            if len(before) < len(rendered) and rendered[: len(before)] == before:
+                seen = sum(len(turn.messages) for turn in path(self.turns, base))
+                return Placement(base, before, rendered[len(before) :], messages[seen:], keys[-1])
+            base = self.turns[base].base
+        return Placement(None, [], rendered, messages, keys[-1])
+
+    def add(self, turn: Turn, key: bytes | None) -> None:
+        """Record `turn`; `key` names the conversation with its reply, None if no client ever got it."""
+        self.turns.append(turn)
+        if key is not None:
+            self._replies.setdefault(key, []).append(turn.index)
+
+    def sequence(self, index: int) -> list[int]:
+        """Every id in context after turn `index`."""
+        ids: list[int] = []
+        for turn in path(self.turns, index):
+            ids += turn.given.ids
+            ids += turn.output.ids
+        return ids
+
+    def extended(self, index: int) -> bool:
+        """Whether a later turn goes on from `index`."""
+        return any(turn.base == index for turn in self.turns[index + 1 :])
+
+    def _find(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
+        """The turn whose conversation is the longest prefix, and the length of that prefix."""
+        for seen in range(len(messages), 0, -1):
+            if candidates := self._replies.get(keys[seen]):
+                # the same words, said twice: the ids of their tool calls tell which one the client goes on from
+                ids = _call_ids(messages[seen - 1])
+                same = [index for index in candidates if _call_ids(self.turns[index].messages[-1]) == ids]
+                return (same or candidates)[-1], seen
+        return None, 0
+
+
+def _call_ids(message: Message) -> list[str]:
+    return [call["id"] for call in message.get("tool_calls", ())]

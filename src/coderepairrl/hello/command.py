@@ -1,0 +1,120 @@
+"""Evaluation before, reinforcement learning, evaluation after, and what changed, with intervals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl import train
+from coderepairrl.evaluate import compare, summarise
+from coderepairrl.evaluate.clusters import cluster_of, slice_of
+from coderepairrl.runs import open_run
+from coderepairrl.stats import Interval
+from coderepairrl.types import Episode
+
+SHOWN = {
+    "reward": "reward",
+    "tests_passing": "tests",
+    "tests_passing_per_patch": "tests_per_patch",
+    "empty_patches": "empty_patches",
+    "tool_success": "tool_success",
+}
+"""What is reported, by its name there, and the measure behind it."""
+
+
+def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
+    """Run the shipped ``hello`` config and return what to print. Raises what `train.run` raises.
+
+    Each call is a run of its own (``hello``, ``hello-2``, ...) unless it is named or resumed.
+    """
+    config = configs.load("hello", overrides)
+    if not resume and not any(override.startswith("run.name=") for override in overrides):
+        name = _free(Path(config.run.dir), config.run.name)
+        config = configs.load("hello", [*overrides, f"run.name={name}"])
+    began = time.monotonic()
+    asyncio.run(train.run(config, resume=resume))
+    wall = time.monotonic() - began
+    report = before_and_after(Path(config.run.dir) / config.run.name, config.run.steps)
+    report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(_cpu_seconds(), 1)}
+    return json.dumps(report) if as_json else as_text(report)
+
+
+def before_and_after(path: Path, last: int) -> dict[str, Any]:
+    """The first and the last evaluation of a run, task by task, with intervals clustered by function."""
+    run = open_run(path)
+    before = list(run.episodes("eval-00000"))
+    after = list(run.episodes(f"eval-{last:05d}"))
+    report: dict[str, Any] = _changes(before, after)
+    for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
+        parts = ([e for e in episodes if slice_of(e.task_id) == kind] for episodes in (before, after))
+        report[kind.replace(" ", "_")] = _changes(*parts)
+    trained = list(run.episodes("train-*"))
+    return {
+        **report,
+        "tasks": len({episode.task_id for episode in after}),
+        "episodes": len(trained) + len(before) + len(after),
+        "tokens": sum(episode.sampled for episode in _all(trained, before, after)),
+        "run": str(path),
+    }
+
+
+def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
+    early, late = summarise(before).values, summarise(after).values
+    return {
+        name: {
+            "before": early[measure].value,
+            "after": late[measure].value,
+            "delta": change.value,
+            "ci95": [change.low, change.high],
+        }
+        for measure, change in compare(before, after, cluster=cluster_of).items()
+        for name, shown in SHOWN.items()
+        if shown == measure
+    }
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report as a plain table."""
+    lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_rows(report)]
+    for kind, rows in report.items():
+        if isinstance(rows, dict) and "tests_passing" in rows:
+            lines += ["", kind.replace("_", " "), *_rows(rows)]
+    lines += [
+        "",
+        f"{report['tasks']} held-out tasks, {report['episodes']} episodes, {report['tokens']:,} sampled tokens, "
+        f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), seed {report['seed']}",
+        f"run folder: {report['run']}   (crrl view {report['run']} -o index.html)",
+    ]
+    return "\n".join(lines)
+
+
+def _rows(changes: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for name in SHOWN:
+        if (row := changes.get(name)) is not None:
+            delta = Interval(row["delta"], *row["ci95"])
+            rows.append(f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}")
+    return rows
+
+
+def _free(folder: Path, name: str) -> str:
+    number, candidate = 1, name
+    while (folder / candidate).exists():
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
+
+
+def _cpu_seconds() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def _all(*groups: Sequence[Episode]) -> list[Episode]:
+    return [episode for group in groups for episode in group]

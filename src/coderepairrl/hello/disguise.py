@@ -1,0 +1,58 @@
+"""The same exercise under other names, so that a policy must read and copy what it could otherwise recite.
+
+Trained on some eighty functions as they are, a policy learns them by heart, which lowers the loss faster than
+learning to copy, and it fails on the first name it has not seen. Behind new names for module, functions and
+variables only the structure can be known beforehand.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+import string
+from dataclasses import replace
+from random import Random
+
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise
+from coderepairrl.tasks.mutants.issues import QUOTES
+
+VARIABLES = (
+    *("xs", "ys", "value", "best", "result", "total", "count", "out", "size", "start", "lo", "hi", "mid", "limit"),
+    *("text", "word", "char", "row", "rows", "price", "rate", *string.ascii_lowercase),
+)
+
+# The phrases of issues hold words that are variables elsewhere, such as "value".
+_NAMES = re.compile("|".join([re.escape(text.split("{")[0]) for text in QUOTES] + [r"[A-Za-z_]\w*"]))
+
+
+def disguise(exercise: Exercise, rng: Random) -> Exercise:
+    """`exercise` with its module, functions and variables renamed throughout, issue included."""
+    tree = ast.parse(exercise.files[exercise.path])
+    nodes = list(ast.walk(tree))
+    functions = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    variables = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    variables |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    module = exercise.path.removesuffix(".py")
+    names = dict(zip(sorted(variables - {"_"}), rng.sample(VARIABLES, len(VARIABLES)), strict=False))
+    names |= {name: _spelled(rng) for name in functions}
+    names[module] = _spelled(rng)
+    names[f"test_{module}"] = f"test_{names[module]}"
+
+    def rename(text: str) -> str:
+        return _NAMES.sub(lambda match: names.get(match[0], match[0]), text)
+
+    return replace(
+        exercise,
+        files={rename(path): rename(content) for path, content in exercise.files.items()},
+        path=rename(exercise.path),
+        fixed=rename(exercise.fixed),
+        prompt=rename(exercise.prompt),
+    )
+
+
+def _spelled(rng: Random) -> str:
+    """A name of random letters, sometimes in two parts."""
+    parts = ("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 6))) for _ in range(rng.choice((1, 1, 2))))
+    name = "_".join(parts)
+    return _spelled(rng) if keyword.iskeyword(name) else name

@@ -1,0 +1,22 @@
+"""From episodes to new weights: advantages, stitching, and the learner process. Importing this loads no torch.
+
+The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process that `Learner` starts.
+"""
+
+from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
+from coderepairrl.learn.client import Learner, Published, init_random
+from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.stitch import Account, Batch, batch, stitch
+
+__all__ = [
+    "Account",
+    "Batch",
+    "GroupAdvantages",
+    "LearnSettings",
+    "Learner",
+    "Published",
+    "batch",
+    "group_advantages",
+    "init_random",
+    "stitch",
+]

@@ -1,0 +1,104 @@
+"""The learner's process: ``python -m coderepairrl.learn.learner``, driven by frames (`coderepairrl.children`).
+
+A request is ``{"op": NAME, ...arguments}`` and gets one reply: ``{"ok": result, "version": n}``, or ``{"error":
+message, "kind": KIND, "fix": hint}`` after which the process goes on with the next request. KIND is ``usage`` (a bad
+model or checkpoint), ``storage`` (could not read or write) or ``refused`` (a bad batch). Anything unforeseen ends the
+process, and its log says why.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+
+from coderepairrl.children import Frame, Parent
+from coderepairrl.errors import CodeRepairError
+from coderepairrl.learn.policy import init_random
+from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.types import Sample
+
+
+class Service:
+    """The operations, by name. `start` comes first; `init_random` needs no trainer."""
+
+    def __init__(self) -> None:
+        self._trainer: Trainer | None = None
+        self.operations: dict[str, Callable[..., Any]] = {
+            "start": self._start,
+            "init_random": self._init_random,
+            "step": lambda samples: self._started.step([_sample(data) for data in samples]),
+            "logprobs": lambda rows, temperature: self._started.logprobs(rows, temperature),
+            "publish": self._publish,
+            "save": self._save,
+            "restore": self._restore,
+        }
+
+    def answer(self, frame: Frame) -> Frame:
+        """Carry out one request."""
+        try:
+            result = self.operations[frame.pop("op")](**frame)
+            return {"ok": result, "version": self._trainer.version if self._trainer else 0}
+        except CodeRepairError as error:
+            return _refusal("usage", error)
+        except (OSError, SafetensorError) as error:
+            return _refusal("storage", error)
+        except (ValueError, RuntimeError) as error:
+            return _refusal("refused", error)
+
+    @property
+    def _started(self) -> Trainer:
+        if self._trainer is None:
+            raise ValueError("the learner was given no model yet")
+        return self._trainer
+
+    def _start(self, model: str, settings: dict[str, Any]) -> None:
+        settings["betas"] = tuple(settings["betas"])
+        self._trainer = Trainer(Path(model), LearnSettings(**settings))
+
+    def _init_random(self, source: str, target: str, seed: int) -> None:
+        init_random(Path(source), Path(target), seed)
+
+    def _publish(self, folder: str) -> list[Any]:
+        path, version, checksum = self._started.publish(Path(folder))
+        return [str(path), version, checksum]
+
+    def _save(self, path: str) -> None:
+        self._started.save(Path(path))
+
+    def _restore(self, path: str) -> None:
+        self._started.restore(Path(path))
+
+
+def _refusal(kind: str, error: Exception) -> Frame:
+    traceback.print_exception(error)
+    return {"error": str(error), "kind": kind, "fix": getattr(error, "fix", "")}
+
+
+def _sample(data: dict[str, Any]) -> Sample:
+    columns: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return Sample(**columns)
+
+
+def main() -> None:
+    """Serve requests until the parent hangs up."""
+    parent = Parent.connect()
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    service = Service()
+    while True:
+        try:
+            frame = parent.receive()
+            assert frame is not None  # it blocks
+            parent.send(service.answer(frame))
+        except (EOFError, BrokenPipeError):
+            sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

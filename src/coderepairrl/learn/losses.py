@@ -1,0 +1,128 @@
+"""GSPO, GRPO and Dr. GRPO as plain functions on the trained tokens of a micro-batch.
+
+Each returns its share of the whole batch's loss: denominators (`Scale`) are those of the batch, so gradients of
+micro-batches add up to the gradient of the batch, whatever the split. An episode counts once, however many rows
+its forks make: a row's weight is its share of the episode's trained tokens (DESIGN 5).
+
+Shapes: R rows, N trained tokens. With ``r = exp(logp - old)`` per token, advantage ``A`` and
+``clipped(r) = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)``, over E episodes:
+
+- ``grpo``: ``-1/E sum_e 1/|y_e| sum_t clipped(r_t)`` (REQUIREMENTS T3);
+- ``dr_grpo``: ``-1/E sum_e 1/L sum_t clipped(r_t)`` with a constant L (T5);
+- ``gspo``: ``-1/E sum_e sum_rows w_row clipped(s_row)`` with ``s_row = exp(mean_t (logp - old))`` (T8).
+
+The KL term is ``beta`` times the k3 estimator ``exp(ref - logp) - (ref - logp) - 1`` (T9), averaged like the
+tokens of that loss. It is not weighted by the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coderepairrl.learn.settings import Algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Trained tokens of a micro-batch. `old_N` and `ref_N` carry no gradient; `ref_N` is None without KL."""
+
+    logp_N: Tensor
+    old_N: Tensor
+    ref_N: Tensor | None
+    row_N: Tensor
+    advantage_R: Tensor
+    weight_R: Tensor
+    count_R: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a loss needs beside the tokens: the clip range, and denominators of the whole batch.
+
+    `tokens` is Dr. GRPO's constant, unused elsewhere.
+    """
+
+    episodes: int
+    eps_low: float
+    eps_high: float
+    beta: float = 0.0
+    tokens: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A micro-batch's share of the loss, and what it was made of, detached.
+
+    `ratio` and the masks `low` and `high` (ratios that the clip holds back) are per token (N), or per row (R)
+    for GSPO. `kl_N` is the k3 estimate per token.
+    """
+
+    value: Tensor
+    ratio: Tensor
+    low: Tensor
+    high: Tensor
+    kl_N: Tensor | None
+
+
+LossFunction = Callable[[Trained, Scale], Loss]
+
+
+def grpo(trained: Trained, scale: Scale) -> Loss:
+    """Token-level ratios, averaged over the tokens of an episode (arXiv 2402.03300; REQUIREMENTS T3, T4)."""
+    share_N = (trained.weight_R / trained.count_R)[trained.row_N]
+    return _token_level(trained, scale, share_N)
+
+
+def dr_grpo(trained: Trained, scale: Scale) -> Loss:
+    """Token-level ratios, summed over a constant: no bias to length (arXiv 2503.20783; REQUIREMENTS T5)."""
+    share_N = torch.full_like(trained.logp_N, 1 / scale.tokens)
+    return _token_level(trained, scale, share_N)
+
+
+def gspo(trained: Trained, scale: Scale) -> Loss:
+    """One length-normalised ratio per row (arXiv 2507.18071; REQUIREMENTS T8)."""
+    difference_N = trained.logp_N - trained.old_N
+    sums_R = torch.zeros_like(trained.count_R).index_add(0, trained.row_N, difference_N)
+    ratio_R = torch.exp(sums_R / trained.count_R)
+    objective_R, low_R, high_R = _clipped(ratio_R, trained.advantage_R, scale)
+    value = -(trained.weight_R * objective_R).sum()
+    kl_N = _k3(trained)
+    if kl_N is not None:
+        value = value + scale.beta * ((trained.weight_R / trained.count_R)[trained.row_N] * kl_N).sum()
+    return _loss(value / scale.episodes, ratio_R, low_R, high_R, kl_N)
+
+
+LOSSES: dict[Algorithm, LossFunction] = {"gspo": gspo, "grpo": grpo, "dr_grpo": dr_grpo}
+
+
+def _token_level(trained: Trained, scale: Scale, share_N: Tensor) -> Loss:
+    ratio_N = torch.exp(trained.logp_N - trained.old_N)
+    objective_N, low_N, high_N = _clipped(ratio_N, trained.advantage_R[trained.row_N], scale)
+    value = -(share_N * objective_N).sum()
+    kl_N = _k3(trained)
+    if kl_N is not None:
+        value = value + scale.beta * (share_N * kl_N).sum()
+    return _loss(value / scale.episodes, ratio_N, low_N, high_N, kl_N)
+
+
+def _clipped(ratio: Tensor, advantage: Tensor, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
+    """PPO's pessimistic objective, and where the clip is active below and above."""
+    bounded = ratio.clamp(1 - scale.eps_low, 1 + scale.eps_high)
+    low = (ratio < 1 - scale.eps_low) & (advantage < 0)
+    high = (ratio > 1 + scale.eps_high) & (advantage > 0)
+    return torch.minimum(ratio * advantage, bounded * advantage), low, high
+
+
+def _k3(trained: Trained) -> Tensor | None:
+    if trained.ref_N is None:
+        return None
+    difference_N = trained.ref_N - trained.logp_N
+    return torch.exp(difference_N) - difference_N - 1
+
+
+def _loss(value: Tensor, ratio: Tensor, low: Tensor, high: Tensor, kl_N: Tensor | None) -> Loss:
+    return Loss(value, ratio.detach(), low, high, None if kl_N is None else kl_N.detach())

@@ -1,0 +1,110 @@
+"""Rows become micro-batches without padding: laid end to end in one sequence, each attending to itself alone.
+
+Tensor names carry shapes: T tokens of a micro-batch, R its rows, N its trained tokens. Only trained tokens ever
+reach a loss, so a masked token contributes exactly nothing to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coderepairrl.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Some rows end to end, and their trained tokens.
+
+    `at_N` are the positions in T whose hidden state predicts the trained tokens `target_N`, `row_N` the row of
+    each. `lengths` are the rows' in tokens. `count_R` is the number of trained tokens of a row.
+    """
+
+    ids_T: Tensor
+    positions_T: Tensor
+    lengths: tuple[int, ...]
+    at_N: Tensor
+    target_N: Tensor
+    row_N: Tensor
+    recorded_N: Tensor
+    """Logprobs that the engine recorded when it sampled."""
+    version_N: Tensor
+    advantage_R: Tensor
+    weight_R: Tensor
+    count_R: Tensor
+
+
+def split(lengths: Sequence[int], budget: int) -> Iterator[slice]:
+    """Consecutive rows with at most `budget` tokens together; a longer row goes alone.
+
+    >>> [(part.start, part.stop) for part in split([3, 3, 9, 2], budget=6)]
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    start = total = 0
+    for at, length in enumerate(lengths):
+        if total + length > budget and at > start:
+            yield slice(start, at)
+            start, total = at, 0
+        total += length
+    if lengths:
+        yield slice(start, len(lengths))
+
+
+def micro_batches(samples: Sequence[Sample], budget: int) -> list[MicroBatch]:
+    """`samples` in order, packed under a budget of tokens. Raises ValueError for a row that cannot be trained."""
+    for sample in samples:
+        _check(sample)
+    return [pack(samples[part]) for part in split([len(sample.ids) for sample in samples], budget)]
+
+
+def pack(samples: Sequence[Sample]) -> MicroBatch:
+    """One micro-batch of all `samples`."""
+    at: list[int] = []
+    row: list[int] = []
+    recorded: list[float] = []
+    version: list[int] = []
+    start = 0
+    for number, sample in enumerate(samples):
+        indices = [i for i, trained in enumerate(sample.trained) if trained]
+        at += [start + i - 1 for i in indices]
+        row += [number] * len(indices)
+        recorded += [sample.logprobs[i] for i in indices]
+        version += [sample.versions[i] for i in indices]
+        start += len(sample.ids)
+    ids_T = torch.tensor([token for sample in samples for token in sample.ids])
+    at_N = torch.tensor(at, dtype=torch.long)
+    row_N = torch.tensor(row, dtype=torch.long)
+    return MicroBatch(
+        ids_T=ids_T,
+        positions_T=torch.cat([torch.arange(len(sample.ids)) for sample in samples]),
+        lengths=tuple(len(sample.ids) for sample in samples),
+        at_N=at_N,
+        target_N=ids_T[at_N + 1],
+        row_N=row_N,
+        recorded_N=torch.tensor(recorded, dtype=torch.float32),
+        version_N=torch.tensor(version, dtype=torch.long),
+        advantage_R=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
+        weight_R=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
+        count_R=torch.bincount(row_N, minlength=len(samples)).float(),
+    )
+
+
+def scored(rows: Sequence[Sequence[int]]) -> list[Sample]:
+    """`rows` of ids as samples whose every token but the first is "trained": for logprobs alone."""
+    return [
+        Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
+        for row in rows
+    ]
+
+
+def _check(sample: Sample) -> None:
+    sizes = {len(sample.ids), len(sample.trained), len(sample.logprobs), len(sample.versions)}
+    if len(sizes) != 1:
+        raise ValueError(f"a row of episode {sample.episode_id} has columns of different lengths: {sorted(sizes)}")
+    if not any(sample.trained):
+        raise ValueError(f"a row of episode {sample.episode_id} has no token to train")
+    if sample.trained[0]:
+        raise ValueError(f"a row of episode {sample.episode_id} trains its first token, which has no logprob")

@@ -1,0 +1,97 @@
+"""What the learner may be told, checked before any process starts. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.registry import nearest
+
+Algorithm = Literal["gspo", "grpo", "dr_grpo"]
+OldLogprobs = Literal["recorded", "recomputed"]
+
+CLIP: dict[Algorithm, tuple[float, float]] = {
+    "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves (REQUIREMENTS T8)
+    "grpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+}
+"""Default ``(eps_low, eps_high)``: the ratios of the algorithms live on different scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnSettings:
+    """How the policy is trained. Defaults are those of the thesis run (REQUIREMENTS T14), full weights in fp32.
+
+    There is no seed: with dropout off the learner draws no random number.
+
+    >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
+    ((2e-05, 0.0004), (0.2, 0.28))
+    """
+
+    algorithm: Algorithm = "gspo"
+    lr: float = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.1
+    """Decoupled, on matrices only: norms and biases are not decayed."""
+    warmup_updates: int = 0
+    """The learning rate rises linearly over so many optimiser updates, then stays. The first is never zero."""
+    max_grad_norm: float = 0.1
+    beta: float = 0.0
+    """Weight of the KL term against the initial weights, of which a copy is held only when ``beta > 0``."""
+    eps_low: float | None = None
+    eps_high: float | None = None
+    """The ratio is clipped to ``[1 - eps_low, 1 + eps_high]``; None means the algorithm's own (`CLIP`)."""
+    max_completion_tokens: int | None = None
+    """Dr. GRPO's constant denominator per episode (REQUIREMENTS T5); it belongs to that algorithm alone."""
+    updates_per_batch: int = 1
+    """Optimiser updates on each batch, each over all of it (the mu of REQUIREMENTS T10)."""
+    old_logprobs: OldLogprobs = "recorded"
+    """Denominator of the importance ratio: ``recorded`` by the engine when it sampled, which also corrects
+    stale samples, or ``recomputed`` by the learner before its first update on the batch, which hides numerical
+    differences between engine and learner (a bf16 engine may need it) and any staleness with them."""
+    temperature: float = 1.0
+    """Of the sampling: logprobs are those of ``softmax(logits / temperature)``."""
+    micro_tokens: int = 8192
+    """Tokens in one forward and backward pass. A longer row goes alone: `stitch` bounds the length of rows."""
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """``(eps_low, eps_high)`` with the algorithm's defaults filled in."""
+        low, high = CLIP[self.algorithm]
+        return (low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work. Raises `ConfigError`."""
+        if self.algorithm not in CLIP:
+            raise ConfigError(f"unknown algorithm {self.algorithm!r}", fix=nearest(self.algorithm, CLIP))
+        if self.old_logprobs not in ("recorded", "recomputed"):
+            raise ConfigError(f"old_logprobs is 'recorded' or 'recomputed', not {self.old_logprobs!r}")
+        if (self.algorithm == "dr_grpo") != (self.max_completion_tokens is not None):
+            raise ConfigError(
+                f"max_completion_tokens={self.max_completion_tokens} with algorithm={self.algorithm}",
+                fix="dr_grpo needs max_completion_tokens, its constant denominator; the others have no use for it.",
+            )
+        positive = {
+            "temperature": self.temperature,
+            "max_grad_norm": self.max_grad_norm,
+            "updates_per_batch": self.updates_per_batch,
+            "micro_tokens": self.micro_tokens,
+            "max_completion_tokens": 1 if self.max_completion_tokens is None else self.max_completion_tokens,
+        }
+        natural = {
+            "lr": self.lr,
+            "beta": self.beta,
+            "weight_decay": self.weight_decay,
+            "warmup_updates": self.warmup_updates,
+            "eps_low": self.clip[0],
+            "eps_high": self.clip[1],
+        }
+        for name, value in positive.items():
+            if not value > 0:
+                raise ConfigError(f"{name} must be positive, not {value}")
+        for name, value in natural.items():
+            if not value >= 0:
+                raise ConfigError(f"{name} must not be negative, is {value}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas must lie in [0, 1), are {self.betas}")

@@ -1,0 +1,83 @@
+"""Axes: round ticks, numbers that fit, points thinned to what a screen shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+Point = tuple[float, float]
+
+_NOTHING = 1e-300
+"""Below this a fifth of a difference may be no float any more."""
+_SAME = 1e-9
+"""Two values closer than this, relative to their size, are one: no five floats lie between them."""
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) that cover `low` to `high`, about so many.
+
+    >>> ticks(0.0, 0.73)
+    [0.0, 0.2, 0.4, 0.6, 0.8]
+    >>> ticks(3, 3), ticks(0, 0)
+    ([2.0, 2.5, 3.0, 3.5, 4.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    """
+    size = max(abs(low), abs(high))
+    if size < _NOTHING:
+        low, high = 0.0, 1.0  # nothing happened: zero is the floor, not the middle
+    elif high - low < _SAME * size:
+        pad = abs(low) / 2 or 1.0
+        pad = 10.0 ** math.floor(math.log10(pad))
+        low, high = low - pad, high + pad
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    digits = max(0, -math.floor(math.log10(step)))
+    return [round(index * step, digits) + 0.0 for index in range(first, last + 1)]
+
+
+def compact(value: float, digits: int = 3) -> str:
+    """`value` in few characters: `digits` significant ones, thousands as k, M, G.
+
+    >>> [compact(v) for v in (0.0, 0.12345, 12.0, 1234.5, 3.2e6, 0.00002)]
+    ['0', '0.123', '12', '1.23k', '3.2M', '2e−5']
+    >>> compact(-0.5)
+    '−0.5'
+    """
+    if not math.isfinite(value):
+        return "\N{EN DASH}"
+    size = abs(value)
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= limit * (1 - 0.5 * 10.0**-digits):
+            return _minus(f"{value / limit:.{digits}g}") + unit
+    mantissa, e, exponent = f"{value:.{digits}g}".partition("e")
+    return _minus(mantissa) + (e and f"e{_minus(str(int(exponent)))}")
+
+
+def _minus(text: str) -> str:
+    return "\N{MINUS SIGN}" + text[1:] if text.startswith("-") else text
+
+
+def label(value: float, step: float) -> str:
+    """A tick's text: as many decimals as its neighbours need.
+
+    >>> label(0.5, 0.25), label(2000, 500), label(-1.0, 1.0)
+    ('0.50', '2k', '−1')
+    """
+    if abs(value) >= 1000 or (0 < abs(step) < 1e-4):
+        return compact(value)
+    decimals = next((count for count in range(5) if abs(round(step, count) - step) < 1e-9), 5)
+    return _minus(f"{value:.{decimals}f}")
+
+
+def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
+    """At most about ``2 * limit`` of `points`, lowest and highest of each bucket: what is drawn looks the same."""
+    if len(points) <= 2 * limit:
+        return list(points)
+    size = math.ceil(len(points) / limit)
+    kept: list[Point] = []
+    for start in range(0, len(points), size):
+        bucket = points[start : start + size]
+        low, high = min(bucket, key=lambda p: p[1]), max(bucket, key=lambda p: p[1])
+        kept += sorted({low, high})
+    return kept

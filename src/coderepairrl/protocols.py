@@ -1,0 +1,153 @@
+"""The five seams of the project on one page (DESIGN 5).
+
+Each has a scripted fake beside its real implementations and an exam, ``crrl check KIND NAME``. A class of your
+own is named by import path in the config (``engine = "mypackage.engines:MyEngine"``) and sits the same exam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+from coderepairrl.types import AgentReport, Endpoint, Episode, ExecResult, Sampling, Score, Task
+
+
+@runtime_checkable
+class TaskSource(Protocol):
+    """Where tasks come from."""
+
+    name: str
+
+    def prepare(self) -> None:
+        """Fetch and cache whatever the tasks need. Raises `TaskError` naming the task and the fix."""
+        ...
+
+    def __iter__(self) -> Iterator[Task]: ...
+
+
+@runtime_checkable
+class Sandbox(Protocol):
+    """An open workspace in isolation: a git repository at the task's commit, and nothing else of the host.
+
+    Every method raises `SandboxFault` when the sandbox itself fails; a command that fails is a result.
+    """
+
+    workdir: str
+    """The repository's path as commands inside see it."""
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_bytes: int = 1 << 20,
+        cwd: str | None = None,
+    ) -> ExecResult:
+        """Run `argv` (no shell) to its end, its whole process tree gone afterwards."""
+        ...
+
+    async def read(self, path: str) -> bytes:
+        """Bytes of a file, `path` relative to `workdir`. Raises FileNotFoundError, PermissionError (outside)."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Replace or create a file (and its folders), keeping its mode. Raises PermissionError (outside)."""
+        ...
+
+    async def reach(self, address: str) -> str:
+        """Bridge the host's Unix socket `address` to the guest's loopback; returns ``http://127.0.0.1:PORT``."""
+        ...
+
+    async def diff(self) -> bytes:
+        """The change against the task's commit, new, staged and committed files included, as git applies it.
+
+        No process of the guest is alive while it is taken, and none of the agent's code runs.
+        """
+        ...
+
+
+@runtime_checkable
+class SandboxBackend(Protocol):
+    """A way to isolate: `bwrap`, `docker`, ..., `unsafe-local`."""
+
+    name: str
+
+    def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox for `task`; leaving the context destroys it. Raises `SandboxFault`, `TaskError`."""
+        ...
+
+
+@runtime_checkable
+class Agent(Protocol):
+    """Something that repairs code by calling a model."""
+
+    name: str
+    placement: Literal["host", "sandbox"]
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        """Work on `task` until done or out of budget. Raises `AgentFault` when the program itself breaks."""
+        ...
+
+
+class Chunk(NamedTuple):
+    """Tokens as an engine emits them, all of one policy version."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Token ids in, token ids out. Knows no text: it stops on ids, the gateway on strings."""
+
+    name: str
+    context: int
+    """Longest sequence, prompt and output together, in tokens."""
+
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        """Sample until a stop id (which is emitted), `max_tokens`, or the context is full.
+
+        Closing the iterator aborts the request. Raises `EngineFault`, and ValueError for a prompt that leaves
+        no room.
+        """
+        ...
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """Serve the weights (safetensors) at `path` as `version`, and return it once every later token is theirs.
+
+        Raises `EngineFault` when the file's SHA-256 is not `checksum` or it does not fit; the old version then
+        goes on serving, never a mixture. No prefix computed by older weights is reused.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Hold all requests where they are."""
+        ...
+
+    async def resume(self) -> None:
+        """Let held requests go on."""
+        ...
+
+    async def health(self) -> Mapping[str, float]:
+        """Counters: ``version``, ``running``, ``generated_tokens``, ... Raises `EngineFault` when it is dead."""
+        ...
+
+    async def close(self) -> None:
+        """Stop serving and release everything."""
+        ...
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Judges an episode's patch."""
+
+    name: str
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Score the episode; `sandbox` opens fresh workspaces for rewards that run code. Raises `RewardFault`."""
+        ...

@@ -1,0 +1,89 @@
+"""Implementations by name: shipped ones from a table, a user's own by import path ``module:Class`` (DESIGN 5).
+
+Also what every exam answers with, since each seam is examined by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from coderepairrl.errors import ConfigError
+
+
+class Check(NamedTuple):
+    """One question of an exam (``crrl check KIND NAME``): what was asked, and what was seen."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``did you mean 'X'?`` for the known name nearest to `word`, else the list of them.
+
+    >>> nearest("bwarp", ["bwrap", "docker"])
+    "did you mean 'bwrap'?"
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, 1, 0.4)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+
+
+def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
+    """The class behind `name`: a key of `shipped` (whose values are import paths) or itself ``module:Class``.
+
+    `kind` is the word for it in messages (``engine``). Raises `ConfigError` with the nearest known name, or with
+    the reason why a class cannot be imported; an error inside a user's own module is raised as it is.
+    """
+    module_name, colon, attribute = shipped.get(name, name).partition(":")
+    if not colon:
+        raise ConfigError(
+            f"unknown {kind} {name!r}", fix=f"{nearest(name, shipped)} A class of your own is named module:Class."
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists; something that it imports does not
+        raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix="is it installed?") from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
+        raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=nearest(attribute, classes))
+    return found
+
+
+def check_options(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` with the nearest option for one in `options` that `call` does not take by keyword."""
+    parameters = inspect.signature(call).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    for option in options:
+        if option not in keywords:
+            raise ConfigError(f"{kind} {name!r} has no option {option!r}", fix=nearest(option, keywords))
+
+
+def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:
+    """An instance of the class that `resolve` finds, made with `options`. It is a `protocol`, whatever its class.
+
+    Raises `ConfigError` for an unknown name or option (naming the nearest), an option that is missing, and a class
+    that does not have what `protocol` asks for.
+    """
+    found = resolve(kind, name, shipped)
+    check_options(kind, name, found, options)
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in the options of the {kind}") from None
+    made = found(**options)
+    methods = [member for member, value in vars(protocol).items() if inspect.isfunction(value)]
+    if lacking := [member for member in (*inspect.get_annotations(protocol), *methods) if not hasattr(made, member)]:
+        raise ConfigError(
+            f"{kind} {name!r} is no {protocol.__name__}", fix=f"it lacks {', '.join(lacking)}: see protocols.py"
+        )
+    return made

@@ -1,0 +1,312 @@
+"""From a run's contents to the numbers of its report. Nothing here knows of HTML."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from coderepairrl.evaluate import pair, summarise
+from coderepairrl.evaluate.clusters import cluster_of, slice_of
+from coderepairrl.report.ledger import covered, run_ledger, step_ledger
+from coderepairrl.report.reading import Row, RunData
+from coderepairrl.stats import Interval, paired_difference, sign_flip_test
+from coderepairrl.types import Ending, Episode
+
+_COMMANDS, _TOOLS = 9, 6
+_EQUAL = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A finished evaluation: means with 95 % intervals, by measure."""
+
+    name: str
+    step: int
+    episodes: int
+    tasks: int
+    void: int
+    values: Mapping[str, Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a measure changed on the tasks that both sides have it on."""
+
+    change: Interval
+    p: float
+    """Two-sided, of the clustered paired permutation test."""
+    tasks: int
+    better: int
+    worse: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two evaluations, task by task; `slice` names the kind of tasks, if not all of them."""
+
+    before: str
+    after: str
+    slice: str
+    clusters: int
+    early: Mapping[str, Interval]
+    late: Mapping[str, Interval]
+    changes: Mapping[str, Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that is said of one run."""
+
+    name: str
+    path: str
+    status: str
+    notices: Sequence[str]
+    planned: int | None
+    about: Mapping[str, Any]
+    config: Mapping[str, Any]
+    scores: Sequence[str]
+    """Names of the rewards measured, the paid ones first."""
+    steps: Sequence[Mapping[str, Any]]
+    """Per step: its metrics, and ``tools``, ``calls_by_tool``, ``commands``, ``ledger``, ``engine_busy``."""
+    commands: Sequence[str]
+    tools: Sequence[str]
+    evaluations: Sequence[Evaluation]
+    comparisons: Sequence[Comparison]
+    """First and last evaluation: all tasks, then slices."""
+    account: Mapping[str, Any]
+    ledger: Mapping[str, float]
+    wall_seconds: float
+    episodes: Mapping[str, int]
+    """``train``, ``eval``, ``void``, ``retried``, ``interrupted``; ``starts`` of the process."""
+    endings: Mapping[str, int]
+    faults: Mapping[str, int]
+    last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
+    """Episodes of the last evaluation by name: to compare runs, and in no JSON."""
+
+
+def analyse(data: RunData) -> Report:
+    """The report of a run."""
+    by_step: dict[int, list[Row]] = defaultdict(list)
+    for row in data.rows.values():
+        if row.phase == "train":
+            by_step[row.step].append(row)
+    steps = [_step(record, by_step[record["step"]]) for record in data.steps]
+    evaluations, comparisons, last = _evaluations(data)
+    tools, commands = _most_used(data.rows.values())
+    planned = data.config.get("run.steps")
+    notices = [*data.notices, *_missing(data, steps, evaluations, planned)]
+    return Report(
+        name=str(data.about.get("name") or data.folder.path.name),
+        path=str(data.folder.path),
+        status=_status(data),
+        notices=notices,
+        planned=planned,
+        about={**data.about, "ran_on": data.where},
+        config=data.config,
+        scores=_scores(data),
+        steps=steps,
+        commands=commands,
+        tools=tools,
+        evaluations=evaluations,
+        comparisons=comparisons,
+        account=asdict(data.account)
+        | {"delivered": data.account.delivered, "expansion": data.account.expansion, "balanced": data.account.balanced},
+        ledger=run_ledger(data, (step["ledger"] for step in steps)),
+        wall_seconds=sum(end - start for start, end in data.sessions),
+        episodes=_counts(data),
+        endings=Counter(_ending(row) for row in data.rows.values() if row.ending is not Ending.VOID),
+        faults=Counter(row.reason or "unknown" for row in data.rows.values() if row.ending is Ending.VOID),
+        last=last,
+    )
+
+
+def compare_runs(first: Report, other: Report) -> list[Comparison]:
+    """`other` minus `first` on the tasks of the last evaluations of both, by evaluation."""
+    return [
+        _comparison(first.last[name], other.last[name], first.name, other.name)
+        for name in first.last
+        if name in other.last
+    ]
+
+
+def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
+    """Settings, versions and machines that are not the same in all runs: one value per run, None where unset."""
+    views = [
+        {key: value for key, value in report.config.items() if key not in ("run.name", "run.dir")}
+        | {key: report.about.get(key) for key in ("commit", "coderepairrl", "python", "platform", "cpus")}
+        | {f"version of {name}": version for name, version in (report.about.get("versions") or {}).items()}
+        for report in reports
+    ]
+    keys = dict.fromkeys(key for view in views for key in view)
+    rows = {key: [view.get(key) for view in views] for key in keys}
+    return {key: values for key, values in rows.items() if any(value != values[0] for value in values)}
+
+
+def as_json(value: Any) -> Any:
+    """Reports as plain data. What is not finite becomes null, since JSON has no such numbers."""
+    if isinstance(value, Interval):
+        return as_json(value._asdict())
+    if isinstance(value, Report | Evaluation | Comparison | Change):
+        return {f.name: as_json(getattr(value, f.name)) for f in fields(value) if f.name != "last"}
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _step(record: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    metrics = record["metrics"]
+    valid = [row for row in rows if row.ending is not Ending.VOID]
+    calls = sum(sum(row.tools.calls.values()) for row in valid)
+    commands: Counter[str] = Counter()
+    by_tool: dict[str, list[float]] = defaultdict(list)
+    for row in valid:
+        commands.update(row.tools.commands)
+        for tool in row.tools.calls:
+            by_tool[tool].append(row.tools.rate(tool) or 0.0)
+    ledger = step_ledger(metrics, rows)
+    seconds = sum(ledger.values())
+    busy = covered(span for row in rows for span in row.busy)
+    return {
+        "step": record["step"],
+        "version": record.get("version"),
+        **metrics,
+        "episode_tokens": sum(row.tokens for row in valid) / len(valid) if valid else None,
+        "tools": {tool: sum(rates) / len(rates) for tool, rates in by_tool.items()},
+        "calls_by_tool": {
+            tool: sum(row.tools.calls.get(tool, 0) for row in valid) / len(valid) for tool in sorted(by_tool)
+        },
+        "commands": {name: count / calls for name, count in commands.most_common()},
+        "ledger": ledger,
+        "engine_busy": min(1.0, busy / seconds) if seconds else None,
+    }
+
+
+def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dict[str, list[Episode]]]:
+    finished = {
+        key: list(data.evaluated[key].values())
+        for key in sorted(data.evaluated, key=lambda key: (key[0] != "eval", key[0], key[1]))
+        if key in data.evaluation_seconds
+    }
+    evaluations = []
+    for (name, step), episodes in finished.items():
+        summary = summarise(episodes, cluster_of)
+        evaluations.append(
+            Evaluation(name, step, summary.episodes, summary.tasks, summary.void, _by_importance(summary.values))
+        )
+    comparisons: list[Comparison] = []
+    last: dict[str, list[Episode]] = {}
+    for name in dict.fromkeys(name for name, _ in finished):
+        steps = [step for other, step in finished if other == name]
+        last[name] = finished[name, steps[-1]]
+        if len(steps) < 2:
+            continue
+        first = finished[name, steps[0]]
+        titles = (f"{name} after step {steps[0]}", f"{name} after step {steps[-1]}")
+        comparisons.append(_comparison(first, last[name], *titles))
+        slices = sorted({slice_of(episode.task_id) for episode in first})
+        for kind in slices if len(slices) > 1 else []:
+            sides = [[e for e in side if slice_of(e.task_id) == kind] for side in (first, last[name])]
+            comparisons.append(_comparison(sides[0], sides[1], *titles, kind))
+    return evaluations, comparisons, last
+
+
+def _comparison(
+    early: Sequence[Episode], late: Sequence[Episode], before: str, after: str, kind: str = ""
+) -> Comparison:
+    changes = {}
+    for name, pairs in _by_importance(pair(early, late)).items():
+        clusters = [cluster_of(task) for task in pairs.tasks]
+        gains = [b - a for a, b in zip(pairs.before, pairs.after, strict=True)]
+        changes[name] = Change(
+            change=paired_difference(pairs.before, pairs.after, clusters),
+            p=sign_flip_test(pairs.before, pairs.after, clusters),
+            tasks=len(gains),
+            better=sum(gain > _EQUAL for gain in gains),
+            worse=sum(gain < -_EQUAL for gain in gains),
+        )
+    return Comparison(
+        before,
+        after,
+        kind,
+        len({cluster_of(episode.task_id) for episode in early}),
+        _by_importance(summarise(early, cluster_of).values),
+        _by_importance(summarise(late, cluster_of).values),
+        changes,
+    )
+
+
+_EFFORT = ("empty_patches", "tool_success", "limit", "calls", "turns", "sampled_tokens")
+
+
+def _by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Reward, then each score with its value per patch beside it, then what it took."""
+    order = ["reward"]
+    for name in sorted(set(values) - {"reward", *_EFFORT}):
+        order += [] if name in order else [name]
+    return {name: values[name] for name in (*order, *_EFFORT) if name in values}
+
+
+def _most_used(rows: Iterable[Row]) -> tuple[list[str], list[str]]:
+    tools: Counter[str] = Counter()
+    commands: Counter[str] = Counter()
+    for row in rows:
+        if row.phase == "train":
+            tools.update(row.tools.calls)
+            commands.update(row.tools.commands)
+    return [name for name, _ in tools.most_common(_TOOLS)], [name for name, _ in commands.most_common(_COMMANDS)]
+
+
+def _scores(data: RunData) -> list[str]:
+    seen = dict.fromkeys(name for row in data.rows.values() for name in row.scores)
+    paid = [key.removeprefix("reward.") for key, weight in data.config.items() if key.startswith("reward.") and weight]
+    return [name for name in paid if name in seen] + [name for name in seen if name not in paid]
+
+
+def _counts(data: RunData) -> dict[str, int]:
+    return {
+        "train": sum(row.phase == "train" for row in data.rows.values()),
+        "eval": sum(row.phase != "train" for row in data.rows.values()),
+        "void": sum(row.ending is Ending.VOID for row in data.rows.values()),
+        "retried": sum(tries - 1 for tries in data.begun.values()),
+        "interrupted": data.interrupted,
+        "starts": len(data.sessions),
+    }
+
+
+def _ending(row: Row) -> str:
+    return f"limit: {row.reason}" if row.ending is Ending.LIMIT else str(row.ending)
+
+
+def _status(data: RunData) -> str:
+    if data.last == "stop":
+        return f"stopped by {data.stopped_by or 'a signal'}"
+    return {"end": "finished", "start": "unfinished", "": "never started"}[data.last]
+
+
+def _missing(
+    data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
+) -> list[str]:
+    said = []
+    if not steps:
+        said.append("No step is finished yet, so there are no curves.")
+    elif planned is not None and len(steps) < planned:
+        said.append(f"{len(steps)} of {planned} steps are finished.")
+    if not evaluations:
+        said.append("No evaluation on held-out tasks is finished: nothing here says how the policy generalises.")
+    elif len(evaluations) == 1:
+        said.append("Only one evaluation is finished, so there is no before and after.")
+    if data.rows and "tests" not in _scores(data):
+        said.append(
+            "Tests were never run, so nothing here says whether patches repair: a reward can rise while repairs do "
+            "not. They can be measured without being paid for: reward.tests=0."
+        )
+    if data.last == "start":
+        said.append("The run has not ended: it is still working, or it was killed and waits for --resume.")
+    return said

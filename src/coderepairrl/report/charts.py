@@ -1,0 +1,173 @@
+"""From reports to panels: which curves there are, and which belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from coderepairrl.plots import Baseline, Panel, Series, compact, ema, strength
+from coderepairrl.report.analysis import Report
+from coderepairrl.report.ledger import ROLLOUT
+from coderepairrl.report.names import spoken
+
+OTHER, TOOLS = 0.01, 0.05
+"""Alpha of the EMA for rewards and all else, and for tools (REQUIREMENTS 13)."""
+
+_CROWD = 4
+
+Section = tuple[str, list[Panel]]
+Getter = Callable[[Mapping[str, Any]], float | None]
+
+
+def sections(reports: Sequence[Report]) -> list[Section]:
+    """All panels of a page by heading; with several runs each panel has a colour per run, or there is one per run."""
+    found = [
+        ("What is learned", outcomes(reports)),
+        ("What the agent does", _behaviour(reports)),
+        ("Speed and time", _speed(reports)),
+        ("The learner's health", _learner(reports)),
+    ]
+    return [(title, panels) for title, panels in found if any(series.points for p in panels for series in p.series)]
+
+
+def outcomes(reports: Sequence[Report]) -> list[Panel]:
+    """Reward with its spread, each score over all episodes and per non-empty patch, empty patches."""
+    names = ["reward", "reward_std"]
+    for score in dict.fromkeys(score for report in reports for score in report.scores):
+        if not all(is_reward(report, score) for report in reports):
+            names.append(score)
+        names.append(f"{score}_per_patch")
+    if not any("tests" in report.scores for report in reports):
+        names[2:2] = ["tests"]  # its absence must be seen
+    return [curve(reports, name) for name in (*names, "empty_patches")]
+
+
+def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = ()) -> Panel:
+    """One measure over training steps, with the evaluations as points with their intervals."""
+    several = len(reports) > 1
+    alpha = _alpha(reports, OTHER)
+    held_out = any(measure in e.values for report in reports for e in report.evaluations)
+    single = "training" if held_out else ""
+    series = [
+        _series(report, measure, report.name if several else single, at, alpha) for at, report in enumerate(reports)
+    ]
+    for at, report in enumerate(reports):
+        held = [(e.step, e.values[measure]) for e in report.evaluations if measure in e.values and e.name == "eval"]
+        if held:
+            name = f"{report.name}, held out" if several else "held out"
+            series.append(
+                Series(
+                    name,
+                    [step for step, _ in held],
+                    [value.value for _, value in held],
+                    colour=at if several else 1,
+                    low=[value.low for _, value in held],
+                    high=[value.high for _, value in held],
+                    listed=not several,
+                )
+            )
+    dots = "; dots: held-out tasks, 95 % intervals" if held_out else ""
+    return Panel(spoken(measure), series, note=(_note(alpha) + dots).removeprefix("; "), baselines=baselines)
+
+
+def _behaviour(reports: Sequence[Report]) -> list[Panel]:
+    panels = [_metric(reports, "tool_success", alpha=TOOLS)]
+    for title, field in (("success by tool", "tools"), ("calls per episode, by tool", "calls_by_tool")):
+        panels += [_family(each, title + _of(reports, each), each.tools, field) for each in reports]
+    title = "commands per tool call"
+    panels += [_family(each, title + _of(reports, each), each.commands, "commands") for each in reports]
+    panels += [_metric(reports, name) for name in ("turns", "calls", "sampled_tokens")]
+    return [*panels, _metric(reports, "episode_tokens", "tokens per episode, context included")]
+
+
+def _speed(reports: Sequence[Report]) -> list[Panel]:
+    panels = [
+        _metric(reports, "tokens_per_second", "sampled tokens per second of rollout"),
+        _metric(reports, "engine_busy", "share of a step in which the engine has work"),
+    ]
+    for report in reports:
+        xs = [step["step"] for step in report.steps]
+        series = [
+            Series(name, xs, [step["ledger"][name] for step in report.steps], colour)
+            for colour, name in enumerate((*ROLLOUT, "learning"))
+        ]
+        panels.append(Panel(f"seconds per step{_of(reports, report)}", series, kind="stack", missing="no steps yet"))
+    return panels
+
+
+def _learner(reports: Sequence[Report]) -> list[Panel]:
+    shown = [
+        (("entropy",), "entropy, estimated from the sampled tokens"),
+        (("grad_norm",), "gradient norm before clipping"),
+        (("loss",), "loss"),
+        (("kl",), "KL to the initial policy"),
+        (("mismatch_mean", "mismatch_max"), "engine against learner: |Δ logprob|"),
+        (("ratio_mean", "ratio_max"), "importance ratio"),
+        (("clip_low", "clip_high"), "share of ratios that the clip cuts off"),
+        (("staleness_max",), "versions behind, oldest token"),
+        (("lr",), "learning rate"),
+    ]
+    panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in shown]
+    flat = _metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same")
+    return [panel for panel in (*panels, flat) if _says_something(panel)]
+
+
+def _says_something(panel: Panel) -> bool:
+    """Whether it is measured at all, and, for what the configuration says already, whether it ever moves."""
+    values = {y for series in panel.series for _, y in series.points}
+    return len(values) > 1 if panel.title in ("learning rate", "versions behind, oldest token") else bool(values)
+
+
+def _metric(reports: Sequence[Report], name: str, title: str = "", alpha: float = OTHER) -> Panel:
+    return _metrics(reports, [name], title or spoken(name), alpha)
+
+
+def _metrics(reports: Sequence[Report], names: Sequence[str], title: str, rule: float = OTHER) -> Panel:
+    alpha = _alpha(reports, rule)
+    series = []
+    for at, report in enumerate(reports):
+        for number, name in enumerate(names):
+            short = name.rpartition("/")[2].replace("_", " ")
+            label = " ".join([report.name] * (len(reports) > 1) + [short] * (len(names) > 1))
+            colour = at if len(reports) > 1 else number
+            series.append(_series(report, name, label, colour, alpha, dashed=len(reports) > 1 and number > 0))
+    include = (1.0,) if "ratio_mean" in names[0] else (0.0,)
+    return Panel(title, series, note=_note(alpha), include=include)
+
+
+def _series(report: Report, name: str, label: str, colour: int, alpha: float, dashed: bool = False) -> Series:
+    values = [step.get(name) for step in report.steps]
+    return Series(label, [step["step"] for step in report.steps], values, colour, alpha, dashed=dashed)
+
+
+def _family(report: Report, title: str, names: Sequence[str], field: str) -> Panel:
+    """One curve for each of `names`, for one run. What a step never used has a share of 0, but no success rate."""
+    alpha = _alpha([report], TOOLS)
+    absent = None if field == "tools" else 0.0
+    xs = [step["step"] for step in report.steps]
+    series = []
+    for colour, name in enumerate(names):
+        values = [step[field].get(name, absent) for step in report.steps]
+        if len(names) > _CROWD:  # so many raw curves hide the smooth ones
+            series.append(Series(name, xs, ema(values, alpha), colour))
+        else:
+            series.append(Series(name, xs, values, colour, alpha))
+    return Panel(title, series, note=_note(alpha), missing="none was used")
+
+
+def is_reward(report: Report, score: str) -> bool:
+    """Whether `score` alone is the reward, so that showing both says the same twice."""
+    weights = [value for key, value in report.config.items() if key.startswith("reward.") and value]
+    return weights == [1.0] and list(report.scores[:1]) == [score]
+
+
+def _alpha(reports: Sequence[Report], rule: float) -> float:
+    return strength(max((len(report.steps) for report in reports), default=0), rule)
+
+
+def _note(alpha: float) -> str:
+    return f"EMA \N{GREEK SMALL LETTER ALPHA} = {compact(alpha, 2)}" if alpha < 1 else ""
+
+
+def _of(reports: Sequence[Report], report: Report) -> str:
+    return f" · {report.name}" if len(reports) > 1 else ""

@@ -1,0 +1,80 @@
+"""What `crrl report` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import UsageError
+from coderepairrl.plots import Baseline, figure
+from coderepairrl.report.analysis import Report, analyse, as_json, compare_runs, differences
+from coderepairrl.report.charts import curve
+from coderepairrl.report.page import render
+from coderepairrl.report.reading import read
+
+
+def load(runs: Sequence[Path]) -> list[Report]:
+    """The reports of `runs`, in their order. Raises `UsageError` for a folder that is no run."""
+    reports = [analyse(read(run)) for run in runs]
+    return _told_apart(reports)
+
+
+def write_page(reports: Sequence[Report], output: Path | None) -> Path:
+    """Write the page to `output`; without one to ``report/index.html`` in the (first) run folder.
+
+    Raises `UsageError` when it cannot be written.
+    """
+    if output is None:
+        name = "index" if len(reports) == 1 else "compare"
+        output = Path(reports[0].path) / "report" / f"{name}.html"
+    return _write(output, render(reports))
+
+
+def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Path) -> Path:
+    """Write reward and tests passing over steps as an SVG.
+
+    `baselines` are ``NAME=VALUE``, drawn in the reward's panel; when there is one for each of several runs, each has
+    its run's colour. Raises `UsageError` for another form, or when the file cannot be written.
+    """
+    lines = [_baseline(text) for text in baselines]
+    if len(lines) == len(reports) > 1:
+        lines = [Baseline(line.name, line.value, at) for at, line in enumerate(lines)]
+    panels = [curve(reports, "reward", lines), curve(reports, "tests")]
+    return _write(output, figure(panels, columns=2, standalone=True))
+
+
+def numbers(reports: Sequence[Report]) -> dict[str, Any]:
+    """The same numbers as the page, as plain data: what ``--json`` prints."""
+    return {
+        "runs": as_json(reports),
+        "between_runs": [as_json(compare_runs(reports[0], other)) for other in reports[1:]],
+        "differences": as_json(differences(reports)),
+    }
+
+
+def _told_apart(reports: Sequence[Report]) -> list[Report]:
+    """Runs of the same name get the folder they are in as well."""
+    names = [each.name for each in reports]
+    return [
+        replace(each, name=f"{Path(each.path).parent.name}/{each.name}") if names.count(each.name) > 1 else each
+        for each in reports
+    ]
+
+
+def _baseline(text: str) -> Baseline:
+    name, equals, value = text.rpartition("=")
+    try:
+        return Baseline(name.strip(), float(value)) if equals else Baseline("", float(value))
+    except ValueError:
+        raise UsageError(f"baseline {text!r} is not NAME=VALUE", fix='write for example "junk edit=0.04"') from None
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error}", fix="name another file") from error
+    return path

@@ -1,0 +1,53 @@
+"""Where the time went (DESIGN 6.8): wall seconds by activity, per step and for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from coderepairrl.report.reading import Row, RunData
+
+ROLLOUT = ("generation", "tools", "sandbox", "reward", "waiting")
+ACTIVITIES = (*ROLLOUT, "learning", "evaluation", "other")
+_OF_EPISODE = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sandbox", "diff"), "reward": ("reward",)}
+
+
+def step_ledger(metrics: Mapping[str, float], rows: Sequence[Row]) -> dict[str, float]:
+    """Wall seconds of one step by activity.
+
+    Episodes overlap, so the rollout's wall time is shared out in proportion to the episode-seconds of each
+    activity; ``waiting`` is what episodes spent on none of them: the agent itself, HTTP, a place in a queue.
+    """
+    rollout = metrics.get("rollout_seconds") or 0.0
+    spent = {name: sum(row.timings.get(key, 0.0) for row in rows for key in keys) for name, keys in _OF_EPISODE.items()}
+    total = max(sum(row.timings.get("total", 0.0) for row in rows), sum(spent.values()))
+    spent["waiting"] = total - sum(spent.values())
+    shares = {name: spent[name] / total if total else float(name == "waiting") for name in ROLLOUT}
+    return {name: rollout * share for name, share in shares.items()} | {"learning": metrics.get("learn_seconds") or 0.0}
+
+
+def run_ledger(data: RunData, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Wall seconds of the whole run by activity, from the ledgers of its steps.
+
+    ``other`` is the rest: starting and stopping, checkpoints, exports, and steps or evaluations that were cut short.
+    """
+    ledger = dict.fromkeys(ACTIVITIES, 0.0)
+    for step in steps:
+        for name, seconds in step.items():
+            ledger[name] += seconds
+    ledger["evaluation"] = sum(data.evaluation_seconds.values())
+    wall = sum(end - start for start, end in data.sessions)
+    ledger["other"] = max(0.0, wall - sum(ledger.values()))
+    return ledger
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in at least one of `spans`.
+
+    >>> covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    seconds, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return seconds

@@ -1,0 +1,33 @@
+"""What measures and metrics are called where people read them, and which way is better."""
+
+from __future__ import annotations
+
+_NAMES = {
+    "reward": "reward",
+    "reward_std": "reward, standard deviation within groups",
+    "tests": "tests passing",
+    "empty_patches": "empty patches",
+    "tool_success": "tool calls that succeed",
+    "limit": "ended by a limit",
+    "calls": "tool calls",
+    "turns": "turns",
+    "sampled_tokens": "sampled tokens",
+}
+_PER_PATCH = "_per_patch"
+LESS_IS_BETTER = frozenset({"empty_patches", "limit"})
+EFFORT = frozenset({"calls", "turns", "sampled_tokens"})
+"""Counts per episode: neither direction is better, and they have another scale than shares."""
+
+SECONDARY = EFFORT | {"tool_success", "limit"}
+"""Says how the outcome came about, and is left out where room is short."""
+
+
+def spoken(measure: str) -> str:
+    """The name for people.
+
+    >>> spoken("tests_per_patch"), spoken("patch_lines")
+    ('tests passing, per non-empty patch', 'patch_lines')
+    """
+    if measure.endswith(_PER_PATCH):
+        return f"{spoken(measure.removesuffix(_PER_PATCH))}, per non-empty patch"
+    return _NAMES.get(measure, measure)

@@ -1,0 +1,183 @@
+"""Reports to one HTML page: everything in it, no script, no network (its content security policy forbids both)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from coderepairrl import plots
+from coderepairrl.report.analysis import Change, Comparison, Report, compare_runs, differences
+from coderepairrl.report.charts import is_reward, sections
+from coderepairrl.report.ledger import ACTIVITIES
+from coderepairrl.report.names import EFFORT, LESS_IS_BETTER, SECONDARY, spoken
+from coderepairrl.stats import Interval
+from coderepairrl.view.text import visible
+
+_NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+
+
+class Cell(NamedTuple):
+    """A measure in a comparison."""
+
+    early: Interval | None
+    late: Interval | None
+    change: Change | None
+    drawn: Markup
+
+
+class Table(NamedTuple):
+    """Comparisons side by side: a row per measure, a cell per comparison."""
+
+    title: str
+    heads: list[Comparison]
+    names: list[str]
+    rows: list[tuple[str, str, list[Cell]]]
+    coloured: bool = True
+    """Whether the comparisons are those of the runs, in their order."""
+
+
+def render(reports: Sequence[Report]) -> str:
+    """The page of one run, or of several side by side."""
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            reports=reports,
+            tables=_tables(reports),
+            slices=_slices(reports),
+            sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
+            ledgers=[_ledger(report) for report in reports],
+            accounts=[_account(report.account) for report in reports],
+            differences=differences(reports) if len(reports) > 1 else {},
+            style=Markup(plots.STYLE),
+        )
+    )
+
+
+def _tables(reports: Sequence[Report]) -> list[Table]:
+    """Before and after for every run, and between runs."""
+    tables = []
+    wholes = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
+    if wholes:
+        tables.append(_table("Held-out tasks, before and after", wholes, reports))
+    between = [(f"{o.name} {_MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
+    if between:
+        table = _table("Between runs, on the tasks that both were evaluated on last", between, reports)
+        tables.append(table._replace(coloured=False))
+    return tables
+
+
+def _slices(reports: Sequence[Report]) -> list[Table]:
+    """Before and after for each kind of tasks: outcomes alone."""
+    tables = []
+    for kind in dict.fromkeys(c.slice for r in reports for c in r.comparisons if c.slice):
+        named = [(r.name, c) for r in reports for c in r.comparisons if c.slice == kind]
+        table = _table(f"Before and after, {kind} only", named, reports)
+        tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
+    return tables
+
+
+def _table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequence[Report]) -> Table:
+    comparisons = [comparison for _, comparison in named]
+    measures = dict.fromkeys(m for c in comparisons for m in (*c.early, *c.late))
+    if all(is_reward(report, score) for report in reports for score in report.scores[:1]):
+        for score in {report.scores[0] for report in reports if report.scores}:
+            measures.pop(score, None)  # it is the reward, which stands there already
+    reach = max(
+        (abs(end) for c in comparisons for m, ch in c.changes.items() if m not in EFFORT for end in ch.change[1:]),
+        default=0.0,
+    )
+    rows = []
+    for measure in measures:
+        cells = [
+            Cell(c.early.get(measure), c.late.get(measure), change, _forest(measure, change, reach))
+            for c in comparisons
+            for change in [c.changes.get(measure)]
+        ]
+        rows.append((measure, spoken(measure), cells))
+    return Table(title, comparisons, [name for name, _ in named], rows)
+
+
+def _forest(measure: str, change: Change | None, reach: float) -> Markup:
+    if change is None or measure in EFFORT or reach <= 0:
+        return Markup('<i class="gap"></i>')
+    return Markup(plots.forest(*change.change, reach, better="less" if measure in LESS_IS_BETTER else "more"))
+
+
+def _ledger(report: Report) -> list[tuple[str, float, float, int]]:
+    """Activity, wall seconds, share, colour: the colours of the stacked bars."""
+    total = sum(report.ledger.values())
+    return [
+        (name, report.ledger[name], report.ledger[name] / total, colour)
+        for colour, name in enumerate(ACTIVITIES)
+        if total and report.ledger[name] > 0
+    ]
+
+
+def _account(account: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
+    """State, reason, sampled tokens, share."""
+    parts = [("trained", "", account["trained"])]
+    parts += [(state, reason, n) for state in ("masked", "dropped") for reason, n in account[state].items()]
+    total = account["sampled"]
+    return [(state, reason, tokens, tokens / total) for state, reason, tokens in parts if tokens]
+
+
+def _level(value: Interval | None, digits: int = 3) -> Markup:
+    """An estimate, its interval small beneath."""
+    if value is None:
+        return Markup("<span class=none>{}</span>").format(_NONE)
+    text = Markup("{} <small>[{}, {}]</small>")
+    return text.format(*(_fixed(number, digits) for number in value))
+
+
+def _signed(value: float) -> str:
+    return ("+" if value >= 0 else "") + _fixed(value)
+
+
+def _fixed(value: float, digits: int = 3) -> str:
+    size = abs(value)
+    text = f"{value:.{digits}f}" if size < 10 else f"{value:,.1f}"
+    return text.replace("-", _MINUS)
+
+
+def _seconds(value: float) -> str:
+    """For people: 850 ms, 12.3 s, 4 min 05 s, 3 h 10 min."""
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    if value < 100:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{minutes} min {seconds:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _p(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
+
+
+def _plain(value: Any) -> str:
+    return _NONE if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("coderepairrl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "visible": lambda value: visible(str(value)),
+        "plain": _plain,
+        "level": _level,
+        "signed": _signed,
+        "seconds": _seconds,
+        "p": _p,
+    }
+    return environment

@@ -1,0 +1,180 @@
+"""A run folder, read once and tolerantly: what is damaged or not there yet becomes a notice, not an error."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.agents.stats import ToolStats, tally
+from coderepairrl.errors import RunError
+from coderepairrl.learn import Account
+from coderepairrl.learn.account import run_account
+from coderepairrl.runs import RunFolder, logged_episodes, open_run
+from coderepairrl.types import Ending, Episode, Origin, TokenSpan
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a report needs of an episode, without its tokens."""
+
+    phase: str
+    step: int
+    ending: Ending
+    reason: str
+    scores: tuple[str, ...]
+    tools: ToolStats
+    timings: Mapping[str, float]
+    tokens: int
+    """Sampled and given."""
+    busy: tuple[tuple[float, float], ...]
+    """When the engine worked on it: Unix seconds from, to."""
+
+
+@dataclass(slots=True)
+class RunData:
+    """The contents of a run folder."""
+
+    folder: RunFolder
+    about: Mapping[str, Any]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Flat: ``train.lr`` and so on."""
+    notices: list[str] = field(default_factory=list)
+    """What is missing or damaged, in sentences."""
+    steps: list[Record] = field(default_factory=list)
+    rows: dict[str, Row] = field(default_factory=dict)
+    """Every episode with a verdict, by id."""
+    evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
+    """Episodes of evaluations, by name and step, then by group and attempt; void ones only where nothing else is."""
+    evaluation_seconds: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Of finished evaluations."""
+    phases: dict[str, str] = field(default_factory=dict)
+    """Of every episode begun, by id."""
+    begun: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Tries by group and attempt."""
+    interrupted: int = 0
+    """Episodes without a verdict."""
+    sessions: list[tuple[float, float]] = field(default_factory=list)
+    """Unix seconds from, to, of each process that worked on the run."""
+    last: str = ""
+    """Type of the last ``start``, ``stop`` or ``end`` record."""
+    stopped_by: str = ""
+    where: str = ""
+    """Engine and sandbox of the last process."""
+    account: Account = field(default_factory=Account)
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Sampled and given, by episode."""
+    busy: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """When the engine worked, by episode."""
+
+
+def read(path: Path) -> RunData:
+    """Everything that a report says of the run in `path`. Raises `UsageError` when it is no run folder."""
+    folder = open_run(path)
+    data = RunData(folder, json.loads((path / "run.json").read_text()))
+    try:
+        data.config = flat(tomllib.loads(folder.config.read_text()))
+    except (OSError, ValueError) as error:
+        data.notices.append(f"The configuration cannot be read ({error}).")
+    if not folder.log.is_file():
+        data.notices.append("There is no log.jsonl: nothing of this run is known but how it was meant.")
+        return data
+    for episode in logged_episodes(_watch(data)):
+        _add(data, episode)
+    data.account = run_account(_whole(folder, []))
+    return data
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys.
+
+    >>> flat({"train": {"lr": 1e-4}, "eval": {}})
+    {'train.lr': 0.0001}
+    """
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return found
+
+
+def _whole(folder: RunFolder, notices: list[str]) -> Iterator[Record]:
+    """The log's records as far as they can be read."""
+    with folder.log.open("rb") as file:
+        file.seek(0, 2)
+        if file.tell():
+            file.seek(-1, 2)
+            if file.read(1) != b"\n":
+                notices.append("The log's last line is incomplete: the run is writing it, or a crash cut it off.")
+    try:
+        yield from folder.records()
+    except RunError as error:
+        notices.append(f"The log is damaged, and only what stands before that is shown: {error}.")
+
+
+def _watch(data: RunData) -> Iterator[Record]:
+    """Pass on the records that make episodes, and keep what the others say."""
+    open_since: dict[tuple[str, int], float] = {}
+    pending: set[str] = set()
+    for record in _whole(data.folder, data.notices):
+        kind, time = record["type"], record["time"]
+        if kind == "start" or not data.sessions:
+            data.sessions.append((time, time))
+            open_since.clear()
+        data.sessions[-1] = (data.sessions[-1][0], time)
+        if kind in ("start", "stop", "end"):
+            data.last, data.stopped_by = kind, record.get("reason", "")
+            if kind == "start":
+                data.where = f"engine {record.get('engine', '?')}, sandbox {record.get('sandbox', '?')}"
+        elif kind == "episode":
+            data.begun[record["group"], record["attempt"]] += 1
+            pending.add(record["id"])
+            data.phases[record["id"]] = record["phase"]
+            open_since.setdefault((record["phase"], record["step"]), time)
+        elif kind == "verdict":
+            pending.discard(record["verdict"]["id"])
+        elif kind == "step":
+            data.steps.append(record)
+        elif kind == "eval":
+            # Its episodes may all be from an earlier process: then this one spent no time on it.
+            known = (*reversed(open_since), *reversed(data.evaluated))
+            key = next((k for k in known if k[0] != "train" and k[1] == record["step"]), None)
+            if key is not None:
+                data.evaluation_seconds[key] = time - open_since.get(key, time)
+        elif kind == "turn":
+            _count(data, record["episode"], record["turn"])
+        # Of a training episode's turns the counts are enough; without their tokens reading takes half the time.
+        if (kind == "turn" and data.phases.get(record["episode"]) != "train") or kind in ("episode", "verdict"):
+            yield record
+    data.interrupted = len(pending)
+
+
+def _count(data: RunData, episode: str, turn: Record) -> None:
+    data.tokens[episode] += sum(len(turn[span]["ids"]) for span in ("given", "output", "tail"))
+    data.busy.setdefault(episode, []).append((turn["started"], turn["ended"]))
+
+
+def _add(data: RunData, episode: Episode) -> None:
+    data.rows[episode.id] = Row(
+        phase=episode.phase,
+        step=episode.step,
+        ending=episode.ending,
+        reason=episode.reason,
+        scores=tuple(score.name for score in episode.scores),
+        tools=tally(episode.tool_calls),
+        timings=episode.timings,
+        tokens=data.tokens.pop(episode.id, 0),
+        busy=tuple(data.busy.pop(episode.id, ())),
+    )
+    if episode.phase == "train":
+        return
+    known = data.evaluated.setdefault((episode.phase, episode.step), {})
+    key = (episode.group, episode.attempt)
+    if key not in known or known[key].ending is Ending.VOID:
+        nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and not what it was told
+        known[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))

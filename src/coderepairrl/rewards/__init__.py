@@ -1,0 +1,30 @@
+"""Rewards: what an episode's patch is worth (F2, docs/rewards.md).
+
+    >>> [(reward.name, weight) for reward, weight in make({"patch_lines": 0.6, "tests": 0.4})]
+    [('patch_lines', 0.6), ('tests', 0.4)]
+
+`make` builds them from names and weights, `score` applies them to an episode, `score_files` compares two diffs
+without an episode.
+"""
+
+from coderepairrl.rewards.compose import SHIPPED, Weighted, make, score, score_files
+from coderepairrl.rewards.exam import ScriptedReward, examine
+from coderepairrl.rewards.lines import PatchLines
+from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.similarity import PatchSimilarity
+from coderepairrl.rewards.tests import TestsReward
+
+__all__ = [
+    "SHIPPED",
+    "MalformedPatch",
+    "PatchLines",
+    "PatchSimilarity",
+    "ScriptedReward",
+    "TestsReward",
+    "Weighted",
+    "examine",
+    "make",
+    "parse",
+    "score",
+    "score_files",
+]

@@ -1,0 +1,182 @@
+"""What a patch changes, once the edits that mean nothing are left out.
+
+A *class* of edits is a no-op unless the oracle itself uses it: comments, whitespace (indentation and line endings
+included) and, only where the oracle has nothing else at all, blank lines. Renames, modes, binary content and the
+creation or deletion of an empty file are never dropped: they become *facts*, which match only an equal fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Flag, auto
+from itertools import chain
+
+from cydifflib import SequenceMatcher
+
+from coderepairrl.rewards.parse import Block, FilePatch
+from coderepairrl.rewards.syntax import Syntax, Tokens, code_of, indentation, syntax_of, tokens
+
+_CANCEL_LIMIT = 250_000
+"""Line pairs of one block; beyond, only its first and last lines are searched for no-ops."""
+
+
+class Edits(Flag):
+    """Classes of edits that may mean nothing."""
+
+    NONE = 0
+    COMMENT = auto()
+    WHITESPACE = auto()
+    BLANK = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changed lines of one file, each as its tokens, in the order of the old file."""
+
+    removed: tuple[Tokens, ...]
+    added: tuple[Tokens, ...]
+    facts: frozenset[tuple[str, str]]
+    insertions: tuple[int, ...]
+    """Where lines are added and none removed: numbers of old lines before them."""
+
+    def __bool__(self) -> bool:
+        return bool(self.removed or self.added or self.facts)
+
+
+def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
+    """The classes of edits that the oracle uses: those whose omission would lose some of its lines.
+
+    Blank lines count only where nothing else is left: nearly every patch has some, and a blank line is the
+    cheapest edit there is.
+    """
+    kept = Edits.NONE
+    for kind in (Edits.COMMENT, Edits.WHITESPACE):
+        if _size(files, kept | kind, language) > _size(files, kept, language):
+            kept |= kind
+    if not any(changes(files, kept, language).values()):
+        kept = Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
+    return kept
+
+
+def _size(files: Sequence[FilePatch], kept: Edits, language: str) -> int:
+    found = changes(files, kept, language).values()
+    return sum(len(change.removed) + len(change.added) for change in found)
+
+
+def changes(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, Changes]:
+    """What is changed, by file, without the no-ops of classes not in `kept`. A file of nothing else is left out."""
+    merged: dict[str, list[FilePatch]] = {}
+    for file in _fold_renames(files):
+        merged.setdefault(file.path, []).append(file)
+    found = {}
+    for path, parts in merged.items():
+        change = _changes(parts, kept, syntax_of(parts[-1].new or path, language))
+        if change:
+            found[path] = change
+    return found
+
+
+def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
+    """`files` with the deletion of a file and the creation of an equal one told as the rename that it is."""
+    deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
+    folded: list[FilePatch] = []
+    gone: set[int] = set()
+    for file in files:
+        source = deleted.pop(_content(file, "added"), None) if file.new and not file.old else None
+        if source is not None:
+            gone.add(id(source))
+            file = FilePatch(source.old, file.new, renamed=True)
+        folded.append(file)
+    return [file for file in folded if id(file) not in gone]
+
+
+def _content(file: FilePatch, side: str) -> tuple[bytes, ...]:
+    return tuple(line for block in file.blocks for line in getattr(block, side))
+
+
+def _changes(parts: Sequence[FilePatch], kept: Edits, syntax: Syntax) -> Changes:
+    view = _View(kept, syntax)
+    removed: list[Tokens] = []
+    added: list[Tokens] = []
+    insertions: list[int] = []
+    for block in sorted((block for part in parts for block in part.blocks), key=lambda block: block.at):
+        gone, come = view.block(block)
+        removed += gone
+        added += come
+        if come and not gone:
+            insertions.append(block.at)
+    facts = frozenset(fact for part in parts for fact in _facts(part))
+    return Changes(tuple(removed), tuple(added), facts, tuple(insertions))
+
+
+def _facts(file: FilePatch) -> list[tuple[str, str]]:
+    facts = []
+    if file.renamed or file.copied:
+        facts.append(("rename" if file.renamed else "copy", file.new))
+    if file.binary:
+        facts.append(("binary", file.binary))
+    if file.new_mode and (file.old_mode or file.new_mode != "100644"):
+        facts.append(("mode", file.new_mode))
+    if not (file.blocks or file.binary) and not (file.old and file.new):
+        facts.append(("create", file.new) if file.new else ("delete", file.old))
+    return facts
+
+
+class _View:
+    """How lines of one file are seen: with or without comments, white space and blank lines."""
+
+    def __init__(self, kept: Edits, syntax: Syntax) -> None:
+        self.syntax = syntax
+        self.comments = Edits.COMMENT in kept
+        self.blank = Edits.BLANK in kept
+        self.whitespace = bool(kept & (Edits.WHITESPACE | Edits.BLANK))
+
+    def lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
+        """The lines of `side` that mean something by themselves, each as its words and its key.
+
+        If two lines share the words, the step from one to the other means nothing; if they share the key, they are
+        equal. The key has the indentation where the language reads it.
+        """
+        seen = []
+        for line in side:
+            text = line if self.comments else code_of(line, self.syntax)
+            if not text.strip() and not (self.blank and not line.strip()):
+                continue
+            words = tokens(text, whitespace=self.whitespace)
+            indented = self.syntax.indentation and not self.whitespace
+            seen.append((words, (indentation(line), *words) if indented else words))
+        return seen
+
+    def block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
+        """The keys of the removed and the added lines of `block` that are not no-ops."""
+        removed, added = self.lines(block.removed), self.lines(block.added)
+        old, new = [words for words, _ in removed], [words for words, _ in added]
+        if list(chain.from_iterable(old)) == list(chain.from_iterable(new)):
+            return [], []  # the same words, broken into other lines or spaced otherwise
+        drop_old, drop_new = _equal_lines(old, new)
+        return (
+            [key for i, (_, key) in enumerate(removed) if i not in drop_old],
+            [key for i, (_, key) in enumerate(added) if i not in drop_new],
+        )
+
+
+def _equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int], set[int]]:
+    """Indices of the lines on both sides that are equal, in order."""
+    start, end = common_ends(old, new)
+    drop_old = {*range(start), *range(len(old) - end, len(old))}
+    drop_new = {*range(start), *range(len(new) - end, len(new))}
+    old, new = old[start : len(old) - end], new[start : len(new) - end]
+    if old and new and len(old) * len(new) <= _CANCEL_LIMIT:
+        for i, j, size in SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks():
+            drop_old |= {start + i + k for k in range(size)}
+            drop_new |= {start + j + k for k in range(size)}
+    return drop_old, drop_new
+
+
+def common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
+    """Lengths of the common prefix of `a` and `b`, and of the common suffix of what is left."""
+    limit = min(len(a), len(b))
+    start = next((i for i in range(limit) if a[i] != b[i]), limit)
+    limit -= start
+    return start, next((i for i in range(limit) if a[-1 - i] != b[-1 - i]), limit)

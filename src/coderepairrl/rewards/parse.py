@@ -1,0 +1,245 @@
+"""Unified diffs as git writes them, read as bytes.
+
+Understands several files, hunks, new, deleted, renamed and copied files, modes, binary patches, quoted paths, CRLF
+content, missing newlines at the end, mail headers and signatures around the diff, and files that have only ``---``
+and ``+++`` lines. Whatever it cannot read it refuses, naming the line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coderepairrl.errors import UsageError
+
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+_ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
+_REGULAR = "100644"
+
+
+class MalformedPatch(UsageError):
+    """Not a unified diff. `line` counts from 1."""
+
+    def __init__(self, line: int, problem: str, *, fix: str = "make the patch with `git diff` or `diff -u`") -> None:
+        super().__init__(f"malformed patch, line {line}: {problem}", fix=fix)
+        self.line = line
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Neighbouring changed lines: `removed` ones, and the `added` ones that stand in their place.
+
+    `at` is the number of unchanged and removed lines of the old file before the block. Lines are bytes with their
+    line ending.
+    """
+
+    at: int
+    removed: tuple[bytes, ...]
+    added: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class FilePatch:
+    """What a patch does to one file. `old` or `new` is empty where the file does not exist before or after."""
+
+    old: str = ""
+    new: str = ""
+    blocks: list[Block] = field(default_factory=list)
+    old_mode: str = ""
+    new_mode: str = ""
+    """Given when the mode changes, and of a new file."""
+    renamed: bool = False
+    copied: bool = False
+    binary: str = ""
+    """SHA-256 of a binary patch's payload; ``differ`` where the patch only says that the files do."""
+
+    @property
+    def path(self) -> str:
+        """The name by which two patches of one commit agree on the file: the old one where there is one."""
+        return self.new if self.copied or not self.old else self.old
+
+
+def parse(patch: bytes) -> tuple[FilePatch, ...]:
+    """The files of `patch` in order; nothing for an empty one. Raises `MalformedPatch`."""
+    return tuple(_Reader(patch).files())
+
+
+class _Reader:
+    """A cursor over the lines of a patch."""
+
+    def __init__(self, patch: bytes) -> None:
+        self.lines = patch.split(b"\n")  # not splitlines: a lone CR, FF or NEL is content
+        if not self.lines[-1]:
+            self.lines.pop()
+        self.at = 0
+
+    def peek(self, ahead: int = 0) -> bytes:
+        """A line without its CR, for headers; empty behind the end."""
+        index = self.at + ahead
+        return self.lines[index].removesuffix(b"\r") if index < len(self.lines) else b""
+
+    def error(self, problem: str) -> MalformedPatch:
+        return MalformedPatch(min(self.at, len(self.lines) - 1) + 1, problem)
+
+    def files(self) -> Iterator[FilePatch]:
+        found = behind = False  # any file yet; directly behind one
+        while self.at < len(self.lines):
+            line = self.peek()
+            if line.startswith(b"diff --git ") or self.at_plain_header():
+                found = behind = True
+                yield self.file()
+            elif line.startswith((b"diff --cc ", b"diff --combined ", b"@@@ ")):
+                raise self.error("a combined diff of a merge has no single old file")
+            elif line.startswith(b"@@ "):
+                raise self.error("a hunk before any file header")
+            elif behind and line.startswith((b"+", b" ", b"-")) and line.strip() and line.rstrip() != b"--":
+                raise self.error("a changed or context line outside its hunk; the hunk header counts fewer lines")
+            else:
+                behind = behind and not line.strip()
+                self.at += 1  # prose around the diff: a mail header, a commit message, a signature
+        if not found and any(line.strip() for line in self.lines):
+            self.at = 0
+            raise self.error("no file header (`diff --git a/FILE b/FILE`, or `--- a/FILE` and `+++ b/FILE`)")
+
+    def at_plain_header(self) -> bool:
+        return self.peek().startswith(b"--- ") and self.peek(1).startswith(b"+++ ")
+
+    def file(self) -> FilePatch:
+        file = FilePatch()
+        if self.peek().startswith(b"diff --git "):
+            file.old, file.new = self.git_names()
+            self.at += 1
+            self.extended_headers(file)
+        if self.at_plain_header():
+            old, new = self.name(self.peek()[4:]), self.name(self.peek(1)[4:])
+            if not (file.renamed or file.copied):
+                file.old, file.new = old, new
+            self.at += 2
+            if not self.peek().startswith(b"@@ "):
+                raise self.error("expected a hunk (`@@ -1,3 +1,3 @@`) after the file names")
+        while self.peek().startswith(b"@@"):
+            self.hunk(file)
+        if not (file.old or file.new):
+            raise self.error("the file has no name")
+        return file
+
+    def git_names(self) -> tuple[str, str]:
+        """Both names of ``diff --git a/X b/X``. Unquoted names with spaces are cut where the halves agree."""
+        text = self.peek()[len(b"diff --git ") :]
+        if b'"' in text:
+            match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
+            if match is None:
+                raise self.error("cannot read the quoted file names")
+            return self.name(match[1]), self.name(match[2])
+        cuts = [i for i in range(len(text)) if text[i : i + 1] == b" "]
+        halves = [(self.name(text[:i]), self.name(text[i + 1 :])) for i in cuts]
+        same = [pair for pair in halves if pair[0] == pair[1]]
+        if not halves:
+            raise self.error("`diff --git` needs two file names")
+        return (same or halves)[0]  # differing names are settled by the headers that follow
+
+    def extended_headers(self, file: FilePatch) -> None:
+        """Everything between ``diff --git`` and the first hunk or the ``---`` line."""
+        while self.at < len(self.lines):
+            line = self.peek()
+            word, _, rest = line.partition(b" mode ")
+            mode = rest.decode("ascii", "replace")
+            if word == b"old":
+                file.old_mode = mode
+            elif word == b"new":
+                file.new_mode = mode
+            elif word == b"new file":
+                file.old, file.new_mode = "", mode
+            elif word == b"deleted file":
+                file.new, file.old_mode = "", mode
+            elif line.startswith((b"rename from ", b"copy from ")):
+                file.renamed, file.copied = line[:1] == b"r", line[:1] == b"c"
+                file.old = self.name(line.partition(b" from ")[2], prefixed=False)
+            elif line.startswith((b"rename to ", b"copy to ")):
+                file.new = self.name(line.partition(b" to ")[2], prefixed=False)
+            elif line == b"GIT binary patch":
+                self.at += 1
+                file.binary = self.binary()
+                return
+            elif line.startswith(b"Binary files ") and line.endswith(b" differ"):
+                file.binary = "differ"
+            elif not line.startswith((b"index ", b"similarity index ", b"dissimilarity index ")):
+                return
+            self.at += 1
+
+    def binary(self) -> str:
+        """Digest of the forward payload (the reverse one says nothing new)."""
+        if not re.fullmatch(rb"(literal|delta) \d+", self.peek()):
+            raise self.error("expected `literal SIZE` or `delta SIZE` of a binary patch")
+        digest, forward = hashlib.sha256(), True
+        while re.match(rb"(literal|delta) \d+$", self.peek()):
+            while self.at < len(self.lines) and self.peek():
+                if forward:
+                    digest.update(self.peek() + b"\n")
+                self.at += 1
+            self.at += 1
+            forward = False
+        return digest.hexdigest()
+
+    def hunk(self, file: FilePatch) -> None:
+        """Read one hunk and append its blocks."""
+        header = _HUNK.match(self.peek())
+        if header is None:
+            raise self.error("not a hunk header (`@@ -1,3 +1,3 @@`)")
+        first, old_left, _, new_left = (1 if number is None else int(number) for number in header.groups())
+        at = first if old_left == 0 else max(first - 1, 0)  # of an empty range git names the line before it
+        self.at += 1
+        removed: list[bytes] = []
+        added: list[bytes] = []
+        start = at
+        while old_left > 0 or new_left > 0 or self.peek().startswith(b"\\"):
+            if self.at >= len(self.lines):
+                raise self.error("the patch ends inside a hunk")
+            line = self.lines[self.at]
+            tag, text = line[:1], line[1:] + b"\n"
+            if tag == b"\\":  # "\ No newline at end of file" belongs to the line above
+                last = added if self.lines[self.at - 1][:1] == b"+" else removed
+                if last and self.lines[self.at - 1][:1] in (b"+", b"-"):
+                    last[-1] = last[-1].removesuffix(b"\n")
+            elif tag == b"-" and old_left > 0:
+                if added:  # a removal after an addition opens the next block
+                    file.blocks.append(Block(start, tuple(removed), tuple(added)))
+                    removed, added, start = [], [], at
+                removed.append(text)
+                old_left, at = old_left - 1, at + 1
+            elif tag == b"+" and new_left > 0:
+                added.append(text)
+                new_left -= 1
+            elif tag in (b" ", b"", b"\r") and old_left > 0 and new_left > 0:
+                if removed or added:
+                    file.blocks.append(Block(start, tuple(removed), tuple(added)))
+                    removed, added = [], []
+                old_left, new_left, at = old_left - 1, new_left - 1, at + 1
+                start = at
+            else:
+                raise self.error("not the line that the hunk header leads to expect; the hunk is cut or miscounted")
+            self.at += 1
+        if removed or added:
+            file.blocks.append(Block(start, tuple(removed), tuple(added)))
+
+    def name(self, raw: bytes, *, prefixed: bool = True) -> str:
+        """A file name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
+        quoted = raw.startswith(b'"')
+        raw = _unquote(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
+        if raw == b"/dev/null":
+            return ""
+        if prefixed and raw[:2] in (b"a/", b"b/"):
+            raw = raw[2:]
+        return raw.removeprefix(b"./").decode("utf-8", "surrogateescape")
+
+
+def _unquote(raw: bytes) -> bytes:
+    """C-style escapes, as git quotes unusual names."""
+
+    def character(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code, 8) & 0xFF if code.isdigit() else _ESCAPES.get(code, code[0])])
+
+    return re.sub(rb"\\([0-7]{1,3}|.)", character, raw, flags=re.DOTALL)

@@ -1,0 +1,128 @@
+"""As much of a language as a line of a diff shows: its tokens, its comments, whether indentation means something.
+
+A diff shows lines out of context, so this is lexical and knowingly approximate: a line inside a multi-line string or
+a docstring is read as code, and quotes that do not close on the line end the search for a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePosixPath
+
+Tokens = tuple[bytes, ...]
+
+_TOKEN = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|[^\sA-Za-z0-9_\x80-\xff]")
+_TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA-Za-z0-9_\x80-\xff]")
+_MARGIN = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
+"""How lines inside a block comment customarily start."""
+_INDENT = re.compile(rb"[ \t]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """How a language writes comments, and whether its indentation carries meaning."""
+
+    comments: tuple[bytes, ...] = ()
+    """What starts a comment that ends with the line."""
+    quotes: bytes = b"\"'`"
+    blocks: tuple[bytes, bytes] | None = None
+    """What opens and closes a comment of several lines."""
+    indentation: bool = False
+
+
+_HASH = Syntax((b"#",))
+_INDENTED = Syntax((b"#",), b"\"'", indentation=True)
+_C = Syntax((b"//",), b"\"'`", (b"/*", b"*/"))
+_RUST = Syntax((b"//",), b'"', (b"/*", b"*/"))  # 'a is a lifetime
+_PHP = Syntax((b"//", b"#"), b"\"'", (b"/*", b"*/"))
+_CSS = Syntax((), b"\"'", (b"/*", b"*/"))
+_SQL = Syntax((b"--",), b"\"'", (b"/*", b"*/"))
+_LISP = Syntax((b";",), b'"')
+_INI = Syntax((b";", b"#"), b"")
+_MARKUP = Syntax((), b"", (b"<!--", b"-->"))
+_TEX = Syntax((b"%",), b"")
+_PLAIN = Syntax()
+
+_NAMES: tuple[tuple[Syntax, str], ...] = (
+    (_INDENTED, "python py pyi pyx yaml yml nim coffee haml"),
+    (
+        _HASH,
+        "shell bash sh zsh ruby rb perl pl pm r toml tcl awk make mk cmake dockerfile makefile elixir ex exs julia "
+        "jl powershell ps1 tf gemfile rakefile conf properties gitignore nix",
+    ),
+    (
+        _C,
+        "c h cc cpp cxx hpp hh c++ java js javascript jsx mjs cjs ts typescript tsx go golang kotlin kt kts scala "
+        "swift dart csharp c# cs groovy gradle proto solidity sol scss less zig m mm",
+    ),
+    (_RUST, "rust rs"),
+    (_PHP, "php"),
+    (_CSS, "css"),
+    (_SQL, "sql lua haskell hs elm ada adb"),
+    (_LISP, "lisp clojure clj cljs scheme scm el asm"),
+    (_INI, "ini cfg"),
+    (_MARKUP, "html xml md markdown vue svg htm"),
+    (_TEX, "tex erlang erl"),
+)
+_SYNTAX = {name: syntax for syntax, names in _NAMES for name in names.split()}
+
+
+def syntax_of(path: str, language: str = "") -> Syntax:
+    """The syntax of file `path` by its extension or name; by the task's `language` where those say nothing.
+
+    >>> syntax_of("src/main.rs").comments, syntax_of("bin/run", "python").indentation, syntax_of("LICENSE").comments
+    ((b'//',), True, ())
+    """
+    name = PurePosixPath(path).name.lower()
+    extension = name.rpartition(".")[2]
+    return _SYNTAX.get(extension) or (_PLAIN if "." in name else _SYNTAX.get(language.lower(), _PLAIN))
+
+
+def code_of(line: bytes, syntax: Syntax) -> bytes:
+    """`line` without its comment, its line ending kept.
+
+    >>> code_of(b'x = "#1"  # one\\n', syntax_of("a.py")), code_of(b" * more\\n", syntax_of("a.c"))
+    (b'x = "#1"\\n', b'\\n')
+    """
+    openers = syntax.comments + (syntax.blocks or ())[:1]
+    margin = syntax.blocks == (b"/*", b"*/") and b"*" in line
+    if not margin and not any(opener in line for opener in openers):
+        return line
+    body = line.rstrip(b"\r\n")
+    ending = line[len(body) :]
+    if margin and _MARGIN.match(body):
+        return ending  # inside a block comment
+    for found in _scanner(syntax).finditer(body):
+        if found.lastgroup == "comment":
+            code = body[: found.start()].rstrip()
+            rest = body[found.end() :].strip()
+            return code + (b" " + rest if rest else b"") + ending
+    return line
+
+
+@cache
+def _scanner(syntax: Syntax) -> re.Pattern[bytes]:
+    """Finds what may hide a comment (a string, which may be cut by the end of the line) and the comments."""
+    strings = [rb"%c(?:\\.|[^\\%c])*(?:%c|$)" % (quote, quote, quote) for quote in syntax.quotes]
+    comments = [re.escape(opener) + rb".*" for opener in syntax.comments]
+    if syntax.blocks:
+        start, end = map(re.escape, syntax.blocks)
+        comments.append(start + rb".*?(?:" + end + rb"|$)")
+    return re.compile(b"|".join([*strings, b"(?P<comment>" + b"|".join(comments) + b")"]), re.DOTALL)
+
+
+def tokens(line: bytes, *, whitespace: bool) -> Tokens:
+    """Words and single punctuation bytes; with `whitespace` also the runs of blanks and the line ending.
+
+    >>> tokens(b"  if a<=b:\\n", whitespace=False)
+    (b'if', b'a', b'<', b'=', b'b', b':')
+    """
+    return tuple((_TOKEN_OR_SPACE if whitespace else _TOKEN).findall(line))
+
+
+def indentation(line: bytes) -> bytes:
+    """The blanks that `line` starts with, tabs as eight."""
+    match = _INDENT.match(line)
+    return match[0].expandtabs(8) if match else b""

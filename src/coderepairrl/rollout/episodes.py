@@ -1,0 +1,157 @@
+"""One attempt at one task: agent, sandbox and gateway meet here, and nowhere else (DESIGN 2, 4)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from coderepairrl.errors import AgentFault, CodeRepairError, Fault
+from coderepairrl.gateway import Gateway
+from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
+from coderepairrl.rewards import score
+from coderepairrl.runs import Log
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task
+
+_GRACE = 5.0
+"""Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An attempt to be made."""
+
+    task: Task
+    phase: str
+    step: int
+    group: str
+    attempt: int
+    seed: int
+    sampling: Sampling
+    retry: int = 0
+
+    @property
+    def episode(self) -> str:
+        """Id of the episode: group, attempt, and how often it had to be tried again."""
+        return f"{self.group}-{self.attempt:02d}" + (f"-retry{self.retry}" if self.retry else "")
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from run seed, phase, step, task and attempt, the same on every machine (DESIGN 5)."""
+    digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
+
+
+class Rollout:
+    """Makes episodes. Everything that happens is in the log before anything else is done with it."""
+
+    def __init__(
+        self,
+        *,
+        gateway: Gateway,
+        agent: Agent,
+        sandbox: SandboxBackend,
+        rewards: Mapping[str, Sequence[tuple[Reward, float]]],
+        log: Log,
+        limits: Limits,
+        concurrency: int,
+        on_episode: Callable[[Episode], None] = lambda episode: None,
+    ) -> None:
+        self.gateway = gateway
+        self.agent = agent
+        self.sandbox = sandbox
+        self.rewards = rewards
+        self.log = log
+        self.limits = limits
+        self.on_episode = on_episode
+        self._slots = asyncio.Semaphore(concurrency)
+
+    async def run(self, ticket: Ticket) -> Episode:
+        """Make the attempt, with a verdict in the log. Infrastructure faults give a VOID episode, not an error."""
+        async with self._slots:
+            self.log.append(
+                "episode",
+                id=ticket.episode,
+                phase=ticket.phase,
+                step=ticket.step,
+                group=ticket.group,
+                attempt=ticket.attempt,
+                task=ticket.task.id,
+                seed=ticket.seed,
+            )
+            episode = await self._attempt(ticket)
+            self.log.append("verdict", verdict=replace(episode, turns=()))
+            self.on_episode(episode)
+            return episode
+
+    async def _attempt(self, ticket: Ticket) -> Episode:
+        clock, timings = time.monotonic, dict[str, float]()
+        started = clock()
+        episode = Episode(
+            id=ticket.episode,
+            task_id=ticket.task.id,
+            phase=ticket.phase,
+            step=ticket.step,
+            group=ticket.group,
+            attempt=ticket.attempt,
+            ending=Ending.VOID,
+        )
+        session = self.gateway.open(ticket.episode, limits=self.limits, seed=ticket.seed, sampling=ticket.sampling)
+        try:
+            try:
+                async with self.sandbox.open(ticket.task) as box:
+                    timings["sandbox"] = clock() - started
+                    report = await run_agent(self.agent, ticket.task, box, session.endpoint, self.limits.seconds)
+                    at = clock()
+                    episode = replace(episode, patch=await box.diff())
+                    timings["diff"] = clock() - at
+            finally:
+                turns = await self.gateway.close(session)
+                episode = replace(episode, turns=turns)
+                timings["generate"] = sum(turn.ended - turn.started for turn in turns)
+            if session.fault is not None:
+                raise session.fault
+            calls = report.tool_calls or ()
+            timings["tools"] = sum(call.seconds for call in calls)
+            limit = session.limit or (report.exit if report.exit in ("calls", "tokens", "time") else "")
+            ending = Ending.LIMIT if limit else Ending.DONE
+            episode = replace(episode, ending=ending, reason=limit or report.exit, tool_calls=calls)
+            at = clock()
+            scores = await score(self.rewards[ticket.phase], ticket.task, episode, self.sandbox)
+            timings["reward"] = clock() - at
+            episode = replace(episode, scores=scores)
+        except Fault as fault:
+            # The engine's death reaches the agent as an HTTP error: blame the part that broke first.
+            cause = session.fault or fault
+            said = f"{type(cause).__name__}: {cause}"
+            episode = replace(episode, ending=Ending.VOID, reason=cause.boundary, fault=said, scores=())
+        timings["total"] = clock() - started
+        return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
+
+
+async def run_agent(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint, seconds: float) -> AgentReport:
+    """What `agent` reports, or that its time (`seconds`) was up when it did not notice by itself.
+
+    Raises `AgentFault`, with the traceback, for whatever else an agent raises: its bugs void an episode and are
+    counted, and end neither the run nor (by ``sys.exit``) the process.
+    """
+    try:
+        async with asyncio.timeout(seconds + _GRACE) as clock:
+            report: object = await agent.run(task, box, endpoint)
+    except CodeRepairError:
+        raise
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        if clock.expired():
+            return AgentReport("time")
+        being_stopped = cast(asyncio.Task[None], asyncio.current_task()).cancelling()
+        if isinstance(error, asyncio.CancelledError) and being_stopped:
+            raise
+        where = "".join(traceback.format_exception(error))
+        raise AgentFault(f"agent {agent.name} raised {type(error).__name__}: {error}\n{where}") from error
+    if not isinstance(report, AgentReport):
+        raise AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport")
+    return report

@@ -1,0 +1,193 @@
+"""The run folder: the interface between training and everything that reads it (DESIGN 6.12).
+
+config.toml        what was asked for, resolved
+run.json           schema, versions, commit, machine
+log.jsonl          every attempt, turn, verdict and step, as it happened
+episodes/*.jsonl   the same episodes, one per line, one file per step or evaluation
+metrics.jsonl      one line per step
+checkpoints/STEP/  the model in Hugging Face layout, and the learner's state
+eval/STEP/         results of an evaluation
+logs/              what the child processes printed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import __version__
+from coderepairrl.errors import RunError, UsageError
+from coderepairrl.runs import codec
+from coderepairrl.runs.log import Log, read, repair
+from coderepairrl.runs.storage import replace_file
+from coderepairrl.types import Episode, Turn
+
+SCHEMA = 1
+_PACKAGES = ("torch", "transformers", "renderers", "tokenizers", "numpy")
+
+
+class RunFolder:
+    """Paths of a run, and how its files are written and read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def log(self) -> Path:
+        """The append-only log."""
+        return self.path / "log.jsonl"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def logs(self) -> Path:
+        """What child processes print."""
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Learner states by step."""
+        return self.path / "checkpoints"
+
+    def create(self, config: str, about: Mapping[str, Any]) -> None:
+        """Make the folder and write config.toml and run.json.
+
+        A run that failed before anything was logged is started afresh. Raises `UsageError` if the folder holds a run,
+        or files that are none of ours.
+        """
+        try:
+            if not self.log.exists() and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir()):
+                raise UsageError(f"{self.path} has other files in it", fix="choose another run.name or run.dir")
+            for folder in (self.logs, self.checkpoints, self.path / "episodes", self.path / "eval"):
+                folder.mkdir(parents=True, exist_ok=True)
+            with closing(Log(self.log)):  # of two processes that start the same run, one gets the log
+                if self.log.stat().st_size:
+                    raise UsageError(
+                        f"{self.path} already holds a run", fix="continue it with --resume, or choose another run.name"
+                    )
+                self.write_config(config)
+                about = {"schema": SCHEMA, **about, **machine()}
+                write_atomic(self.path / "run.json", json.dumps(about, indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
+
+    def write_config(self, config: str) -> None:
+        """Replace config.toml: what the run's latest process was told."""
+        write_atomic(self.config, config)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """The log's records."""
+        return read(self.log)
+
+    def writer(self) -> Log:
+        """The log, opened for appending, without the torn line that a crash may have left."""
+        log = Log(self.log)
+        repair(self.log)  # only now: a line that looks torn may be one that another process is just writing
+        return log
+
+    def write_episodes(self, name: str, episodes: Iterable[Episode]) -> None:
+        """Export finished episodes to ``episodes/NAME.jsonl`` (atomically; the log stays the truth)."""
+        lines = (json.dumps(codec.dump(episode), separators=(",", ":")) + "\n" for episode in episodes)
+        write_atomic(self.path / "episodes" / f"{name}.jsonl", "".join(lines))
+
+    def episodes(self, pattern: str = "*") -> Iterator[Episode]:
+        """Exported episodes, by file name."""
+        for path in sorted((self.path / "episodes").glob(f"{pattern}.jsonl")):
+            for line in path.read_text().splitlines():
+                yield codec.load(Episode, json.loads(line))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """One object per step."""
+        path = self.path / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
+
+    def write_metrics(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Export one line per step (atomically)."""
+        write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(codec.dump(step)) + "\n" for step in steps))
+
+    def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
+        """Write ``eval/NAME/summary.json`` (atomically)."""
+        folder = self.path / "eval" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "summary.json", json.dumps(result, indent=2) + "\n")
+
+
+def open_run(path: Path) -> RunFolder:
+    """The run in `path`. Raises `UsageError` if there is none or its schema is another."""
+    try:
+        about = json.loads((path / "run.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{path} is not a run folder ({error})", fix="name a folder that crrl train made; it has a run.json"
+        ) from error
+    schema = about.get("schema") if isinstance(about, dict) else None
+    if schema != SCHEMA:
+        raise UsageError(
+            f"{path} has schema {schema}, this version reads {SCHEMA}", fix="read it with the version in its run.json"
+        )
+    return RunFolder(path)
+
+
+def logged_episodes(records: Iterable[Mapping[str, Any]]) -> Iterator[Episode]:
+    """Every episode with a verdict, put together from a log's ``turn`` and ``verdict`` records."""
+    turns: dict[str, list[Turn]] = {}
+    for record in records:
+        if record["type"] == "episode":
+            turns[record["id"]] = []
+        elif record["type"] == "turn":
+            turns.setdefault(record["episode"], []).append(codec.load(Turn, record["turn"]))
+        elif record["type"] == "verdict":
+            data = record["verdict"]
+            own = sorted(turns.pop(data["id"], []), key=lambda turn: turn.index)
+            yield replace(codec.load(Episode, data), turns=tuple(own))
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to reproduce or to doubt a number: versions, commit, platform."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    return {
+        "coderepairrl": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "versions": versions,
+        "argv": sys.argv,
+    }
+
+
+def commit() -> str:
+    """The commit of the source tree this runs from, with ``+`` when it was changed; empty for an installed wheel."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        sha = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        status = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return sha + ("+" if status.stdout.strip() else "")
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a file as a whole or not at all. Raises `RunError` when the disk is full."""
+    try:
+        with replace_file(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error}", fix="free some space and continue with --resume") from error

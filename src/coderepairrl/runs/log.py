@@ -1,0 +1,95 @@
+"""The append-only log of a run: one JSON object a line, one writer (DESIGN 6.9).
+
+A record is in the operating system's hands before `append` returns, so killing any of our processes loses
+nothing, and on the disk after `sync`, which the loop calls once a step. A line torn by a crash can only be the
+last; `repair` cuts it off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import RunError, UsageError
+from coderepairrl.runs.codec import dump
+
+Record = dict[str, Any]
+
+_DAMAGED = "the log was edited or damaged: restore it from a copy"
+
+
+class Log:
+    """The writer's end. Raises `UsageError` if another process writes to the same log, or nobody can."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise UsageError(f"cannot write to {path}: {error.strerror}", fix="check its permissions") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise UsageError(
+                f"another process is writing to {path}", fix="wait for it, or stop it, before resuming this run"
+            ) from None
+
+    def append(self, type: str, **fields: Any) -> None:
+        """Write one record. Raises `RunError` when the disk is full; what was written before is intact."""
+        record = {"type": type, "time": round(time.time(), 4), **{key: dump(value) for key, value in fields.items()}}
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        start = os.fstat(self._file.fileno()).st_size
+        cause: OSError | None = None
+        written = 0
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            cause = error
+        if written != len(line):
+            self._file.truncate(start)
+            raise RunError(
+                f"cannot write to {self.path}: {cause or 'the disk is full'}",
+                fix="free some space, then continue with --resume; nothing that was logged is lost",
+            ) from cause
+
+    def sync(self) -> None:
+        """Put everything on the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Sync and let another process write."""
+        self.sync()
+        self._file.close()
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (a broken line inside)."""
+    if not path.is_file():
+        raise UsageError(f"{path} does not exist", fix="name the folder of a run: it holds config.toml and log.jsonl")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return  # torn by a crash; `repair` removes it before anything is appended
+            try:
+                record = json.loads(line)
+            except ValueError:
+                raise RunError(f"{path}:{number} is not JSON", fix=_DAMAGED) from None
+            if not isinstance(record, dict) or "type" not in record:
+                raise RunError(f"{path}:{number} is no record", fix=_DAMAGED)
+            yield record
+
+
+def repair(path: Path) -> int:
+    """Cut off a last line that a crash tore; returns the number of bytes removed."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return len(data) - whole

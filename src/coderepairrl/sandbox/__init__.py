@@ -1,0 +1,82 @@
+"""Workspaces in isolation (DESIGN 6): `make` a backend by name, `open` a task on it, take the `diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.registry import check_options, resolve
+from coderepairrl.sandbox.patch import apply_patch
+
+__all__ = ["SHIPPED", "Availability", "apply_patch", "available", "default_name", "make"]
+
+SHIPPED = {
+    "bwrap": "coderepairrl.sandbox.bwrap:Bubblewrap",
+    "sandlock": "coderepairrl.sandbox.sandlock:Sandlock",
+    "unsafe-local": "coderepairrl.sandbox.local:UnsafeLocal",
+    "scripted": "coderepairrl.sandbox.fake:ScriptedBackend",
+}
+
+WEAKER = (
+    "weaker than bwrap: no namespaces, so file names elsewhere can be guessed, tables of the host read in /proc, "
+    "nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
+)
+"""What a user of `sandlock` must know; its module says more."""
+
+
+def make(name: str, **options: Any) -> SandboxBackend:
+    """The backend `name`, one of `SHIPPED` or ``module:Class`` of your own; `options` go to its constructor.
+
+    Nothing is started or checked yet, and no other backend ever takes its place. Raises `ConfigError` for an
+    unknown name or option, naming the nearest.
+    """
+    backend = resolve("sandbox", name, SHIPPED)
+    check_options("sandbox", name, backend, options)
+    made: SandboxBackend = backend(**options)
+    return made
+
+
+class Availability(NamedTuple):
+    """What one backend says of this machine; `fix` is the command that would help."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str
+
+
+def available() -> list[Availability]:
+    """Try every backend here, strongest first, for ``crrl check``. Takes up to two seconds."""
+    detail = "no isolation: commands run as you; only when named"
+    return [*_isolating(), Availability("unsafe-local", True, detail, "")]
+
+
+def default_name() -> str:
+    """The strongest isolating backend that works here: `bwrap`, else `sandlock`; `unsafe-local` must be named.
+
+    Raises `PrerequisiteError` whose `fix` is the command that makes `bwrap` work.
+    """
+    tried = []
+    for entry in _isolating():
+        if entry.ok:
+            return entry.name
+        tried.append(entry)
+    reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in tried)
+    raise PrerequisiteError(f"no sandbox works on this machine ({reasons})", fix=tried[0].fix)
+
+
+def _isolating() -> Iterator[Availability]:
+    from coderepairrl.sandbox.bwrap import Bubblewrap
+    from coderepairrl.sandbox.sandlock import Sandlock
+
+    for backend, detail in ((Bubblewrap(), "works here"), (Sandlock(), f"works here; {WEAKER}")):
+        try:
+            backend.check()
+            found = Availability(backend.name, True, detail, "")
+        except PrerequisiteError as error:
+            found = Availability(backend.name, False, str(error), error.fix)
+        finally:
+            backend.close()
+        yield found

@@ -1,0 +1,188 @@
+"""What backends with a guest process share: their folder on the host, and opening and destroying a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import fcntl
+import os
+import subprocess
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
+from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
+from coderepairrl.sandbox.workspace import Prepared, Workspaces
+
+if TYPE_CHECKING:
+    from coderepairrl.types import Task
+
+_PREFIX = "crrl-sandbox-"
+BASE_ENV = {
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class StateFolder:
+    """A folder under ``$TMPDIR`` that goes away with the process, or with the next one if that was killed.
+
+    With `group`, members of that group may pass through it (an unprivileged sandbox must).
+    """
+
+    def __init__(self, group: int | None = None) -> None:
+        fresh = Path(tempfile.mkdtemp(prefix="crrl-new-"))
+        if group is not None:
+            os.chown(fresh, -1, group)
+            fresh.chmod(0o710)
+        self._lock = (fresh / ".lock").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = fresh.rename(
+            fresh.with_name(fresh.name.replace("crrl-new-", _PREFIX))
+        )  # held before it can be swept
+        self._pid = os.getpid()
+        atexit.register(self.remove)
+        _sweep(self.path.parent)
+
+    def remove(self) -> None:
+        """Delete it now (not in a forked child)."""
+        if os.getpid() == self._pid:
+            destroy(self.path)
+            self._lock.close()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left: folders of ours whose lock nobody holds."""
+    for stale in folder.glob(f"{_PREFIX}*"):
+        try:
+            if stale.lstat().st_uid != os.getuid():
+                continue
+            with (stale / ".lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                destroy(stale)
+        except OSError:  # held, or just being made or removed by its owner
+            continue
+
+
+def destroy(folder: Path) -> None:
+    """Delete a tree that an agent worked in. No process of it is alive; it may be deeper than Python recurses."""
+    if subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL).returncode != 0:
+        subprocess.run(["chmod", "-R", "u+rwX", "--", folder], stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
+
+
+class GuestBackend(ABC):
+    """Opens a copy of the task's tree with a guest process on it. Subclasses say how the guest is started."""
+
+    name: str
+
+    def __init__(self, limits: ResourceLimits, env: Mapping[str, str]) -> None:
+        self.limits = limits
+        self.env = BASE_ENV | dict(env)
+        self._state: StateFolder | None = None
+        self._workspaces: Workspaces | None = None
+        self._opened = 0
+
+    @property
+    def user(self) -> int | None:
+        """The user id to drop to before anything of the task runs; None to stay who we are."""
+        return None
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the guest is pid 1 of its own world."""
+        return True
+
+    @abstractmethod
+    def launch(self, box: Path) -> GuestProcess:
+        """Start a guest whose workspace is ``box/work`` (its files may still be arriving)."""
+
+    def reader(self, box: Path) -> Callable[[], GuestProcess] | None:
+        """What starts a guest for the diff alone, outside the sandbox; None where the one inside does it."""
+        return None
+
+    @abstractmethod
+    def workdir(self, box: Path) -> str:
+        """``box/work`` as the guest sees it."""
+
+    def check(self) -> None:  # noqa: B027 (nothing to check is a valid answer)
+        """Raise `PrerequisiteError` unless this backend works on this machine. May take a second; cached."""
+
+    @property
+    def state(self) -> Path:
+        """This backend's folder on the host."""
+        if self._state is None:
+            self._state = StateFolder(self.user)
+        return self._state.path
+
+    def open(self, task: Task) -> contextlib.AbstractAsyncContextManager[GuestSandbox]:
+        """As `SandboxBackend.open`. A workspace is read when it is first opened, and then remembered."""
+        return self._open(task.workspace)
+
+    @asynccontextmanager
+    async def _open(self, workspace: str) -> AsyncIterator[GuestSandbox]:
+        if self._workspaces is None:
+            await asyncio.to_thread(self.check)
+            self._workspaces = self._workspaces or Workspaces(self.state, owner=self.user)
+        workspaces = self._workspaces
+        prepared = workspaces.ready(workspace)
+        if prepared is None:
+            prepared = await asyncio.to_thread(workspaces.acquire, workspace)
+        self._opened += 1
+        box = self.state / f"box-{self._opened}"
+        sandbox: GuestSandbox | None = None
+        try:
+            try:
+                (box / "work").mkdir(parents=True)
+                if self.user is not None:
+                    os.chown(box / "work", self.user, self.user)
+                guest = self.launch(box)
+            except OSError as error:
+                raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
+            sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), self.limits, self.user, self.reader(box))
+            # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
+            for outcome in await asyncio.gather(
+                asyncio.to_thread(_copy, prepared, box),
+                sandbox.configure(self._settings(box), STARTUP_SECONDS),
+                return_exceptions=True,
+            ):
+                if outcome is not None:
+                    raise outcome
+            yield sandbox
+        finally:
+            if sandbox is not None:
+                await asyncio.shield(sandbox.close())
+            workspaces.release(prepared)
+            await asyncio.shield(asyncio.to_thread(destroy, box))
+
+    def _settings(self, box: Path) -> dict[str, object]:
+        return {
+            "workdir": self.workdir(box),
+            "env": self.env,
+            "memory": self.limits.memory if self.isolated else 0,
+            "rlimits": self.limits.rlimits(per_user=self.isolated),
+        }
+
+    def close(self) -> None:
+        """Delete this backend's folder; it makes a new one if it is used again."""
+        if self._state is not None:
+            self._state.remove()
+        self._state = self._workspaces = None
+
+
+def _copy(prepared: Prepared, box: Path) -> None:
+    command: Sequence[str | Path] = ["cp", "-a", "--", f"{prepared.tree}/.", box / "work"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise SandboxFault(f"cannot copy the workspace: {words}", fix="check the disk's free space")

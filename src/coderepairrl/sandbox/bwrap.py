@@ -1,0 +1,189 @@
+"""`bwrap`: unprivileged bubblewrap (DESIGN 6, FINDINGS 5).
+
+Layers, each with a probe in ``tests/sandbox`` that fails where the layer is missing:
+
+- *who*: as root we first become an unprivileged user id without groups; bubblewrap then gives up every capability
+  and the right to gain any;
+- *namespaces*: user, pid, network, ipc, uts, mount, cgroup. The network has a loopback and nothing behind it;
+- *files*: read-only ``/usr`` and the few files of ``/etc`` that programs need; a bounded ``/tmp``; ``/dev`` and
+  ``/`` read-only; no home, no ``/run``, no ``/sys``; ``/proc`` is the sandbox's own and ``/proc/sys`` read-only;
+- *system calls*: the filter of `seccomp`;
+- *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+);
+- *lifetime*: the guest is pid 1, so when it ends the kernel ends everything; and it dies with us.
+
+Total disk use is bounded per file only. The kernel itself is shared: this is no virtual machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox import seccomp
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
+from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
+from coderepairrl.sandbox.session import ResourceLimits
+
+WORKDIR = "/workspace"
+_GUEST_INSIDE = "/run/guest.pyc"
+_INNER_ID = "1000"
+
+ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf",
+       "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki", "java-17-openjdk",
+       "java-21-openjdk", "maven", "php", "perl", "lua")  # fmt: skip
+"""What programs need of ``/etc``, and nobody minds to show."""
+_FILES = {
+    "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{_INNER_ID}:{_INNER_ID}:agent:/tmp:/bin/bash\n",
+    "group": f"root:x:0:\nagent:x:{_INNER_ID}:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+}
+
+
+class Bubblewrap(GuestBackend):
+    """Sandboxes of bubblewrap.
+
+    `binds` are further host paths to show read-only (a tool chain under ``/opt``, say), `env` variables for every
+    command; the rest are the fields of `ResourceLimits`. Prerequisites are checked when first opened.
+    """
+
+    name = "bwrap"
+
+    def __init__(self, *, env: Mapping[str, str] | None = None, binds: Sequence[str] = (), **limits: int) -> None:
+        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
+        self._given = dict(env or {})
+        self._binds = tuple(binds)
+        self._checking = threading.Lock()
+        self._python: Path | None = None
+        self._arguments: list[str] = []
+        self._filter = b""
+
+    @property
+    def user(self) -> int | None:
+        """As root an unprivileged id; otherwise we are unprivileged already."""
+        return SANDBOX_USER if os.geteuid() == 0 else None
+
+    def workdir(self, box: Path) -> str:
+        """The same in every sandbox."""
+        return WORKDIR
+
+    def check(self) -> None:
+        """Raise `PrerequisiteError` unless bubblewrap is there, may make namespaces, and finds an interpreter."""
+        with self._checking:
+            if self._python is not None:
+                return
+            bwrap = shutil.which("bwrap")
+            if bwrap is None:
+                raise PrerequisiteError("bubblewrap is not installed", fix=install_command("bubblewrap"))
+            self._filter = seccomp.program()
+            python = find_python(self.state / "guest", self.user)
+            self._arguments = [bwrap, *self._view(python)]
+            self._probe(python)
+            self._python = python
+
+    def launch(self, box: Path) -> GuestProcess:
+        """Start bubblewrap, unprivileged, with the guest as pid 1."""
+        info_read, info_write = os.pipe()
+
+        def command(descriptor: int) -> tuple[list[str], list[int]]:
+            rules = _pipe_with(self._filter)
+            own = ["--bind", str(box / "work"), WORKDIR, "--chdir", WORKDIR, "--remount-ro", "/"]
+            own += ["--seccomp", str(rules), "--info-fd", str(info_write)]
+            python = ["--", str(self._python), "-I", "-S", "-B", "-X", "utf8", _GUEST_INSIDE, str(descriptor)]
+            return [*self._arguments, *own, *python], [rules, info_write]
+
+        try:
+            guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user)
+            guest.inner_from(info_read)
+        except BaseException:
+            os.close(info_read)
+            raise
+        return guest
+
+    def close(self) -> None:
+        """As `GuestBackend.close`; the machine is checked again before the next use."""
+        super().close()
+        self._python = None
+
+    def _view(self, python: Path) -> list[str]:
+        """bubblewrap's options that are the same for every sandbox: what is seen, and as whom."""
+        size = str(self.limits.tmp_bytes)
+        view = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+        view += ["--unshare-cgroup-try", "--uid", _INNER_ID, "--gid", _INNER_ID, "--hostname", "sandbox"]
+        view += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
+        view += ["--ro-bind", "/usr", "/usr"]
+        for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+            path = Path("/", name)
+            if path.is_symlink():
+                view += ["--symlink", str(path.readlink()), str(path)]
+            elif path.is_dir():
+                view += ["--ro-bind", str(path), str(path)]
+        for name in ETC:
+            if Path("/etc", name).exists():
+                view += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        etc = self.state / "etc"
+        etc.mkdir(exist_ok=True)
+        etc.chmod(0o755)
+        for name, text in _FILES.items():
+            (etc / name).write_text(text)
+            (etc / name).chmod(0o644)
+            view += ["--ro-bind", str(etc / name), f"/etc/{name}"]
+        if (prefix := prefix_of(python)) is not None:
+            view += ["--ro-bind", str(prefix), str(prefix)]
+        for bind in self._binds:
+            view += ["--ro-bind", bind, bind]
+        self.env["PATH"] = self._given.get("PATH", search_path(python))
+        view += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+        view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
+        view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
+        return view
+
+    def _probe(self, python: Path) -> None:
+        """Run the interpreter once behind everything but the workspace."""
+        rules = _pipe_with(self._filter)
+        try:
+            done = subprocess.run(
+                command_as(self.user, [*self._arguments, "--seccomp", str(rules), "--", str(python), "-ISc", "pass"]),
+                capture_output=True,
+                text=True,
+                pass_fds=[rules],
+                cwd="/",
+                env={},
+                timeout=60,
+            )
+        finally:
+            os.close(rules)
+        if done.returncode != 0:
+            words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise PrerequisiteError(f"bubblewrap does not work here: {words}", fix=_advice(words, self.state))
+
+
+def _pipe_with(data: bytes) -> int:
+    """A descriptor to read `data` from (a filter of 3 KB, where a pipe holds 64)."""
+    read, write = os.pipe()
+    try:
+        os.write(write, data)
+    finally:
+        os.close(write)
+    return read
+
+
+def _advice(words: str, state: Path) -> str:
+    lower = words.lower()
+    if "namespace" in lower or "uid map" in lower or "loopback" in lower:
+        restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+        if restricted.exists() and restricted.read_text().strip() == "1":
+            return "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        clone = Path("/proc/sys/kernel/unprivileged_userns_clone")
+        if clone.exists() and clone.read_text().strip() == "0":
+            return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+        return "sudo sysctl -w user.max_user_namespaces=15000 (in a container: allow user namespaces and unmask /proc)"
+    if str(state) in words:
+        return f"set TMPDIR to a folder that user {SANDBOX_USER} can reach, such as /tmp"
+    return f"{install_command('bubblewrap')} (0.8 or later is needed)"

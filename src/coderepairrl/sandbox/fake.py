@@ -1,0 +1,157 @@
+"""A sandbox without processes, for tests of everything that needs one: files in memory, answers from a script."""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.types import ExecResult
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from coderepairrl.types import Task
+
+Answer = Callable[[tuple[str, ...], "ScriptedSandbox"], ExecResult]
+
+
+class ScriptedSandbox:
+    """Files in a dict; commands answered by `script`, which maps a command line or its program to a result.
+
+    A value may be an `ExecResult`, bytes (printed, exit code 0), an exception (raised), or a function of the
+    argv and this sandbox. A command that the script does not know exits with 127. Everything that was run is in
+    `calls`.
+
+    >>> import asyncio
+    >>> box = ScriptedSandbox({"a.py": b"x = 1\\n"}, {"ls": b"a.py\\n"})
+    >>> asyncio.run(box.exec(["ls", "-l"])).output
+    b'a.py\\n'
+    """
+
+    workdir = "/workspace"
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes] | None = None,
+        script: Mapping[str, ExecResult | bytes | BaseException | Answer] | None = None,
+    ) -> None:
+        self.files = dict(files or {})
+        self.script = dict(script or {})
+        self.calls: list[tuple[str, ...]] = []
+        self.reached: list[str] = []
+        self.dead = False
+        self._before = dict(self.files)
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_bytes: int = 1 << 20,
+        cwd: str | None = None,
+    ) -> ExecResult:
+        """The scripted answer: by the whole command line first, then by the program."""
+        self._alive()
+        line = tuple(argv)
+        self.calls.append(line)
+        answer = self.script.get(" ".join(line), self.script.get(line[0]))
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is None:
+            return ExecResult(127, f"{line[0]}: command not found\n".encode())
+        if isinstance(answer, bytes):
+            return ExecResult(0, answer[:max_bytes], truncated=len(answer) > max_bytes)
+        return answer if isinstance(answer, ExecResult) else answer(line, self)
+
+    async def read(self, path: str) -> bytes:
+        """A file of the dict. Raises FileNotFoundError, PermissionError (outside)."""
+        self._alive()
+        name = self._inside(path)
+        if name not in self.files:
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return self.files[name]
+
+    async def write(self, path: str, data: bytes) -> None:
+        """Put a file into the dict. Raises PermissionError (outside)."""
+        self._alive()
+        self.files[self._inside(path)] = data
+
+    async def reach(self, address: str) -> str:
+        """Nothing is bridged; `address` is noted in `reached`."""
+        self._alive()
+        self.reached.append(address)
+        return "http://127.0.0.1:1"
+
+    async def diff(self) -> bytes:
+        """A unified diff of text files against what they were at the start, by difflib."""
+        self._alive()
+        parts = []
+        for name in sorted({*self._before, *self.files}):
+            old, new = self._before.get(name), self.files.get(name)
+            if old == new:
+                continue
+            parts.append(f"diff --git a/{name} b/{name}\n".encode())
+            parts += [b"new file mode 100644\n"] if old is None else []
+            parts += [b"deleted file mode 100644\n"] if new is None else []
+            lines = difflib.diff_bytes(
+                difflib.unified_diff,
+                (old or b"").splitlines(keepends=True),
+                (new or b"").splitlines(keepends=True),
+                b"/dev/null" if old is None else f"a/{name}".encode(),
+                b"/dev/null" if new is None else f"b/{name}".encode(),
+            )
+            parts += [line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines]
+        return b"".join(parts)
+
+    def kill(self) -> None:
+        """From now on every method raises `SandboxFault`, as when the guest was killed."""
+        self.dead = True
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise SandboxFault("the sandbox was killed (scripted)")
+
+    def _inside(self, path: str) -> str:
+        full = posixpath.normpath(posixpath.join(self.workdir, path))
+        if not full.startswith(self.workdir + "/"):
+            raise PermissionError(13, "outside the workspace", path)
+        return full.removeprefix(self.workdir + "/")
+
+
+class ScriptedBackend:
+    """Opens a `ScriptedSandbox` per task, with the files and the script given here.
+
+    `sandboxes` are those that were opened; `fault`, if set, is raised on opening instead.
+    """
+
+    name = "scripted"
+
+    def __init__(
+        self,
+        files: Mapping[str, bytes] | None = None,
+        script: Mapping[str, ExecResult | bytes | BaseException | Answer] | None = None,
+        fault: Exception | None = None,
+    ) -> None:
+        self.files, self.script, self.fault = files, script, fault
+        self.sandboxes: list[ScriptedSandbox] = []
+
+    def open(self, task: Task) -> AbstractAsyncContextManager[ScriptedSandbox]:
+        """A new `ScriptedSandbox`."""
+        return self._open()
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncIterator[ScriptedSandbox]:
+        if self.fault is not None:
+            raise self.fault
+        sandbox = ScriptedSandbox(self.files, self.script)
+        self.sandboxes.append(sandbox)
+        try:
+            yield sandbox
+        finally:
+            sandbox.kill()

@@ -1,0 +1,555 @@
+# ruff: noqa: PTH101, PTH103, PTH112, PTH115, PTH118, PTH120, PTH123, PTH208
+"""The one process that lives in a sandbox: it runs commands, reads and writes files, and lists what changed.
+
+Standard library only, and no import of this project: the file is compiled by the interpreter inside and run
+there alone, whenever a sandbox opens (hence no pathlib, which takes as long to import as all the rest). It serves
+requests from one inherited socket, one after another. A frame is two lengths (4 bytes each, big endian), a JSON
+object and a body of raw bytes.
+
+Trust: commands run under the same user id as this process, so it must be out of their reach. In a pid namespace
+of its own it is pid 1, which no signal from inside can stop; it is not dumpable, so ``/proc/1/mem`` and
+``/proc/1/fd`` are closed to them; the socket is close-on-exec, so no command ever holds it. Without one (`Confined`)
+every command starts in a Landlock domain of its own, from which neither signals nor traces lead out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+FRAME = struct.Struct(">II")
+SPAWN_ERRORS = {2: 127, 20: 127}  # ENOENT, ENOTDIR as a shell reports them; everything else is 126
+WATCH_SECONDS = 0.1
+READ_BYTES = 64 << 20
+DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
+RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
+
+
+class Control:
+    """The guest's end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.hung_up: Callable[[], None] = lambda: None
+        connection.set_inheritable(False)
+
+    def receive(self) -> tuple[dict[str, Any], bytes]:
+        """The next frame; ends this process when there will be none."""
+        header, body = FRAME.unpack(self._exactly(FRAME.size))
+        return json.loads(self._exactly(header)), self._exactly(body)
+
+    def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
+        """Send a frame, and with it an open descriptor."""
+        text = json.dumps(header).encode()
+        message = FRAME.pack(len(text), len(body)) + text
+        if descriptor is not None:  # before any byte of the frame is out, so that it arrives with the first
+            sent = socket.send_fds(self.socket, [message], [descriptor])
+            message = message[sent:]
+        self.socket.sendall(message + body if len(body) < 1 << 16 else message)
+        if len(body) >= 1 << 16:
+            self.socket.sendall(body)
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            more = self.socket.recv(min(size - len(data), 1 << 20))
+            if not more:
+                self.hung_up()
+                os._exit(0)
+            data += more
+        return bytes(data)
+
+
+class Guest:
+    """Serves the requests ``exec read write listen collect`` until the host hangs up."""
+
+    def __init__(self, control: Control) -> None:
+        os.umask(0o022)
+        self.control = control
+        control.hung_up = self.kill_all
+        self.pid = os.getpid()
+        self.alone = self.pid == 1
+        self.listeners: list[socket.socket] = []
+        self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self.wake, wake = socket.socketpair()
+        self.wake.setblocking(False)
+        wake.setblocking(False)
+        self._kept = wake
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler will do: the descriptor below is what wakes us
+        signal.siginterrupt(signal.SIGCHLD, False)  # a supervised system call is interrupted where others are not
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self.oom: int | None = None
+        if sys.platform == "linux":
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """What only Linux has."""
+        self.oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # closed to us once undumpable
+        self.oom_own = os.pread(self.oom, 16, 0).strip()
+        import ctypes
+
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        wish = (PR_SET_DUMPABLE, 0) if self.alone else (PR_SET_CHILD_SUBREAPER, 1)
+        if prctl(*wish, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+    def serve(self) -> None:
+        """Take the settings, say so, then answer requests for ever."""
+        settings, _ = self.control.receive()
+        self.workdir = os.path.realpath(settings["workdir"])
+        self.env = settings["env"]
+        self.memory = settings["memory"]
+        for name, value in settings["rlimits"].items():
+            which = getattr(resource, "RLIMIT_" + name)
+            hard = resource.getrlimit(which)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (value, value))
+        self.control.send({"ready": self.pid})
+        while True:
+            request, body = self.control.receive()
+            operation = request.pop("op")
+            if operation == "stop":  # it crossed the reply that it meant to hasten
+                continue
+            try:
+                getattr(self, "on_" + operation)(body, **request)
+            except OSError as error:
+                self.control.send({"errno": error.errno or 5, "error": error.strerror or str(error)})
+
+    # -- commands
+
+    def on_exec(
+        self, body: bytes, argv: list[str], env: dict[str, str], timeout: float, max_bytes: int, cwd: str
+    ) -> None:
+        """Run a command with `body` as its input; everything it started is gone when the reply leaves."""
+        started = time.monotonic()
+        out, child_out = os.pipe()
+        child_in, feed = os.pipe() if body else (self.null, -1)
+        try:
+            os.chdir(os.path.join(self.workdir, cwd))
+            main = self._spawn(argv, {**self.env, **env}, child_in, child_out)
+        except (OSError, ValueError) as error:
+            for descriptor in {out, child_out, feed, child_in} - {-1, self.null}:
+                os.close(descriptor)
+            code = SPAWN_ERRORS.get(getattr(error, "errno", 0) or 0, 126)
+            text = getattr(error, "strerror", None) or str(error)
+            self.control.send({"code": code}, f"{argv[0]}: {text}\n".encode(errors="replace")[:max_bytes])
+            return
+        finally:
+            os.chdir(self.workdir)
+        os.close(child_out)
+        if body:
+            os.close(child_in)
+        run = Run(self, main, out, feed, body, started + timeout, max_bytes)
+        header = run.to_the_end()
+        header["seconds"] = time.monotonic() - started
+        self.control.send(header, bytes(run.output))
+
+    def _spawn(self, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
+        program = argv[0]
+        if "/" not in program:
+            for folder in env.get("PATH", "").split(":"):
+                if os.access(os.path.join(folder, program), os.X_OK):
+                    program = os.path.join(folder, program)
+                    break
+            else:
+                raise FileNotFoundError(2, "command not found")
+        if self.oom is not None:  # the kernel shall take the commands before it takes us
+            os.pwrite(self.oom, b"900", 0)
+        try:
+            return self._start(program, argv, env, stdin, stdout)
+        finally:
+            if self.oom is not None:
+                os.pwrite(self.oom, self.oom_own, 0)
+
+    def _start(self, program: str, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
+        return os.posix_spawn(
+            program,
+            argv,
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)] + [(os.POSIX_SPAWN_DUP2, stdout, n) for n in (1, 2)],
+            setsid=True,
+            setsigdef=RESTORED,
+            setsigmask=(),
+        )
+
+    def kill_all(self) -> None:
+        """End and reap every other process of the sandbox. On return none is left.
+
+        The kernel delivers ``kill(-1)`` under the lock that a fork needs, so a fork bomb does not slip through,
+        and orphans are ours before their parent can be reaped.
+        """
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] != 0:
+                    continue
+            except ChildProcessError:
+                return
+            try:
+                if self.alone:
+                    os.kill(-1, signal.SIGKILL)
+                else:
+                    for pid in descendants():
+                        os.kill(pid, signal.SIGKILL)
+                os.waitpid(-1, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass
+
+    def used(self) -> int:
+        """Bytes that all processes but this one hold, shared pages counted once if it comes close."""
+        pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != self.pid]
+        page, resident = resource.getpagesize(), 0
+        for pid in pids:
+            resident += page * int(look(f"/proc/{pid}/statm", b"0 0").split()[1])
+        if resident <= self.memory:
+            return resident
+        return sum(
+            1024 * int(look(f"/proc/{pid}/smaps_rollup", b"Pss: 0").split(b"Pss:")[1].split()[0]) for pid in pids
+        )
+
+    # -- files
+
+    def _inside(self, path: str) -> str:
+        real = os.path.realpath(os.path.join(self.workdir, path))
+        if real != self.workdir and not real.startswith(self.workdir + "/"):
+            raise PermissionError(13, "outside the workspace")
+        return real
+
+    def on_read(self, body: bytes, path: str) -> None:
+        """Send a regular file of the workspace."""
+        real = self._inside(path)
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                raise PermissionError(13, "not a regular file")
+            if info.st_size > READ_BYTES:
+                raise OSError(27, "larger than can be read at once")
+            self.control.send({}, file.read(READ_BYTES))
+
+    def on_write(self, body: bytes, path: str) -> None:
+        """Write a regular file of the workspace, its folders too; its mode stays."""
+        real = self._inside(path)
+        os.makedirs(os.path.dirname(real), exist_ok=True)
+        try:
+            mode = os.lstat(real).st_mode
+        except FileNotFoundError:
+            mode = 0
+        if mode and not stat.S_ISREG(mode):
+            raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "no file")
+        locked = mode and not mode & stat.S_IWUSR
+        if locked:
+            os.chmod(real, stat.S_IMODE(mode) | stat.S_IWUSR)
+        try:
+            with open(os.open(real, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb") as file:
+                file.write(body)
+        finally:
+            if locked:
+                os.chmod(real, stat.S_IMODE(mode))
+        self.control.send({})
+
+    def on_listen(self, body: bytes) -> None:
+        """Listen on our loopback and hand the listening socket to the host, which accepts from it."""
+        with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+            self.control.send({"port": server.getsockname()[1]}, descriptor=server.fileno())
+
+    def on_settle(self, body: bytes) -> None:
+        """Answer once no other process of the sandbox is left."""
+        self.kill_all()
+        self.control.send({})
+
+    def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> None:
+        """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted."""
+        self.kill_all()
+        base = json.loads(body)
+        present = dict(sorted(entries(self.workdir, base), key=lambda entry: (entry[0] not in base, entry[0])))
+        left_out, sent = [], 0
+        for path, mode in present.items():
+            full = os.path.join(self.workdir, path)
+            known = base.get(path)
+            size = os.lstat(full).st_size
+            if size > max_bytes or (known is None and sent >= max_files):
+                left_out.append(path)
+                continue
+            data = content(full, mode)
+            if known is not None and known == [mode, blob_id(data)]:
+                continue
+            max_bytes -= len(data)
+            sent += known is None
+            self.control.send({"path": path, "mode": mode}, data)
+        gone = [path for path in base if path not in present]
+        self.control.send({"done": True, "deleted": gone, "left_out": left_out[:20]})
+
+
+class Confined(Guest):
+    """The guest inside sandlock: it shares the host's process ids, and keeps apart by nested Landlock domains.
+
+    ``kill(-1)`` reaches what is in our domain or below it, which is the sandbox.
+    """
+
+    def __init__(self, control: Control, rules: str) -> None:
+        super().__init__(control)
+        self.alone = True
+        with open(rules, "rb") as file:
+            program = file.read()
+        import ctypes
+
+        code = ctypes.create_string_buffer(program, len(program))
+        filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+        # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
+        attributes = struct.pack("QQQ", FS_REFER, 0, SCOPES)
+        self.ruleset = self._checked(self.libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+        os.set_inheritable(self.ruleset, False)
+        root = os.open("/", os.O_PATH)
+        beneath = struct.pack("=Qi", FS_REFER, root)
+        self._checked(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0))
+        os.close(root)
+        self._checked(self.libc.prctl(PR_SET_SECCOMP, 2, filter_, 0, 0))
+
+    def _prepare(self) -> None:
+        import ctypes
+
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        signal.signal(signal.SIGTERM, self.end)
+        self._checked(self.libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        self._checked(self.libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0))
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            import ctypes
+
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return result
+
+    def end(self, *_: object) -> None:
+        """The supervisor is gone, and with it most system calls: end everything, as we may do still."""
+        try:
+            os.kill(-1, signal.SIGKILL)
+        finally:
+            os._exit(1)
+
+    def _start(self, program: str, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
+        report, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                self._checked(self.libc.syscall(LANDLOCK_RESTRICT_SELF, self.ruleset, 0))
+                for number in RESTORED:
+                    signal.signal(number, signal.SIG_DFL)
+                for target, source in enumerate((stdin, stdout, stdout)):
+                    os.dup2(source, target)
+                os.execve(program, argv, env)
+            except (OSError, ValueError) as error:
+                os.write(tell, struct.pack("I", getattr(error, "errno", None) or 22))
+            finally:
+                os._exit(127)
+        os.close(tell)
+        with open(report, "rb") as file:
+            failed = file.read(4)
+        if failed:
+            os.waitpid(pid, 0)
+            code = struct.unpack("I", failed)[0]
+            raise OSError(code, os.strerror(code))
+        return pid
+
+
+class Run:
+    """One command while it runs: its output is read as it comes, its time and memory are watched."""
+
+    def __init__(self, guest: Guest, main: int, out: int, feed: int, body: bytes, deadline: float, cap: int) -> None:
+        self.guest, self.main, self.out, self.feed = guest, main, out, feed
+        self.body, self.deadline, self.cap = memoryview(body), deadline, cap
+        self.output, self.truncated = bytearray(), False
+        os.set_blocking(out, False)
+        if feed >= 0:
+            os.set_blocking(feed, False)
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Wait until the command has ended, or end it; the reply's header."""
+        status, why = self._watch()
+        self.guest.kill_all()
+        self._drain()  # every writer is dead, so this is all there will ever be
+        os.close(self.out)
+        if self.feed >= 0:
+            os.close(self.feed)
+        if why == "memory":
+            self.output += b"\n[sandbox] killed: the memory limit was exceeded\n"
+        code = {"time": 124, "memory": 137, "stop": 137}.get(why)
+        if code is None:
+            code = os.waitstatus_to_exitcode(status)
+            code = code if code >= 0 else 128 - code
+        return {"code": code, "timed_out": why == "time", "truncated": self.truncated}
+
+    def _watch(self) -> tuple[int, str]:
+        """Wait for the command; returns its status, or why it must be ended."""
+        poll = select.poll()
+        for source in (self.guest.control.socket.fileno(), self.guest.wake.fileno(), self.out):
+            poll.register(source, select.POLLIN)
+        if self.feed >= 0:
+            poll.register(self.feed, select.POLLOUT)
+        checked = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= self.deadline:
+                return 0, "time"
+            if self.guest.memory and now - checked >= WATCH_SECONDS:
+                checked = now
+                if self.guest.used() > self.guest.memory:
+                    return 0, "memory"
+            for source, event in poll.poll(1000 * min(self.deadline - now, WATCH_SECONDS)):
+                if source == self.out:
+                    if not self._take():
+                        poll.unregister(self.out)
+                elif source == self.feed:
+                    if event & select.POLLERR or not self._give():
+                        poll.unregister(self.feed)
+                        os.close(self.feed)
+                        self.feed = -1
+                elif source == self.guest.wake.fileno():
+                    self.guest.wake.recv(4096)
+                    status = self._reap()
+                    if status is not None:
+                        return status, ""
+                else:
+                    self.guest.control.receive()  # the host only ever interrupts with "stop"
+                    return 0, "stop"
+
+    def _reap(self) -> int | None:
+        found = None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if pid == 0:
+                return found
+            if pid == self.main:
+                found = status
+
+    def _take(self) -> bool:
+        try:
+            data = os.read(self.out, 1 << 16)
+        except BlockingIOError:
+            return True
+        room = self.cap - len(self.output)
+        self.truncated |= len(data) > room
+        self.output += data[: max(room, 0)]
+        return bool(data)
+
+    def _drain(self) -> None:
+        while True:
+            before = len(self.output), self.truncated
+            try:
+                if not self._take():
+                    return
+            except OSError:
+                return
+            if before == (len(self.output), self.truncated) and not select.select([self.out], [], [], 0)[0]:
+                return
+
+    def _give(self) -> bool:
+        try:
+            self.body = self.body[os.write(self.feed, self.body[: 1 << 16]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return len(self.body) > 0
+
+
+def look(path: str, gone: bytes) -> bytes:
+    """A file of /proc whose process may just have ended."""
+    try:
+        with open(path, "rb") as file:
+            return file.read() or gone
+    except OSError:
+        return gone
+
+
+def descendants() -> list[int]:
+    """Processes below this one, when there is no pid namespace to ask."""
+    parents = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if name.isdigit():
+            fields = look(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
+            parents[int(name)] = int(fields[1])
+    found, fresh = [], {os.getpid()}
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh}
+        found += sorted(fresh)
+    return found
+
+
+def entries(root: str, base: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Files and links under `root` as ``(path, git mode)``, no `.git`, and none that tools drop on the way."""
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        full = os.path.join(root, folder)
+        try:
+            found = list(os.scandir(full))
+        except PermissionError:
+            os.chmod(full, 0o700)
+            found = list(os.scandir(full))
+        except OSError:  # a path too long for the kernel, and so for git
+            continue
+        for entry in found:
+            path = os.path.join(folder, entry.name)
+            if entry.name.lower() == ".git" or (path not in base and entry.name.endswith(".pyc")):
+                continue
+            if entry.is_symlink():
+                yield path, "120000"
+            elif entry.is_dir():
+                if entry.name not in DROPPINGS or any(known.startswith(path + "/") for known in base):
+                    folders.append(path)
+            elif entry.is_file():
+                yield path, "100755" if entry.stat().st_mode & stat.S_IXUSR else "100644"
+
+
+def content(path: str, mode: str) -> bytes:
+    """What git would store of it."""
+    if mode == "120000":
+        return os.fsencode(os.readlink(path))
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # mode 000 and the like: git would not get in, and so lose the file
+        before = stat.S_IMODE(os.lstat(path).st_mode)
+        os.chmod(path, before | stat.S_IRUSR)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.chmod(path, before)
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def blob_id(data: bytes) -> str:
+    """Git's name for this content."""
+    import hashlib
+
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+if __name__ == "__main__":
+    end_of_ours = Control(socket.socket(fileno=int(sys.argv[1])))
+    if len(sys.argv) == 2:
+        Guest(end_of_ours).serve()
+    confined = Confined(end_of_ours, sys.argv[2])
+    try:
+        confined.serve()
+    finally:
+        confined.end()

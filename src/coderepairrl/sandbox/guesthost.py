@@ -1,0 +1,204 @@
+"""The host's end of a guest: starting it, asking it, and being sure that it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.sandbox.privileges import command_as
+
+_FRAME = struct.Struct(">II")
+_MAX_HEADER, _MAX_BODY = 64 << 20, 1 << 30  # far above what a guest sends; beyond, it is broken
+STARTUP_SECONDS = 30.0
+
+Header = dict[str, Any]
+
+
+class GuestProcess:
+    """A running guest (and its bubblewrap, if any) behind one socket. One request at a time.
+
+    All methods belong to one event loop. Once a method raised `SandboxFault` the guest is dead and stays dead.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        connection: socket.socket,
+        log: Path,
+        doors: list[socket.socket] | None = None,
+    ) -> None:
+        connection.setblocking(False)
+        self.process = process
+        self.doors = doors
+        """Bound to ports of the host's loopback, all that the guest can reach; None if it has a loopback itself."""
+        self.inner: int | None = None
+        """Pidfd of the guest, where its end brings about that of every process of the sandbox."""
+        self._socket = connection
+        self._log = log
+        self._buffer = bytearray()
+        self._descriptors: list[int] = []
+        self._closed = False
+        self._sending = asyncio.Lock()
+        self._info = -1
+
+    @classmethod
+    def spawn(
+        cls,
+        command: Callable[[int], tuple[Sequence[str], Sequence[int]]],
+        *,
+        log: Path,
+        user: int | None = None,
+        env: Mapping[str, str] | None = None,
+        doors: list[socket.socket] | None = None,
+    ) -> GuestProcess:
+        """Start ``command(fd of the guest's end)``, which returns argv and further descriptors to pass on.
+
+        Must be called from the event loop's own thread: a guest dies with the *thread* that started it.
+        Raises `SandboxFault`.
+        """
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        argv, descriptors = command(theirs.fileno())
+        try:
+            with theirs, log.open("ab") as sink:
+                process = subprocess.Popen(
+                    command_as(user, argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=sink,
+                    env=dict(env or {}),
+                    cwd="/",
+                    pass_fds=[theirs.fileno(), *descriptors],
+                    start_new_session=True,  # the terminal's Ctrl-C is the controller's to handle
+                )
+        except OSError as error:
+            for opened in (ours, *(doors or ())):
+                opened.close()
+            raise SandboxFault(f"cannot start the sandbox: {error}") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return cls(process, ours, log, doors)
+
+    def inner_from(self, info: int) -> None:
+        """bubblewrap will tell on the descriptor `info` (ours from now on) which process is its pid 1."""
+        self._info = info
+
+    async def configure(self, settings: Mapping[str, object], timeout: float = STARTUP_SECONDS) -> None:
+        """First contact: hand over the `settings`, wait until it is ready. Raises `SandboxFault`."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self.send(settings)
+                reply, _ = await self.receive()
+        except TimeoutError:
+            raise await self.died(f"did not start within {timeout:.0f} s") from None
+        if self._info >= 0:  # the guest has spoken, so bubblewrap has written it
+            with os.fdopen(self._info, "rb") as info:
+                self._info = -1
+                self.inner = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
+        elif self.doors is not None:  # under a supervisor, which cleans up after it
+            with contextlib.suppress(ProcessLookupError):
+                self.inner = os.pidfd_open(reply["ready"])
+
+    async def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
+        """Send one request. Raises `SandboxFault`."""
+        if self._closed:
+            raise SandboxFault("the sandbox is closed")
+        text = json.dumps(header).encode()
+        try:
+            async with self._sending:  # "stop" must not cut into a long request
+                await asyncio.get_running_loop().sock_sendall(
+                    self._socket, b"".join((_FRAME.pack(len(text), len(body)), text, body))
+                )
+        except OSError as error:
+            raise await self.died() from error
+
+    async def receive(self) -> tuple[Header, bytes]:
+        """The next reply. Raises `SandboxFault` when the guest is gone or says what no guest says."""
+        header_size, body_size = _FRAME.unpack(await self._exactly(_FRAME.size))
+        if header_size > _MAX_HEADER or body_size > _MAX_BODY:
+            raise await self.died("sent a frame beyond all measure")
+        try:
+            header = json.loads(await self._exactly(header_size))
+        except ValueError as error:
+            raise await self.died("sent a malformed frame") from error
+        return header, await self._exactly(body_size)
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came with the last reply, now the caller's. Raises `SandboxFault`."""
+        if not self._descriptors:
+            raise SandboxFault("the guest sent no descriptor")
+        return self._descriptors.pop()
+
+    async def died(self, how: str = "") -> SandboxFault:
+        """End what is left of the guest; returns the fault to raise, with its last words."""
+        await self.close()
+        status = self.process.returncode
+        if not how:
+            how = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
+        words = self._log.read_text(errors="replace").strip()[-600:] if self._log.exists() else ""
+        return SandboxFault(f"the sandbox {how}" + (f": {words}" if words else ""))
+
+    async def close(self) -> None:
+        """Kill everything inside and wait until it is gone. Safe to call twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for opened in (self._socket, *(self.doors or ())):
+            opened.close()
+        for descriptor in (*self._descriptors, *([self._info] if self._info >= 0 else [])):
+            os.close(descriptor)
+        if self.inner is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                signal.pidfd_send_signal(self.inner, signal.SIGKILL)
+            await _readable(self.inner, 30.0)
+            os.close(self.inner)
+        deadline = time.monotonic() + 5.0  # a guest that is hung up on ends by itself, and its children first
+        while self.process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+
+    async def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, 4)
+            except BlockingIOError:
+                await _readable(self._socket.fileno())
+                continue
+            except OSError as error:
+                raise await self.died() from error
+            self._descriptors += descriptors
+            if not data:
+                raise await self.died()
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken
+
+
+async def _readable(descriptor: int, timeout: float | None = None) -> None:
+    """Return once `descriptor` is readable, or after `timeout` seconds."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(descriptor, tell)
+    try:
+        await asyncio.wait({ready}, timeout=timeout)
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,0 +1,78 @@
+"""Which Python runs the guest, and how this distribution installs what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox.privileges import command_as
+
+GUEST = Path(__file__).with_name("guest.py")
+
+
+def find_python(work: Path, user: int | None) -> Path:
+    """An interpreter that the sandbox's user can run; it proves it by compiling the guest to ``work/guest.pyc``.
+
+    (Through ``env``, since setpriv itself may still open what root can.) Raises `PrerequisiteError`.
+    """
+    compile_it = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
+    work.mkdir(exist_ok=True)
+    shutil.copy(GUEST, work / "guest.py")
+    if user is not None:
+        os.chown(work, user, user)
+    tried = []
+    for python in dict.fromkeys((Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve())):
+        files = [f"{work}/guest.py", f"{work}/guest.pyc"]
+        try:
+            subprocess.run(
+                command_as(user, ["/usr/bin/env", str(python), "-ISc", compile_it, *files]),
+                check=True,
+                capture_output=True,
+                cwd="/",
+                timeout=60,
+                env={},
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            tried.append(f"{python} ({error})")
+            continue
+        if user is not None:
+            os.chown(work, 0, 0)
+        return python
+    raise PrerequisiteError(
+        f"no Python that an unprivileged user can run: {'; '.join(tried)}", fix=install_command("python3")
+    )
+
+
+def prefix_of(python: Path) -> Path | None:
+    """The folder besides ``/usr`` that `python` needs, None if none. Raises `PrerequisiteError` if it holds a home."""
+    prefix = python.parent.parent
+    if prefix.is_relative_to("/usr"):
+        return None
+    if prefix in (Path("/"), Path.home()):
+        raise PrerequisiteError(f"{python} lies in {prefix}, which a sandbox must not see", fix="use a venv")
+    return prefix
+
+
+def search_path(python: Path) -> str:
+    """``PATH`` for commands."""
+    return ":".join(dict.fromkeys((str(python.parent), "/usr/local/bin", "/usr/bin", "/bin")))
+
+
+def install_command(package: str, release: Path = Path("/etc/os-release")) -> str:
+    """How this distribution installs `package`."""
+    text = release.read_text() if release.exists() else ""
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    family = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".replace('"', "").replace("'", "").split()
+    if {"fedora", "rhel", "centos"} & set(family):
+        return f"sudo dnf install {package}"
+    if "arch" in family:
+        return f"sudo pacman -S {package.replace('python3', 'python')}"
+    if "alpine" in family:
+        return f"sudo apk add {package}"
+    if {"suse", "opensuse"} & set(family):
+        return f"sudo zypper install {package}"
+    return f"sudo apt-get install {package}"

@@ -1,0 +1,50 @@
+"""`unsafe-local`: commands run as you, on this machine, in a temporary copy. No isolation whatsoever.
+
+For a machine without any sandbox (macOS, Colab) and a model you trust. Never chosen for you: it must be named.
+The guest is the same process as elsewhere, so timeouts, output caps, process clean-up and diffs are the same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.interpreter import GUEST
+from coderepairrl.sandbox.session import ResourceLimits
+
+_KEPT = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+class UnsafeLocal(GuestBackend):
+    """Runs commands with your rights in a copy of the workspace; API keys in your environment are not passed on."""
+
+    name = "unsafe-local"
+
+    def __init__(self, *, env: Mapping[str, str] | None = None, **limits: int) -> None:
+        for name in ("processes", "tmp_bytes"):
+            if name in limits:
+                raise ConfigError(f"unsafe-local cannot bound {name}", fix=f"leave out {name}, or use bwrap")
+        mine = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        super().__init__(ResourceLimits.of(limits), mine | dict(env or {}))
+
+    @property
+    def isolated(self) -> bool:
+        """False: other processes of yours are in sight, so neither they nor their memory can be counted."""
+        return False
+
+    def workdir(self, box: Path) -> str:
+        """The folder itself."""
+        return str((box / "work").resolve())
+
+    def launch(self, box: Path) -> GuestProcess:
+        """Start the guest as an ordinary child."""
+        return GuestProcess.spawn(
+            lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(GUEST), str(descriptor)], ()),
+            log=box / "guest.log",
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+        )

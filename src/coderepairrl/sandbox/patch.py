@@ -1,0 +1,69 @@
+"""The canonical diff, and putting it back.
+
+Git never sees the tree that an agent worked in, so nothing the agent left there (hooks, filters, fsmonitor,
+textconv, nested repositories, a broken or missing ``.git``) can run or hide anything. The guest lists the files
+whose bytes or modes differ from the task's commit; here they become a second commit in a throw-away repository
+beside the private one, and ``git diff-tree`` compares the two.
+
+Choices, the same for every backend: all files count, ignored ones too (``add -A -f``), except untracked caches
+that tools drop (``__pycache__``, ``*.pyc``, ``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames are
+written out as deletion and creation, so that no similarity heuristic decides what a patch says; full object ids;
+binary files as binary patches; three lines of context; bytes, never text.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.protocols import Sandbox
+from coderepairrl.sandbox.workspace import Entry, Prepared, bare, commit_stream, git, reason
+
+_DIFF = (
+    "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv",
+    "--no-renames", "--unified=3", "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+
+
+def compose(
+    prepared: Prepared, changed: Sequence[Entry], deleted: Sequence[str], scratch: Path, *, user: int | None = None
+) -> bytes:
+    """The diff from `prepared`'s commit to it with `changed` files put in and `deleted` ones taken out.
+
+    Blocks for two git processes (as `user` where we are root); none when nothing changed. `scratch` is a path
+    to use and remove. Raises `SandboxFault`.
+    """
+    if not changed and not deleted:
+        return b""
+    try:
+        bare(scratch, alternates=prepared.git)
+        if user is not None:
+            for folder, _, files in os.walk(scratch):
+                for name in (".", *files):
+                    os.chown(Path(folder, name), user, user)
+        stream = commit_stream("refs/heads/attempt", changed, base=prepared.base, deleted=deleted)
+        git("fast-import", "--quiet", folder=scratch, stdin=stream, user=user)
+        return git(*_DIFF, prepared.base, "refs/heads/attempt", folder=scratch, user=user)
+    except subprocess.CalledProcessError as error:
+        raise SandboxFault(f"git could not take the diff: {reason(error)}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxFault(f"cannot take the diff: {error}", fix="check the disk's free space") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+async def apply_patch(sandbox: Sandbox, patch: bytes) -> bool:
+    """Apply a diff in the workspace of a fresh `sandbox`, all or nothing; returns whether it applied.
+
+    An empty patch applies. Raises `SandboxFault`.
+    """
+    if not patch.strip():
+        return True
+    result = await sandbox.exec(
+        ["git", "-c", "core.protectNTFS=false", "apply", "--whitespace=nowarn", "-"], stdin=patch, timeout=120.0
+    )
+    return result.ok

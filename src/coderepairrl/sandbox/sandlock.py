@@ -1,0 +1,277 @@
+"""`sandlock`: Landlock and a supervisor of system calls, where user namespaces are blocked (DESIGN 6, FINDINGS 5).
+
+PyPI ``sandlock`` on Linux 6.12 or later (Landlock ABI 6). Layers, each with a probe in ``tests/sandbox``:
+
+- *who*: as root we first become an unprivileged user id without groups or capabilities;
+- *files*: Landlock, default deny: the workspace and one temporary folder (``$TMPDIR``, also ``$HOME``) are writable;
+  ``/usr``, ``/proc`` and a few files of ``/etc`` and ``/dev`` readable. Modes and times of files, which Landlock does
+  not govern, are changed by the supervisor on behalf, in those two folders alone; owners and attributes not at all;
+- *network*: no UDP, no servers, no Unix sockets but those in the workspace; TCP only to ports of 127.0.0.1 that this
+  process holds for the bridge, the address checked by the supervisor;
+- *system calls*: the filter of `seccomp` with what namespaces would otherwise cover;
+- *processes*: signals and tracing end at a Landlock domain. Commands run in one of their own, below the guest's,
+  which is below the supervisor's: each can end all that is below it at once, and nothing above;
+- *lifetime*: the guest ends what a command started; the supervisor what outlives the guest, the guest what outlives
+  the supervisor.
+
+Weaker than `bwrap`, since nothing has a namespace of its own:
+
+- that a file exists, and how large it is, can be found out by guessing its path; not what is in it, or in a folder;
+- ``/proc`` shows only the sandbox's processes, but by the supervisor, not the kernel; tables of the host such as
+  mounts and connections can be read there. Memory, environment and descriptors of others are closed by the kernel.
+  The guest's own memory, which holds nothing that commands do not know, they can read but not change;
+- the bridge listens on the host's own loopback: other users of this machine can connect to it, too (they lack the
+  episode's key), and nothing inside can listen at all, so a test that starts a local server fails;
+- ``/tmp`` and ``/dev/shm`` are refused rather than private, POSIX semaphores with them;
+- `processes` counts processes, not threads; the disk is bounded per file only;
+- files whose names are not UTF-8 cannot be opened (the diff, taken by a guest outside, has them).
+
+Every opened file, socket and process costs a round trip to the supervisor: commands take a few milliseconds more.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
+from coderepairrl.sandbox import seccomp
+from coderepairrl.sandbox.backend import GuestBackend, destroy
+from coderepairrl.sandbox.bwrap import ETC
+from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
+from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.session import ResourceLimits
+
+PORTS = 4
+"""How many addresses one sandbox can `reach`: sandlock wants the ports beforehand."""
+_SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_FLAGS = ("-I", "-S", "-B", "-X", "utf8")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/proc")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Git takes a system configuration that it may not read for an error.
+_ENV = {"USER": "agent", "LOGNAME": "agent", "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
+_PROBE = """
+import os, socket
+def tries(action):
+    try: action()
+    except OSError: return "refused"
+    return "works"
+def connect(port, host="127.0.0.1"):
+    with socket.socket() as s: s.connect((host, port))
+def unix(address):
+    with socket.socket(socket.AF_UNIX) as s: s.connect(address)
+print("reads a file of the host", tries(lambda: open({secret!r}).close()))
+print("writes outside the workspace", tries(lambda: open({outside!r}, "w").close()))
+print("changes a mode outside the workspace", tries(lambda: os.chmod({outside!r}, 0o700)))
+print("reaches the host's loopback", tries(lambda: connect({other})))
+print("reaches another address", tries(lambda: connect({port}, "127.0.0.2")))
+print("reaches a Unix socket", tries(lambda: unix({address!r})))
+print("has UDP", tries(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9))))
+print("signals its supervisor", tries(lambda: os.kill(os.getppid(), 0)))
+print("WORKSPACE", tries(lambda: open("probe", "w").close()), "BRIDGE", tries(lambda: connect({port})))
+"""
+
+
+class Sandlock(GuestBackend):
+    """Sandboxes of sandlock; options as for `Bubblewrap`, but for `tmp_bytes`, which nothing here could enforce.
+
+    Prerequisites are checked when first opened.
+    """
+
+    name = "sandlock"
+    slowdown = 10.0
+    """What the exam lets a short command cost, in times of a plain one (about five as measured)."""
+
+    def __init__(self, *, env: Mapping[str, str] | None = None, binds: Sequence[str] = (), **limits: int) -> None:
+        if "tmp_bytes" in limits:
+            raise ConfigError("sandlock cannot bound the temporary folder", fix="leave out tmp_bytes, or use bwrap")
+        super().__init__(ResourceLimits.of(limits), _ENV | dict(env or {}))
+        self._given = dict(env or {})
+        self._binds = tuple(binds)
+        self._checking = threading.Lock()
+        self._python: Path | None = None
+        self._package = ""
+        self._readable: list[str] = []
+
+    @property
+    def user(self) -> int | None:
+        """As root an unprivileged id; otherwise we are unprivileged already."""
+        return SANDBOX_USER if os.geteuid() == 0 else None
+
+    def workdir(self, box: Path) -> str:
+        """The folder itself: there is only one file system."""
+        return str((box / "work").resolve())
+
+    def check(self) -> None:
+        """Raise `PrerequisiteError` unless package and kernel are there and every promise holds in a trial."""
+        with self._checking:
+            if self._python is not None:
+                return
+            self._package = _find_package()
+            _check_kernel()
+            python = find_python(self.state / "guest", self.user)
+            (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
+            self.env["PATH"] = self._given.get("PATH", search_path(python))
+            prefix = prefix_of(python)
+            etc = [f"/etc/{name}" for name in ETC]
+            guest = str(self.state / "guest")
+            wanted = [
+                "/usr",
+                "/bin",
+                "/sbin",
+                "/lib",
+                "/lib32",
+                "/lib64",
+                *etc,
+                "/proc",
+                *_DEVICES,
+                *self._binds,
+                guest,
+            ]
+            self._readable = [path for path in [*wanted, *([str(prefix)] if prefix else [])] if Path(path).exists()]
+            self._try(python)
+            self._python = python
+
+    def reader(self, box: Path) -> Callable[[], GuestProcess]:
+        """For sandlock opens no file whose name is not UTF-8. It runs once all is dead, and nothing but our code."""
+        argv = [str(self._python), *_FLAGS, str(self.state / "guest/guest.pyc")]
+
+        def start() -> GuestProcess:
+            return GuestProcess.spawn(
+                lambda descriptor: ([*argv, str(descriptor)], ()), log=box / "reader.log", user=self.user
+            )
+
+        return start
+
+    def launch(self, box: Path) -> GuestProcess:
+        """Start the supervisor, which starts the guest; ports for its bridges are ours from now on."""
+        self._make_tmp(box)
+        doors = [_door() for _ in range(PORTS)]
+        guest = self.state / "guest"
+        argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
+
+        def command(descriptor: int) -> tuple[list[str], list[int]]:
+            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor), []
+
+        return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors)
+
+    def close(self) -> None:
+        """As `GuestBackend.close`; the machine is checked again before the next use."""
+        super().close()
+        self._python = None
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {"HOME": str(self.state)}  # sandlock looks for one
+
+    def _settings(self, box: Path) -> dict[str, object]:
+        tmp = str((box / "tmp").resolve())
+        own = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": self.limits.memory}
+        return super()._settings(box) | own | {"rlimits": self.limits.rlimits(per_user=False)}
+
+    def _make_tmp(self, box: Path) -> None:
+        (box / "tmp").mkdir()
+        if self.user is not None:
+            os.chown(box / "tmp", self.user, self.user)
+
+    def _supervised(self, box: Path, argv: list[str], ports: list[int], control: int) -> list[str]:
+        work, tmp = self.workdir(box), str((box / "tmp").resolve())
+        settings: dict[str, Any] = {
+            "control": control,
+            "package": self._package,
+            "user": self.user,
+            "argv": argv,
+            "cwd": work,
+            "env": self.env,
+            "readable": self._readable,
+            "writable": ["/dev/null", tmp, work],
+            "ports": ports,
+            "processes": self.limits.processes,
+        }
+        return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
+
+    def _try(self, python: Path) -> None:
+        """Run a program that attempts what no sandbox may allow, on targets that are open to everybody here."""
+        box = self.state / "trial"
+        destroy(box)
+        (box / "work").mkdir(parents=True)
+        self._make_tmp(box)
+        for name in ("secret", "outside"):
+            (box / name).write_text("a secret\n")
+        for name in ("work", "outside"):
+            os.chown(box / name, self.user or -1, self.user or -1)
+        with _door() as door, socket.create_server(("127.0.0.1", 0)) as other, socket.socket(socket.AF_UNIX) as unix:
+            address = str(box / "socket")
+            unix.bind(address)
+            unix.listen()
+            Path(address).chmod(0o777)
+            door.listen()
+            port = door.getsockname()[1]
+            places: dict[str, object] = {"secret": str(box / "secret"), "outside": str(box / "outside")}
+            code = _PROBE.format(**places, address=address, port=port, other=other.getsockname()[1])
+            argv = [str(python), "-I", "-S", "-c", code]
+            try:
+                done = subprocess.run(
+                    self._supervised(box, argv, [port], 0),
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    text=True,
+                    cwd="/",
+                    env=self._environment,
+                    timeout=60,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise PrerequisiteError("sandlock does not answer here", fix=_instead()) from error
+        said = done.stdout.splitlines()
+        if not said or said[-1] != "WORKSPACE works BRIDGE works":
+            words = (done.stderr.strip().splitlines() or said or [f"exit code {done.returncode}"])[-1]
+            raise PrerequisiteError(f"sandlock does not work here: {words}", fix=_instead())
+        holes = [line.removesuffix(" works") for line in said[:-1] if line.endswith(" works")]
+        if holes:
+            raise PrerequisiteError(f"sandlock does not isolate here: a command {', '.join(holes)}", fix=_instead())
+
+
+def _find_package() -> str:
+    """The folder that sandlock is imported from."""
+    found = importlib.util.find_spec("sandlock")
+    if found is None or found.origin is None:
+        raise PrerequisiteError("sandlock is not installed", fix="pip install 'coderepairrl[sandlock]'")
+    return str(Path(found.origin).parent.parent)
+
+
+def _check_kernel() -> None:
+    try:
+        import sandlock
+    except (ImportError, OSError, RuntimeError) as error:  # its library is built for few machines
+        raise PrerequisiteError(f"sandlock cannot be loaded: {error}", fix=_instead()) from error
+    has, needs = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
+    if has < needs:
+        offers = f"Landlock ABI {has}" if has > 0 else "no Landlock"
+        raise PrerequisiteError(
+            f"the kernel, Linux {os.uname().release}, offers {offers}; sandlock needs ABI {needs}",
+            fix=f"{_instead()} (or boot Linux 6.12 or later with landlock among its lsm= modules)",
+        )
+
+
+def _instead() -> str:
+    return install_command("bubblewrap")
+
+
+def _door() -> socket.socket:
+    """A port of the loopback that is ours, and refuses connections until it listens."""
+    door = socket.socket()
+    try:
+        door.bind(("127.0.0.1", 0))
+    except OSError as error:
+        door.close()
+        raise SandboxFault(f"no port of the loopback is free: {error}") from error
+    return door

@@ -1,0 +1,133 @@
+"""A seccomp filter, assembled by hand: what namespaces, or their absence, leave open (FINDINGS 5) is closed here.
+
+Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; x86_64 and aarch64, both little
+endian. An allow-list would break compilers and interpreters of the many languages that tasks are written in, so
+this is a deny-list of what no repair needs: other namespaces and mounts, other processes' memory, kernel
+interfaces with a record of escapes, socket families that no network namespace confines, and memory that none of
+the limits would count.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from typing import NamedTuple
+
+from coderepairrl.errors import PrerequisiteError
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
+_X32 = 0x40000000  # x86_64 numbers from here on are the x32 interface, which would bypass every comparison
+
+_NEW_NAMESPACES = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
+_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace confines them. AF_VSOCK is 40
+_NETLINK = 16  # only NETLINK_ROUTE (protocol 0): name resolution asks it for addresses
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # put characters into a terminal's input
+
+_SAME_NUMBERS = {
+    "pidfd_getfd": 438, "process_madvise": 440, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431,
+    "fsmount": 432, "fspick": 433, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447,
+    "open_tree_attr": 467,
+}  # fmt: skip
+_DENIED_X86_64 = {
+    "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "mount": 165, "umount2": 166,
+    "pivot_root": 155, "chroot": 161, "unshare": 272, "setns": 308, "keyctl": 250, "add_key": 248, "request_key": 249,
+    "bpf": 321, "perf_event_open": 298, "kexec_load": 246, "kexec_file_load": 320, "init_module": 175,
+    "finit_module": 313, "delete_module": 176, "userfaultfd": 323, "open_by_handle_at": 304, "name_to_handle_at": 303,
+    "quotactl": 179, "swapon": 167, "swapoff": 168, "reboot": 169, "acct": 163, "settimeofday": 164,
+    "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "syslog": 103, "vhangup": 153, "iopl": 172,
+    "ioperm": 173, "lookup_dcookie": 212, "fanotify_init": 300, "memfd_create": 319, "shmget": 29,
+}  # fmt: skip
+_DENIED_AARCH64 = {
+    "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "mount": 40, "umount2": 39,
+    "pivot_root": 41, "chroot": 51, "unshare": 97, "setns": 268, "keyctl": 219, "add_key": 217, "request_key": 218,
+    "bpf": 280, "perf_event_open": 241, "kexec_load": 104, "kexec_file_load": 294, "init_module": 105,
+    "finit_module": 273, "delete_module": 106, "userfaultfd": 282, "open_by_handle_at": 265, "name_to_handle_at": 264,
+    "quotactl": 60, "swapon": 224, "swapoff": 225, "reboot": 142, "acct": 89, "settimeofday": 170,
+    "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171, "syslog": 116, "vhangup": 58, "lookup_dcookie": 18,
+    "fanotify_init": 262, "memfd_create": 279, "shmget": 194,
+}  # fmt: skip
+# "Not there" rather than "not allowed": programs then fall back (glibc from clone3 to clone, libuv from io_uring).
+_ABSENT = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
+
+# Where host and sandbox share their namespaces: servers, other users' and sandboxes' message queues, the names of files
+# as they change, owners and attributes of files (Landlock governs none of these).
+_SHARED_SAME = {"setxattrat": 463, "removexattrat": 466, "file_setattr": 469, "process_mrelease": 448}
+_SHARED_X86_64 = {
+    "listen": 50, "inotify_init": 253, "inotify_init1": 294, "mq_open": 240, "mq_unlink": 241, "chown": 92,
+    "lchown": 94, "fchownat": 260, "setxattr": 188, "lsetxattr": 189, "removexattr": 197, "lremovexattr": 198,
+    "utime": 132, "utimes": 235, "futimesat": 261, "migrate_pages": 256, "move_pages": 279,
+}  # fmt: skip
+_SHARED_AARCH64 = {
+    "listen": 201, "inotify_init1": 26, "mq_open": 180, "mq_unlink": 181, "fchownat": 54, "setxattr": 5,
+    "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "migrate_pages": 238, "move_pages": 239,
+}  # fmt: skip
+# And what a process may do to any other of its user, without a signal: only to itself (process id 0).
+_SELF_X86_64 = {
+    "prlimit64": (302, _ARG0), "sched_setaffinity": (203, _ARG0), "sched_setscheduler": (144, _ARG0),
+    "sched_setparam": (142, _ARG0), "sched_setattr": (314, _ARG0), "setpriority": (141, _ARG1),
+    "ioprio_set": (251, _ARG1),
+}  # fmt: skip
+_SELF_AARCH64 = {
+    "prlimit64": (261, _ARG0), "sched_setaffinity": (122, _ARG0), "sched_setscheduler": (119, _ARG0),
+    "sched_setparam": (118, _ARG0), "sched_setattr": (274, _ARG0), "setpriority": (140, _ARG1),
+    "ioprio_set": (30, _ARG1),
+}  # fmt: skip
+
+
+class _Machine(NamedTuple):
+    audit: int
+    denied: dict[str, int]
+    clone: int
+    socket: int
+    ioctl: int
+    x32: bool
+    shared: dict[str, int]
+    on_self: dict[str, tuple[int, int]]
+
+
+_MACHINES = {
+    "x86_64": _Machine(0xC000003E, _DENIED_X86_64, 56, 41, 16, True, _SHARED_X86_64, _SELF_X86_64),
+    "aarch64": _Machine(0xC00000B7, _DENIED_AARCH64, 220, 198, 29, False, _SHARED_AARCH64, _SELF_AARCH64),
+}
+
+
+def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, jump_true, jump_false, k)
+
+
+def _on(number: int, body: bytes) -> bytes:
+    """Run `body` (which must return) for the system call `number`, skip it for others."""
+    return _op(_EQUAL, number, 0, len(body) // 8) + body
+
+
+def program(machine: str = "", *, shared: bool = False) -> bytes:
+    """The filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
+
+    `shared`: the sandbox has no namespaces of its own, so what those would confine is refused as well.
+    """
+    machine = machine or platform.machine()
+    if machine not in _MACHINES:
+        raise PrerequisiteError(
+            f"no seccomp filter for {machine}", fix="use x86_64 or aarch64, or name another sandbox in the config"
+        )
+    here = _MACHINES[machine]
+    allow, refuse = _op(_RETURN, _ALLOW), _op(_RETURN, _ERRNO | errno.EPERM)
+    absent, no_family = _op(_RETURN, _ERRNO | errno.ENOSYS), _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
+    parts = [_op(_LOAD, _ARCH), _op(_EQUAL, here.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
+    if here.x32:
+        parts += [_op(_AT_LEAST, _X32, 0, 1), absent]
+    parts += [_on(number, refuse) for number in (here.denied | _SAME_NUMBERS).values()]
+    if shared:
+        parts += [_on(number, refuse) for number in (here.shared | _SHARED_SAME).values()]
+        for number, which in here.on_self.values():
+            parts.append(_on(number, _op(_LOAD, which) + _on(0, allow) + refuse))
+    parts += [_on(number, absent) for number in _ABSENT.values()]
+    parts.append(_on(here.clone, _op(_LOAD, _ARG0) + _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow))
+    parts.append(_on(here.ioctl, _op(_LOAD, _ARG1) + _on(_TIOCSTI, refuse) + _on(_TIOCLINUX, refuse) + allow))
+    families = b"".join(_on(family, allow) for family in _FAMILIES)
+    route = _on(_NETLINK, _op(_LOAD, _ARG2) + _on(0, allow) + no_family)
+    parts.append(_on(here.socket, _op(_LOAD, _ARG0) + families + route + no_family))
+    return b"".join([*parts, allow])

@@ -1,0 +1,292 @@
+"""`Sandbox` as every backend with a guest process serves it: the methods, the bridge, the diff."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coderepairrl.errors import ConfigError, SandboxFault
+from coderepairrl.registry import nearest
+from coderepairrl.sandbox.guesthost import GuestProcess, Header
+from coderepairrl.sandbox.patch import compose
+from coderepairrl.sandbox.workspace import Entry, Prepared
+from coderepairrl.types import ExecResult
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+GRACE_SECONDS = 20.0
+"""How long after a command's own timeout a silent guest counts as dead."""
+COLLECT_SECONDS = 120.0
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """What one sandbox may use. Memory that is shared is counted once, files in ``/tmp`` beside it.
+
+    >>> ResourceLimits(memory=1 << 30).memory >> 20
+    1024
+    """
+
+    processes: int = 256
+    """Processes and threads at a time."""
+    memory: int = 2 << 30
+    """Bytes: of any one process at once (RLIMIT_DATA), of all together within a tenth of a second."""
+    file_bytes: int = 256 << 20
+    """Largest file."""
+    open_files: int = 1024
+    """Per process."""
+    tmp_bytes: int = 256 << 20
+    """``/tmp``, and again ``/dev/shm``."""
+    diff_bytes: int = 64 << 20
+    """Changed files that a diff takes in; tracked ones first. What does not fit is left out, and logged."""
+    diff_files: int = 5_000
+    """New files that a diff takes in."""
+    connections: int = 64
+    """Open connections through one bridge; further ones wait."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ResourceLimits:
+        """From a backend's options. Raises `ConfigError` for one that is unknown or no positive whole number."""
+        known = [limit.name for limit in fields(cls)]
+        for name, value in options.items():
+            if name not in known:
+                raise ConfigError(f"a sandbox has no option {name!r}", fix=nearest(name, known))
+            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+                raise ConfigError(f"sandbox option {name} must be a positive whole number, not {value!r}")
+        return cls(**options)
+
+    def rlimits(self, *, per_user: bool) -> dict[str, int]:
+        """For the guest, by name. `per_user`: processes are counted per sandbox, not over all of a user's."""
+        limits = {"DATA": self.memory, "FSIZE": self.file_bytes, "NOFILE": self.open_files, "CORE": 0}
+        return limits | ({"NPROC": self.processes} if per_user else {})
+
+
+@dataclass
+class GuestSandbox:
+    """A sandbox whose guest process is ready. Opened and closed by its backend."""
+
+    guest: GuestProcess
+    prepared: Prepared
+    box: Path
+    """Our folder for this sandbox, out of its reach."""
+    workdir: str
+    limits: ResourceLimits
+    user: int | None = None
+    """The user id that git drops to, where we are root."""
+    reader: Callable[[], GuestProcess] | None = None
+    """Starts a guest that lists what changed, where the one inside cannot open every file."""
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _bridges: list[asyncio.Task[None]] = field(default_factory=list)
+    _running: set[asyncio.Task[Any]] = field(default_factory=set)
+    _diffs: int = 0
+
+    async def configure(self, settings: Mapping[str, object], timeout: float) -> None:
+        """First contact: hand the guest its `settings`, wait until it is ready. Raises `SandboxFault`."""
+        await self.guest.configure(settings, timeout)
+
+    # -- the protocol
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_bytes: int = 1 << 20,
+        cwd: str | None = None,
+    ) -> ExecResult:
+        """As `Sandbox.exec`. Exit codes as a shell gives them: 127 not found, 128 + signal, 124 timed out."""
+        if not argv:
+            raise ValueError("exec needs a command")
+        request: Header = {"op": "exec", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
+        request |= {"max_bytes": max_bytes, "cwd": cwd or "."}
+        reply, output = await self._ask(request, stdin, timeout=timeout + GRACE_SECONDS)
+        return ExecResult(
+            reply["code"],
+            output,
+            timed_out=reply.get("timed_out", False),
+            truncated=reply.get("truncated", False),
+            seconds=reply.get("seconds", 0.0),
+        )
+
+    async def read(self, path: str) -> bytes:
+        """As `Sandbox.read`; IsADirectoryError for a folder, OSError (EFBIG) above 64 MiB."""
+        _, data = await self._ask({"op": "read", "path": path}, about=path)
+        return data
+
+    async def write(self, path: str, data: bytes) -> None:
+        """As `Sandbox.write`. A full disk is a `SandboxFault`, a file above the limit an OSError (EFBIG)."""
+        await self._ask({"op": "write", "path": path}, data, about=path)
+
+    async def reach(self, address: str) -> str:
+        """As `Sandbox.reach`. The guest hands us the listening socket; we accept from it and copy both ways.
+
+        A guest without a loopback of its own can reach as many addresses as there are `GuestProcess.doors`.
+        """
+        if not Path(address).is_socket():
+            raise SandboxFault(f"{address} is no Unix socket")
+        listener = await self._listener()
+        listener.setblocking(False)
+        self._bridges.append(asyncio.create_task(_bridge(listener, address, self.limits.connections)))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def _listener(self) -> socket.socket:
+        doors = self.guest.doors
+        if doors is None:
+            await self._ask({"op": "listen"})
+            return socket.socket(fileno=self.guest.take_descriptor())
+        if not doors:
+            raise SandboxFault("this sandbox can reach no further address")
+        door = doors.pop()
+        door.listen(128)
+        return door
+
+    async def diff(self) -> bytes:
+        """As `Sandbox.diff`: the guest first kills and reaps every other process; see `patch` for what counts."""
+        changed, last = await self._exclusively(self._collect())
+        if last["left_out"]:
+            _log.warning("diff of %s: too large, left out: %s", self.workdir, ", ".join(last["left_out"]))
+        self._diffs += 1
+        scratch = self.box / f"diff-{self._diffs}"
+        return await asyncio.to_thread(compose, self.prepared, changed, last["deleted"], scratch, user=self.user)
+
+    async def close(self) -> None:
+        """Kill everything inside, hang up every bridge, and wait until it is so."""
+        for task in (*self._bridges, *self._running):
+            task.cancel()
+        await asyncio.gather(*self._bridges, *self._running, return_exceptions=True)
+        await self.guest.close()
+
+    # -- asking the guest
+
+    async def _ask(
+        self, request: Header, body: bytes = b"", *, timeout: float = 60.0, about: str = ""
+    ) -> tuple[Header, bytes]:
+        reply, data = await self._exclusively(self._once(request, body, timeout))
+        if "errno" in reply:
+            if reply["errno"] in _DISK:
+                raise SandboxFault(f"the sandbox's disk failed: {reply['error']}", fix="free some disk space")
+            raise OSError(reply["errno"], reply["error"], about)
+        return reply, data
+
+    async def _once(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:
+        try:
+            async with asyncio.timeout(timeout):
+                await self.guest.send(request, body)
+                return await self.guest.receive()
+        except TimeoutError:
+            raise await self.guest.died(f"did not answer within {timeout:.0f} s") from None
+
+    async def _collect(self) -> tuple[list[Entry], Header]:
+        if self.reader is None:
+            return await self._collect_from(self.guest)
+        await self._once({"op": "settle"}, b"", COLLECT_SECONDS)
+        reader = self.reader()
+        try:
+            await reader.configure({"workdir": self.workdir, "env": {}, "memory": 0, "rlimits": {}})
+            return await self._collect_from(reader)
+        finally:
+            await reader.close()
+
+    async def _collect_from(self, guest: GuestProcess) -> tuple[list[Entry], Header]:
+        request = {"op": "collect", "max_bytes": self.limits.diff_bytes, "max_files": self.limits.diff_files}
+        changed: list[Entry] = []
+        try:
+            async with asyncio.timeout(COLLECT_SECONDS):
+                await guest.send(request, self.prepared.manifest)
+                while True:
+                    reply, data = await guest.receive()
+                    if "errno" in reply:
+                        raise SandboxFault(f"the workspace cannot be read: {reply['error']}")
+                    if "done" in reply:
+                        return changed, reply
+                    changed.append((reply["path"], reply["mode"], data))
+        except TimeoutError:
+            raise await guest.died(f"did not list its files within {COLLECT_SECONDS:.0f} s") from None
+
+    async def _exclusively(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work`, one at a time. If we are cancelled meanwhile, the guest ends its command before we return."""
+
+        started = False
+
+        async def in_turn() -> T:
+            nonlocal started
+            async with self._turn:
+                started = True
+                return await work
+
+        task = asyncio.create_task(in_turn())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():  # by `close`, not by our caller
+                raise SandboxFault("the sandbox was closed meanwhile") from None
+            if not started:
+                task.cancel()
+            elif not task.done():
+                with contextlib.suppress(SandboxFault):
+                    await self.guest.send({"op": "stop"})
+                await asyncio.wait({task})
+            raise
+        finally:
+            if not started:
+                work.close()
+
+
+async def _bridge(listener: socket.socket, address: str, most: int) -> None:
+    """Accept from `listener`, at most `most` connections at a time, and join each with the Unix socket `address`."""
+    loop = asyncio.get_running_loop()
+    room = asyncio.Semaphore(most)
+    open_now: set[asyncio.Task[None]] = set()
+
+    def ended(task: asyncio.Task[None]) -> None:
+        open_now.discard(task)
+        room.release()
+
+    try:
+        while True:
+            await room.acquire()
+            connection, _ = await loop.sock_accept(listener)
+            task = loop.create_task(_join(connection, address))
+            open_now.add(task)
+            task.add_done_callback(ended)
+    finally:
+        listener.close()
+        for task in open_now:
+            task.cancel()
+
+
+async def _join(connection: socket.socket, address: str) -> None:
+    """Copy between an accepted connection and `address` until both directions have ended."""
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        inner, inner_out = await asyncio.open_connection(sock=connection)
+        writers.append(inner_out)
+        outer, outer_out = await asyncio.open_unix_connection(address)
+        writers.append(outer_out)
+        await asyncio.gather(_copy(inner, outer_out), _copy(outer, inner_out))
+    except OSError as error:  # the agent or the gateway hung up, which its peer must see, and does
+        _log.debug("bridge to %s: %s", address, error)
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(1 << 16):
+        target.write(data)
+        await target.drain()
+    if target.can_write_eof():
+        target.write_eof()

@@ -1,0 +1,179 @@
+"""The parent of a sandlock guest: ``python -I supervisor.py SETTINGS``; no import of this project.
+
+Settings are JSON: ``control`` (descriptor that becomes the guest's standard input), ``package`` (the folder that
+sandlock is imported from), ``user`` (whom root becomes), and what `confine` takes. It starts the guest under
+sandlock, answers for the system calls that Landlock does not know, and when the guest has ended it ends everything
+else in its own Landlock domain, of which it made sure first that no signal leaves it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import signal
+import struct
+import sys
+from typing import Any
+
+AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = -100, 0x100, 0x1000
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+PATH_BENEATH, FS_REFER, SCOPE_SIGNAL = 1, 1 << 13, 2
+FCHMODAT2 = 452
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int) -> int:
+    """`result` of a call into C. Raises OSError if it failed."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def become(user: int | None) -> None:
+    """Give up root for `user`, every capability, and the right to gain any."""
+    if user is not None:
+        for capability in range(64):
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        checked(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # the guest inherits it, and sandlock has to look into that
+    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    checked(libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+
+def keep_signals_in() -> None:
+    """From here on no signal of ours, or of what we start, reaches any process that exists now."""
+    read, write = os.pipe()
+    witness = os.fork()
+    if witness == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
+    attributes = struct.pack("QQQ", FS_REFER, 0, SCOPE_SIGNAL)
+    ruleset = checked(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    checked(libc.syscall(LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", FS_REFER, root), 0))
+    os.close(root)
+    checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+    try:
+        os.kill(witness, 0)
+    except PermissionError:
+        os.close(write)
+        os.close(read)
+        os.waitpid(witness, 0)
+        return
+    raise SystemExit("signals leave a Landlock domain here")
+
+
+def end_everything() -> None:
+    """Kill and reap whatever is left in our Landlock domain."""
+    while True:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def metadata(ctx: Any, name: str, writable: list[str]) -> int:
+    """Do a ``chmod`` or ``utimensat`` for a process inside, if the file is in a `writable` folder.
+
+    Landlock has no say in either. The file is pinned, looked at and changed by one descriptor, so that no rename or
+    link can come between. Returns the errno, 0 if it is done.
+    """
+    folder, path, value, flags = (AT_FDCWD, *ctx.args[:2], 0) if name == "chmod" else ctx.args[:4]
+    folder = ctypes.c_int(folder).value
+    flags = 0 if name == "fchmodat" else flags
+    text = ctx.read_cstr(path, 4096)
+    if text is None:
+        return errno.EFAULT
+    base = f"/proc/{ctx.pid}/" + ("cwd" if folder == AT_FDCWD else f"fd/{folder}")
+    target = os.path.join(base, text) if text else base  # noqa: PTH118
+    times = None
+    if name == "utimensat" and value and (times := ctx.read(value, 32)) is None:
+        return errno.EFAULT
+    pin = os.open(target, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & AT_SYMLINK_NOFOLLOW else 0))
+    try:
+        real = os.readlink(f"/proc/self/fd/{pin}")  # noqa: PTH115
+        if not any(real == root or real.startswith(root + "/") for root in writable):
+            return errno.EPERM
+        if name == "utimensat":
+            checked(libc.utimensat(pin, b"", times, AT_EMPTY_PATH))
+        else:
+            checked(libc.syscall(FCHMODAT2, pin, b"", value & 0o7777, AT_EMPTY_PATH))
+    finally:
+        os.close(pin)
+    return 0
+
+
+def confine(settings: dict[str, Any]) -> Any:
+    """Run ``argv`` under sandlock to its end; the result.
+
+    `readable`, `writable`: paths (the last two of `writable` are folders whose metadata may change too). `ports`: of
+    127.0.0.1, all that may be connected to. `processes`: how many there may be at a time. `cwd`, `env`.
+    """
+    from sandlock import Sandbox
+    from sandlock.handler import ExceptionPolicy, Handler, NotifAction
+
+    class Metadata(Handler):  # type: ignore[misc]
+        on_exception = ExceptionPolicy.DENY_EPERM
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def handle(self, ctx: Any) -> Any:
+            if self.name == "utimensat" and ctx.args[1] == 0:  # of an open file: opening it is Landlock's affair
+                return NotifAction.continue_()
+            try:
+                code = metadata(ctx, self.name, settings["writable"][-2:])
+            except OSError as error:
+                code = error.errno or errno.EIO
+            return NotifAction.errno(code) if code else NotifAction.returns(0)
+
+    sandbox = Sandbox(
+        fs_readable=settings["readable"],
+        fs_writable=settings["writable"],
+        net_allow=[f"tcp://127.0.0.1:{','.join(map(str, settings['ports']))}"],
+        max_processes=settings["processes"],
+        cwd=settings["cwd"],
+        clean_env=True,
+        env=settings["env"],
+    )
+    names = ["fchmodat", "utimensat", *(["chmod"] if os.uname().machine == "x86_64" else [])]
+    handlers: list[tuple[str | int, Handler]] = [(name, Metadata(name)) for name in names]
+    return sandbox.run_with_handlers(settings["argv"], [*handlers, (FCHMODAT2, Metadata("fchmodat2"))])
+
+
+def main() -> int:
+    """Serve one sandbox; the exit code is the guest's."""
+    settings = json.loads(sys.argv[1])
+    sys.path.append(settings["package"])
+    import sandlock._handler_ffi  # noqa: F401  (all of it, while we can still read it)
+
+    if settings["control"] != 0:
+        os.dup2(settings["control"], 0)
+        os.close(settings["control"])
+    become(settings["user"])
+    keep_signals_in()
+    try:
+        result = confine(settings)
+    finally:
+        end_everything()
+    sys.stdout.write(result.stdout.decode(errors="replace"))
+    sys.stderr.write(result.stderr.decode(errors="replace"))
+    if result.error:
+        sys.stderr.write(f"{result.error}\n")
+    return int(result.exit_code) & 0xFF
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,374 @@
+"""From `Task.workspace` to a prepared tree that a sandbox copies (issue item "git dir outside").
+
+A workspace becomes *one commit of exact bytes*: files are taken from the folder or from git's object store, never
+through a checkout, so no line ending is converted, no filter and no hook runs, and no later commit, remote or
+reference patch can be reached. Two things come out of it:
+
+- ``tree/``: the files, with a decoy ``.git`` (a plain repository of that one commit) for the agent to use;
+- ``git/``: the private bare repository that `patch` diffs against. No sandbox ever sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
+from coderepairrl.sandbox.privileges import command_as
+
+Entry = tuple[str, str, bytes]
+"""Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
+
+_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+}
+_HARDENED = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.protectNTFS=false",
+    "fastimport.unpackLimit=0",
+    "protocol.ext.allow=never",
+    "gc.auto=0",
+    "safe.directory=*",
+)
+BYTES_AS_THEY_ARE = "* -text -ident !eol !filter !diff !merge !working-tree-encoding\n"
+"""For ``info/attributes``, which outranks every `.gitattributes` in the tree."""
+
+_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = %s\n"
+# Copies have new inodes and change times; the decoy's index must still recognise its files.
+_DECOY_CONFIG = (
+    _CONFIG % "false"
+    + "\ttrustctime = false\n\tcheckStat = minimal\n[user]\n\tname = agent\n\temail = agent@sandbox\n[gc]\n\tauto = 0\n"
+)
+
+
+def git(
+    *args: str,
+    folder: Path | None = None,
+    stdin: bytes = b"",
+    user: int | None = None,
+    env: dict[str, str] | None = None,
+    timeout: float = 120.0,
+) -> bytes:
+    """Run git with nobody's configuration, hooks or filters; returns its output.
+
+    `folder` is a git directory. As root, `user` drops to that user id first. Raises CalledProcessError with
+    `stderr`, and `PrerequisiteError` when git is missing.
+    """
+    options = [part for setting in _HARDENED for part in ("-c", setting)]
+    where = [f"--git-dir={folder}"] if folder is not None else []
+    try:
+        return subprocess.run(
+            command_as(user, [shutil.which("git") or "git", *options, *where, *args]),
+            input=stdin,
+            capture_output=True,
+            check=True,
+            env=_ENV | (env or {}),
+            timeout=timeout,
+            cwd="/",
+        ).stdout
+    except FileNotFoundError as error:
+        raise PrerequisiteError("git is not installed", fix="sudo apt-get install git") from error
+
+
+def reason(error: subprocess.CalledProcessError) -> str:
+    """The last line that a failed git wrote."""
+    lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {error.returncode}"
+
+
+def bare(folder: Path, *, alternates: Path | None = None) -> Path:
+    """An empty bare repository at `folder`: what ``git init`` makes, without a process or a template."""
+    (folder / "objects" / "info").mkdir(parents=True)
+    (folder / "objects" / "pack").mkdir()
+    (folder / "refs" / "heads").mkdir(parents=True)
+    (folder / "info").mkdir()
+    (folder / "info" / "attributes").write_text(BYTES_AS_THEY_ARE)
+    (folder / "HEAD").write_text("ref: refs/heads/main\n")
+    (folder / "config").write_text(_CONFIG % "true")
+    if alternates is not None:
+        (folder / "objects" / "info" / "alternates").write_text(f"{alternates}/objects\n")
+    return folder
+
+
+def quoted(path: str) -> bytes:
+    """`path` as fast-import reads it: raw bytes, C-quoted so that newlines and quotes survive."""
+    raw = os.fsencode(path)
+    return b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
+
+
+def commit_stream(ref: str, entries: Iterable[Entry], *, base: str = "", deleted: Iterable[str] = ()) -> bytes:
+    """A fast-import stream with one commit of `entries` on `base`; nothing in it depends on clock or user."""
+    head = f"feature done\ncommit {ref}\ncommitter crrl <crrl@localhost> 946684800 +0000\ndata 8\nbaseline\n"
+    parts = [head.encode()]
+    if base:
+        parts.append(f"from {base}\n".encode())
+    parts += [b"D " + quoted(path) + b"\n" for path in deleted]
+    for path, mode, data in entries:
+        parts.append(b"M %s inline %s\ndata %d\n" % (mode.encode(), quoted(path), len(data)))
+        parts += [data, b"\n"]
+    return b"".join([*parts, b"done\n"])
+
+
+@dataclass
+class Prepared:
+    """A workspace ready to be copied. `users` counts the sandboxes that are open on it."""
+
+    root: Path
+    base: str
+    """Id of its one commit."""
+    manifest: bytes
+    """JSON ``{path: [git mode, blob id]}``."""
+    users: int = field(default=0, compare=False)
+
+    @property
+    def tree(self) -> Path:
+        """The files, with the decoy."""
+        return self.root / "tree"
+
+    @property
+    def git(self) -> Path:
+        """The private repository."""
+        return self.root / "git"
+
+
+class Workspaces:
+    """Prepares workspaces under `root`, each once, and keeps the `keep` last used. Safe to call from threads.
+
+    `owner` is the user (and group) id that the files shall belong to, None to leave them ours.
+    """
+
+    def __init__(self, root: Path, *, owner: int | None = None, keep: int = 64) -> None:
+        self._root, self._owner, self._keep = root, owner, keep
+        self._known: OrderedDict[str, Prepared] = OrderedDict()
+        self._busy: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def ready(self, workspace: str) -> Prepared | None:
+        """Like `acquire`, but only if nothing has to be prepared: never blocks for long."""
+        with self._lock:
+            prepared = self._known.get(workspace)
+            if prepared is not None:
+                prepared.users += 1
+                self._known.move_to_end(workspace)
+            return prepared
+
+    def acquire(self, workspace: str) -> Prepared:
+        """The prepared `workspace`; give it back with `release`. Raises `TaskError`, `SandboxFault`."""
+        with self._lock:
+            turn = self._busy.setdefault(workspace, threading.Lock())
+        with turn:
+            if (prepared := self.ready(workspace)) is not None:
+                return prepared
+            with self._lock:
+                self._count += 1
+                root = self._root / f"task-{self._count}"
+            try:
+                prepared = prepare(workspace, root, owner=self._owner)
+            except OSError as error:  # the task's own files raise TaskError: this is our disk
+                shutil.rmtree(root, ignore_errors=True)
+                raise SandboxFault(f"cannot prepare {workspace}: {error}", fix="free some disk space") from error
+            except BaseException:
+                shutil.rmtree(root, ignore_errors=True)
+                raise
+            with self._lock:
+                self._known[workspace] = prepared
+                prepared.users = 1
+                idle = [name for name, entry in self._known.items() if entry.users == 0]
+                for name in idle[: max(len(self._known) - self._keep, 0)]:
+                    shutil.rmtree(self._known.pop(name).root, ignore_errors=True)
+            return prepared
+
+    def release(self, prepared: Prepared) -> None:
+        """A sandbox on `prepared` is gone."""
+        with self._lock:
+            prepared.users -= 1
+
+
+def prepare(workspace: str, root: Path, *, owner: int | None = None) -> Prepared:
+    """Build ``root/tree`` and ``root/git`` from `workspace` (``dir:PATH`` or ``git:URL@SHA``).
+
+    Raises `TaskError` (missing, unreadable, dirty, no such commit, a kind that copies cannot serve) and
+    `SandboxFault` (the fetch failed for reasons that may pass).
+    """
+    entries = sorted(_entries(workspace))
+    prepared_git = bare(root / "git")
+    tree = root / "tree"
+    tree.mkdir()
+    # Links last: no file is then ever written through one, whatever a hostile tree object says.
+    for path, mode, data in sorted(entries, key=lambda entry: entry[1] == "120000"):
+        target = tree / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if mode == "120000":
+            target.symlink_to(os.fsdecode(data))
+        else:
+            target.write_bytes(data)
+            target.chmod(0o755 if mode == "100755" else 0o644)
+    git("fast-import", "--quiet", folder=prepared_git, stdin=commit_stream("refs/heads/main", entries))
+    base = (prepared_git / "refs" / "heads" / "main").read_text().strip()
+    _decoy(tree, prepared_git)
+    if owner is not None:
+        for folder, folders, files in os.walk(tree):
+            for name in (".", *folders, *files):
+                os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
+    manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
+    return Prepared(root, base, json.dumps(manifest).encode())
+
+
+def blob_id(data: bytes) -> str:
+    """Git's name for a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _decoy(tree: Path, source: Path) -> None:
+    decoy = bare(tree / ".git")
+    (decoy / "config").write_text(_DECOY_CONFIG)
+    shutil.copy(source / "refs" / "heads" / "main", decoy / "refs" / "heads" / "main")
+    for pack in (source / "objects" / "pack").iterdir():
+        shutil.copy(pack, decoy / "objects" / "pack")
+    git("read-tree", "HEAD", folder=decoy)
+    git(f"--work-tree={tree}", "update-index", "-q", "--refresh", folder=decoy)
+
+
+# -- where files come from
+
+
+def _entries(workspace: str) -> Iterator[Entry]:
+    kind, _, where = workspace.partition(":")
+    if kind == "dir" and where:
+        return _from_folder(Path(where).expanduser())
+    if kind == "git" and "@" in where:
+        url, _, commit = where.rpartition("@")
+        return _from_url(url, commit)
+    if kind == "image":
+        raise TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="use a container sandbox")
+    raise TaskError(f"workspace {workspace!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+
+
+def _from_folder(folder: Path) -> Iterator[Entry]:
+    try:
+        yield from _from_commit(*_clean_head(folder)) if _is_repository(folder) else _plain(folder)
+    except OSError as error:
+        raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
+
+
+def _plain(folder: Path) -> Iterator[Entry]:
+    def stop(error: OSError) -> None:
+        raise error
+
+    for parent, folders, files in os.walk(folder, onerror=stop):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name not in links and name.lower() != ".git")
+        for name in files + links:
+            path = Path(parent, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                yield str(path.relative_to(folder)), "120000", os.fsencode(path.readlink())
+            elif stat.S_ISREG(mode) and name.lower() != ".git":
+                git_mode = "100755" if mode & stat.S_IXUSR else "100644"
+                yield str(path.relative_to(folder)), git_mode, path.read_bytes()
+
+
+def check_workspace(workspace: str) -> None:
+    """Raise `TaskError`, before anything runs, for a ``dir:`` workspace that is missing, dirty or no usable repository.
+
+    Nothing is fetched or copied: what can be wrong with other kinds shows when they are opened.
+    """
+    kind, _, where = workspace.partition(":")
+    folder = Path(where).expanduser()
+    if kind == "dir" and _is_repository(folder):
+        _clean_head(folder)
+
+
+def _is_repository(folder: Path) -> bool:
+    """Whether `folder` is a git repository rather than plain files. Raises `TaskError` unless it is a folder."""
+    try:
+        if folder.is_dir():
+            return (folder / ".git").exists()
+    except OSError as error:
+        raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
+    raise TaskError(
+        f"workspace {folder} is {'not a folder' if folder.exists() else 'missing'}", fix="name a folder that exists"
+    )
+
+
+def _clean_head(folder: Path) -> tuple[Path, str]:
+    """The git directory of the repository at `folder`, and its HEAD. Raises `TaskError` if it is dirty or broken."""
+    try:
+        home = Path(os.fsdecode(git("-C", str(folder), "rev-parse", "--absolute-git-dir").strip()))
+        commit = git("rev-parse", "--verify", "HEAD^{commit}", folder=home).decode().strip()
+        status = git("-C", str(folder), "status", "--porcelain", "-z", "--untracked-files=normal")
+    except subprocess.CalledProcessError as error:
+        raise TaskError(
+            f"workspace {folder} is no usable git repository: {reason(error)}",
+            fix="commit its files (git add -A; git commit), or remove its .git to take the files as they are",
+        ) from error
+    if status:
+        some = ", ".join(os.fsdecode(line[3:]) for line in status.split(b"\0")[:3] if line)
+        raise TaskError(
+            f"workspace {folder} is dirty: {some}", fix="commit or stash the changes, then run the command again"
+        )
+    return home, commit
+
+
+def _from_url(url: str, commit: str) -> Iterator[Entry]:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    cache = base / "coderepairrl" / "git" / hashlib.sha256(url.encode()).hexdigest()[:20]
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not cache.exists():
+            bare(cache)
+        try:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                git("cat-file", "-e", f"{commit}^{{tree}}", folder=cache)
+                yield from _from_commit(cache, commit)
+                return
+            # The user's own environment: proxies, certificates, ssh keys. None of the task's code runs here.
+            mine = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
+            git("fetch", "--quiet", "--depth=1", "--no-tags", "--", url, commit, folder=cache, env=mine, timeout=1800)
+        except subprocess.CalledProcessError as error:
+            why = reason(error)
+            if any(sign in why for sign in ("not our ref", "couldn't find remote ref", "does not exist", "not found")):
+                raise TaskError(f"{url} has no commit {commit}: {why}") from error
+            raise SandboxFault(f"cannot fetch {commit} of {url}: {why}") from error
+        except subprocess.TimeoutExpired as error:
+            raise SandboxFault(f"fetching {commit} of {url} took more than {error.timeout:.0f} s") from error
+        yield from _from_commit(cache, commit)
+
+
+def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
+    """Every file of `commit`, byte for byte. Submodules are left out: they are not this repository's files."""
+    listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
+    rows = [(line.partition(b"\t")[0].split(), line.partition(b"\t")[2]) for line in listing if line]
+    wanted = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]
+    answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in wanted))
+    at = 0
+    for path, mode, _ in wanted:
+        if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
+            raise TaskError(f"commit {commit} holds a path that no repository may have: {path!r}")
+        end = answer.index(b"\n", at)
+        size = int(answer[at:end].split()[2])
+        yield path, "100644" if mode == "100664" else mode, answer[end + 1 : end + 1 + size]
+        at = end + 1 + size + 1

@@ -1,0 +1,14 @@
+"""Tasks: repositories with a bug (F2, docs/tasks.md).
+
+    >>> len(list(make("handmade"))) >= 6
+    True
+
+`make` gives a source by name; `write_jsonl` writes tasks in the documented schema.
+"""
+
+from coderepairrl.tasks.exam import examine
+from coderepairrl.tasks.handmade import HandmadeSource
+from coderepairrl.tasks.jsonl import JsonlSource, write_jsonl
+from coderepairrl.tasks.sources import SHIPPED, ScriptedSource, make
+
+__all__ = ["SHIPPED", "HandmadeSource", "JsonlSource", "ScriptedSource", "examine", "make", "write_jsonl"]

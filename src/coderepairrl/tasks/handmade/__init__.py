@@ -1,0 +1,63 @@
+"""`handmade`: small repositories with a bug each, written for this project and shipped with it.
+
+A folder per task: ``repo/`` is the workspace, ``fix.patch`` the reference, ``checks/`` the files that are put back
+before grading (they hold what the repository's own tests miss), ``task.toml`` the rest. The bugs come in several
+shapes: an off-by-one, a wrong comparison, missing branches, a repair of two files, a missing file, a file with CRLF
+line ends, a shell script, a table of data. Checks need ``python3`` or ``sh`` and no package.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+from coderepairrl.errors import TaskError
+from coderepairrl.types import Checks, Command, Task
+
+_FOLDER = Path(__file__).parent
+_SECONDS = 10.0
+"""A check takes about 0.1 s; the rest is for busy machines."""
+
+
+class HandmadeSource:
+    """The handmade tasks, those of `split` (``train`` or ``test``) only if it is given."""
+
+    name = "handmade"
+
+    def __init__(self, split: str | None = None) -> None:
+        self.split = split
+
+    def prepare(self) -> None:
+        """Nothing to fetch. Raises `TaskError` for a split that does not exist."""
+        if not any(True for _ in self):
+            raise TaskError(f"handmade has no task of split {self.split!r}", fix="its splits are train and test")
+
+    def __iter__(self) -> Iterator[Task]:
+        """The tasks by name."""
+        for description in sorted(_FOLDER.glob("*/task.toml")):
+            task = _task(description.parent)
+            if self.split in (None, task.split):
+                yield task
+
+
+def _task(folder: Path) -> Task:
+    description = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+    kept = folder / "checks"
+    restore = {str(path.relative_to(kept)): _read(path) for path in sorted(kept.rglob("*")) if path.is_file()}
+    return Task(
+        id=f"handmade/{folder.name}",
+        prompt=description["prompt"],
+        language=description["language"],
+        workspace=f"dir:{folder / 'repo'}",
+        reference=(folder / "fix.patch").read_bytes(),
+        checks=Checks(tuple(Command(tuple(argv), _SECONDS) for argv in description["commands"]), restore),
+        split=description["split"],
+        licence="Apache-2.0",
+        difficulty=description["difficulty"],
+    )
+
+
+def _read(path: Path) -> str:
+    """Text with its line ends as they are."""
+    return path.read_bytes().decode("utf-8")

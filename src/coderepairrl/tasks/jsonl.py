@@ -1,0 +1,294 @@
+"""`jsonl`: anybody's tasks, one JSON object per line (schema in docs/tasks.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from coderepairrl.errors import TaskError
+from coderepairrl.registry import nearest
+from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
+from coderepairrl.types import Checks, Command, Task
+
+_FIXES = {
+    "missing": "add the field",
+    "string_type": "write a JSON string",
+    "string_too_short": "write at least one character",
+    "finite_number": "write a finite number",
+    "greater_than": "write a positive number",
+}
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("no NUL may be in it")
+    return text
+
+
+_Word = Annotated[str, AfterValidator(_no_nul)]
+
+
+class _Command(_Record):
+    argv: Annotated[list[_Word], Field(min_length=1)]
+    timeout: float = Field(default=60.0, gt=0)
+
+
+def _bare_argv(value: Any) -> Any:
+    return {"argv": value} if isinstance(value, list) else value
+
+
+class _Checks(_Record):
+    commands: list[Annotated[_Command, BeforeValidator(_bare_argv)]] = []
+    restore: dict[str, str] = {}
+
+    @field_validator("restore")
+    @classmethod
+    def _inside(cls, restore: dict[str, str]) -> dict[str, str]:
+        for name in restore:
+            path = PurePosixPath(name)
+            try:
+                os.fsencode(_no_nul(name))
+            except ValueError as error:
+                raise ValueError(f"{name!r} is no path: {error}") from error
+            outside = path.is_absolute() or ".." in path.parts or ".git" in path.parts
+            if outside or not path.parts or name.endswith("/"):
+                raise ValueError(f"{name!r} is no path inside the workspace")
+        return restore
+
+
+class _Task(_Record):
+    """One line. The fields are those of `types.Task`."""
+
+    id: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    language: str
+    workspace: _Word
+    reference: str = ""
+    checks: _Checks = _Checks()
+    environment: str = ""
+    split: str = Field(default="train", min_length=1)
+    licence: str = ""
+    difficulty: float | None = None
+
+    @field_validator("workspace")
+    @classmethod
+    def _kind(cls, workspace: str) -> str:
+        if not re.fullmatch(r"dir:.+|git:.+@[0-9a-fA-F]{7,64}|image:.+@.+", workspace, re.DOTALL):
+            raise ValueError("write dir:PATH, git:URL@SHA or image:NAME@DIGEST")
+        return workspace
+
+
+_DEFAULTS: dict[str, Any] = {
+    "reference": "",
+    "checks": {},
+    "environment": "",
+    "split": "train",
+    "licence": "",
+    "difficulty": None,
+}
+"""What a field that is left out means."""
+
+
+class JsonlSource:
+    """Tasks of the file `path`, those of `split` only if it is given. Relative paths start at the file's folder."""
+
+    name = "jsonl"
+
+    def __init__(self, path: str | os.PathLike[str], split: str | None = None) -> None:
+        self.path = Path(path)
+        self.split = split
+        self._tasks: tuple[Task, ...] | None = None
+
+    def prepare(self) -> None:
+        """Read and validate the whole file. Raises `TaskError` that names the file, the line, the field and the fix."""
+        if self._tasks is None:
+            self._tasks = self._select(tuple(_read(self.path)))
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        assert self._tasks is not None
+        return iter(self._tasks)
+
+    def _select(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        if not tasks:
+            raise TaskError(f"{self.path} has no tasks", fix="write one JSON object per line (docs/tasks.md)")
+        chosen = tuple(task for task in tasks if self.split in (None, task.split))
+        if not chosen:
+            splits = sorted({task.split for task in tasks})
+            raise TaskError(f"{self.path} has no task of split {self.split!r}", fix=nearest(self.split or "", splits))
+        return chosen
+
+
+def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
+    """Write `tasks` so that `JsonlSource` reads them back equal; ``dir:`` paths below the file become relative."""
+    target = Path(path)
+    home = Path(os.path.abspath(target.parent))  # noqa: PTH100 - links stay as they are written
+    with target.open("w", encoding="utf-8", newline="\n") as file:
+        for task in tasks:
+            file.write(json.dumps(_record(task, home)) + "\n")
+
+
+def _record(task: Task, home: Path) -> dict[str, Any]:
+    """The JSON object of `task`, without the fields that have their default."""
+    workspace = task.workspace
+    if workspace.startswith("dir:") and Path(workspace[4:]).is_relative_to(home):
+        workspace = f"dir:{Path(workspace[4:]).relative_to(home)}"
+    reference = bytes_to_text(task.reference)
+    if "\n" not in reference and reference and not reference.startswith(PREFIX):
+        reference = armour(task.reference)  # a string of one line would be read as the name of a file
+    checks = {
+        "commands": [{"argv": list(command.argv), "timeout": command.timeout} for command in task.checks.commands],
+        "restore": {
+            name: bytes_to_text(content.encode("utf-8", "surrogateescape"))
+            for name, content in task.checks.restore.items()
+        },
+    }
+    record = {
+        "id": task.id,
+        "prompt": task.prompt,
+        "language": task.language,
+        "workspace": workspace,
+        "reference": reference,
+        "checks": {key: value for key, value in checks.items() if value},
+        "environment": task.environment,
+        "split": task.split,
+        "licence": task.licence,
+        "difficulty": task.difficulty,
+    }
+    return {key: value for key, value in record.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+
+
+def _read(path: Path) -> Iterator[Task]:
+    """The tasks of a file, each checked, ids unique."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise TaskError(f"{path}: {error.strerror}", fix="name a readable file of tasks, one per line") from error
+    seen: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            task = _parse(line, path, f"{path}:{number}")
+            if task.id in seen:
+                raise TaskError(
+                    f"{path}:{number}: id: {task.id!r} is already taken by line {seen[task.id]}",
+                    fix="give every task an id of its own",
+                )
+            seen[task.id] = number
+            yield task
+
+
+def _parse(line: bytes, path: Path, where: str) -> Task:
+    try:
+        data = json.loads(line.decode("utf-8"), object_pairs_hook=_no_duplicates)
+    except UnicodeDecodeError as error:
+        raise TaskError(f"{where}: byte {error.start} is not UTF-8", fix="write bytes as base64:...") from error
+    except json.JSONDecodeError as error:
+        problem = f"{where}: no JSON object, column {error.colno}: {error.msg}"
+        raise TaskError(problem, fix="write one JSON object per line") from error
+    except (RecursionError, ValueError) as error:  # nested too deep, a number too long
+        raise TaskError(
+            f"{where}: JSON that nobody can read: {error}", fix="write one object of plain fields"
+        ) from error
+    except _DuplicateKey as error:
+        raise TaskError(f"{where}: {error} twice", fix="write every field once") from error
+    if not isinstance(data, dict):
+        raise TaskError(f"{where}: a {type(data).__name__}, not an object", fix='write {"id": ..., "prompt": ...}')
+    try:
+        record = _Task.model_validate(data)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+    return _task(record, path, where)
+
+
+class _DuplicateKey(Exception):
+    pass
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _DuplicateKey(repr(next(key for key in keys if keys.count(key) > 1)))
+    return found
+
+
+def _explain(error: ValidationError, where: str) -> TaskError:
+    """The first thing that is wrong, with its field and what to write instead; unknown fields come first."""
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
+    first = problems[0]
+    path = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
+    field = ".".join(map(str, path))
+    if first["type"] == "extra_forbidden":
+        model: type[BaseModel] = {"checks": _Checks}.get(str(path[0]), _Task) if len(path) == 2 else _Task
+        model = _Command if len(path) > 2 else model
+        return TaskError(f"{where}: unknown field {field!r}", fix=nearest(str(path[-1]), model.model_fields))
+    message = first["msg"].removeprefix("Value error, ")
+    return TaskError(f"{where}: {field}: {message}", fix=_FIXES.get(first["type"], "see docs/tasks.md"))
+
+
+def _task(record: _Task, path: Path, where: str) -> Task:
+    home = Path(os.path.abspath(path.parent))  # noqa: PTH100
+    workspace = record.workspace
+    if workspace.startswith("dir:"):
+        try:
+            folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
+        except RuntimeError as error:  # ~ of somebody unknown
+            raise TaskError(f"{where}: workspace: {error}", fix="write the whole path") from error
+        if not folder.is_dir():
+            raise TaskError(f"{where}: workspace: {folder} is no folder", fix=f"paths are relative to {home}")
+        workspace = f"dir:{folder}"
+    elif re.match(r"git:\.{0,2}/", workspace):  # a repository on this machine
+        url, _, commit = workspace[4:].rpartition("@")
+        workspace = f"git:{os.path.normpath(home / url)}@{commit}"
+    commands = tuple(Command(tuple(command.argv), command.timeout) for command in record.checks.commands)
+    restore = {
+        name: _text(content, f"{where}: checks.restore.{name}") for name, content in record.checks.restore.items()
+    }
+    if restore and not commands:
+        raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
+    return Task(
+        id=record.id,
+        prompt=record.prompt,
+        language=record.language,
+        workspace=workspace,
+        reference=_reference(record.reference, home, where),
+        checks=Checks(commands, restore),
+        environment=record.environment,
+        split=record.split,
+        licence=record.licence,
+        difficulty=record.difficulty,
+    )
+
+
+def _text(content: str, where: str) -> str:
+    """Text of a restored file; bytes that are no UTF-8 as surrogate escapes."""
+    try:
+        return text_to_bytes(content).decode("utf-8", "surrogateescape")
+    except ValueError as error:
+        raise TaskError(f"{where}: {error}", fix="write text, or base64: and the bytes") from error
+
+
+def _reference(text: str, home: Path, where: str) -> bytes:
+    """The oracle patch: inline where the string has a line end or is armoured, else the content of that file."""
+    if not text or "\n" in text or text.startswith(PREFIX):
+        try:
+            return text_to_bytes(text)
+        except ValueError as error:
+            raise TaskError(f"{where}: reference: {error}", fix="write a diff, base64:..., or a file name") from error
+    try:
+        return (home / text).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL, which no file name has
+        why = getattr(error, "strerror", None) or str(error)
+        raise TaskError(
+            f"{where}: reference: {home / text}: {why}", fix="write the diff itself, or a file that exists"
+        ) from error

@@ -1,0 +1,88 @@
+"""Runs checks on mutants, many a second: a helper process that forks once per mutant.
+
+``python -S -E judge.py`` reads one JSON job per line, ``{"source": ..., "checks": [[call, want], ...]}``, and
+answers each with one line: null if all checks pass, else ``[index, got]`` of the first that fails (`got` is the
+value's repr or the name of the exception), or ``[-1, reason]`` when the mutant hangs, eats memory or does not
+compile. It is a script of its own so that nothing with threads is ever forked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+CPU_SECONDS = 0.1
+MEMORY_BYTES = 512 << 20
+
+Verdict = list[Any] | None
+
+
+def judge(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Verdict]:
+    """The verdict of each (source, checks), in order. Raises RuntimeError when the helper breaks."""
+    lines = [json.dumps({"source": source, "checks": list(checks)}) for source, checks in jobs]
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", "-B", __file__],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answers = done.stdout.splitlines()
+    if done.returncode != 0 or len(answers) != len(lines):
+        raise RuntimeError(f"the mutant judge broke after {len(answers)} of {len(lines)} jobs: {done.stderr[-500:]}")
+    return [json.loads(answer) for answer in answers]
+
+
+def _verdict(source: str, checks: Sequence[tuple[str, str]]) -> Verdict:
+    scope: dict[str, Any] = {}
+    try:
+        exec(compile(source, "mutant", "exec"), scope)
+    except SyntaxError:
+        return [-1, "does not compile"]
+    for index, (call, want) in enumerate(checks):
+        try:
+            got = eval(call, scope)
+            failed = got != eval(want, scope)
+        except MemoryError:
+            return [-1, "out of memory"]
+        except Exception as error:
+            return [index, type(error).__name__]
+        if failed:
+            return [index, repr(got)]
+    return None
+
+
+def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Verdict:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+            signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+            os.write(writer, json.dumps(_verdict(source, checks)).encode()[:65536])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as stream:
+        answer = stream.read()
+    os.waitpid(child, 0)
+    verdict: Verdict = json.loads(answer) if answer else [-1, "hangs"]
+    return verdict
+
+
+def _main() -> None:
+    for line in sys.stdin:
+        if line.strip():
+            job = json.loads(line)
+            print(json.dumps(_forked(job["source"], job["checks"])))
+
+
+if __name__ == "__main__":
+    _main()

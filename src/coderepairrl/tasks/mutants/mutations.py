@@ -1,0 +1,244 @@
+"""Syntax-tree mutations of Python functions: small, one-line, believable bugs.
+
+Every mutation replaces a span of one source line by other text, so that its repair is a one-line diff and the
+rest of the file keeps its formatting. The kinds are those of the mutation-testing literature (operator, comparison
+and constant replacement; see DeMillo, Lipton and Sayward 1978) and of common slips (swapped arguments, wrong
+variable, missing return).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+ARITHMETIC: dict[type[ast.operator], tuple[str, tuple[str, ...]]] = {
+    ast.Add: ("+", ("-",)),
+    ast.Sub: ("-", ("+",)),
+    ast.Mult: ("*", ("+", "//")),
+    ast.Div: ("/", ("*", "//")),
+    ast.FloorDiv: ("//", ("%", "*")),
+    ast.Mod: ("%", ("//",)),
+    ast.Pow: ("**", ("*",)),
+}
+COMPARISON: dict[type[ast.cmpop], tuple[str, tuple[str, ...]]] = {
+    ast.Lt: ("<", ("<=", ">")),
+    ast.LtE: ("<=", ("<", ">=")),
+    ast.Gt: (">", (">=", "<")),
+    ast.GtE: (">=", (">", "<=")),
+    ast.Eq: ("==", ("!=",)),
+    ast.NotEq: ("!=", ("==",)),
+    ast.In: ("in", ("not in",)),
+    ast.NotIn: ("not in", ("in",)),
+    ast.Is: ("is", ("is not",)),
+    ast.IsNot: ("is not", ("is",)),
+}
+RIVALS = {
+    "min": "max",
+    "max": "min",
+    "any": "all",
+    "all": "any",
+    "len": "sum",
+    "sum": "len",
+    "lower": "upper",
+    "upper": "lower",
+    "append": "extend",
+    "extend": "append",
+    "strip": "lstrip",
+    "lstrip": "rstrip",
+    "rstrip": "lstrip",
+    "startswith": "endswith",
+    "endswith": "startswith",
+    "find": "rfind",
+    "rfind": "find",
+    "keys": "values",
+    "values": "keys",
+    "sorted": "list",
+    "ord": "len",
+    "abs": "int",
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Mutation:
+    """Replace ``[start, end)`` (character columns) of source line `line` (from 1) by `text`.
+
+    >>> Mutation(line=1, start=9, end=10, text="-", kind="operator", function="f").apply("return a + b")
+    'return a - b'
+    """
+
+    line: int
+    start: int
+    end: int
+    text: str
+    kind: str
+    function: str
+
+    def apply(self, source: str) -> str:
+        """`source` with this bug in it."""
+        lines = source.splitlines(keepends=True)
+        old = lines[self.line - 1]
+        lines[self.line - 1] = old[: self.start] + self.text + old[self.end :]
+        return "".join(lines)
+
+
+def mutations(source: str) -> list[Mutation]:
+    """All mutations of the functions in `source`, in order of place, each once.
+
+    Raises SyntaxError. Docstrings, annotations and decorators are left alone.
+
+    >>> code = "def f(a):\\n    return a < 1\\n"
+    >>> "def f(a):\\n    return a <= 1\\n" in [mutation.apply(code) for mutation in mutations(code)]
+    True
+    """
+    finder = _Finder(source)
+    for node, name in _functions(ast.parse(source)):
+        finder.visit_function(node, name)
+    return sorted(finder.found, key=lambda m: (m.line, m.start, m.end, m.kind, m.text))
+
+
+def _functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
+    """Top-level functions and methods, with their dotted names; functions inside functions belong to the outer."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node, outer + node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from _functions(node, f"{outer}{node.name}.")
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            yield from _functions(node, outer)
+
+
+class _Finder:
+    """Collects the mutations of one source."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.lines = source.splitlines()
+        self.found: set[Mutation] = set()
+        self._function = ""
+        self._names: list[str] = []
+
+    def visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
+        """Collect from the body of one function."""
+        self._function = name
+        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+        parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        inner = [n for statement in body for n in ast.walk(statement)]
+        stored = [n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        self._names = list(dict.fromkeys(n for n in (*parameters, *stored) if n not in ("self", "cls", "_")))
+        annotations = {id(sub) for n in inner if isinstance(n, ast.AnnAssign) for sub in ast.walk(n.annotation)}
+        for child in inner:
+            if id(child) not in annotations:
+                self._visit(child)
+
+    def _visit(self, node: ast.AST) -> None:
+        match node:
+            case ast.BinOp(left=left, op=op, right=right):
+                if type(op) in ARITHMETIC:
+                    self._between(left, right, *ARITHMETIC[type(op)], "operator")
+            case ast.AugAssign(target=target, op=op, value=value):
+                if type(op) in ARITHMETIC:
+                    self._between(target, value, *ARITHMETIC[type(op)], "operator")
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                for a, compare, b in zip((left, *comparators), ops, comparators, strict=False):
+                    self._between(a, b, *COMPARISON[type(compare)], "comparison")
+            case ast.BoolOp(op=junction, values=values):
+                symbol, other = ("and", "or") if isinstance(junction, ast.And) else ("or", "and")
+                for a, b in pairwise(values):
+                    self._between(a, b, symbol, (other,), "boolean")
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                self._replace(node, self._text(operand), "negation")
+            case ast.Constant():
+                self._constant(node)
+            case ast.Call():
+                self._call(node)
+            case ast.Return(value=ast.expr() as value):
+                self._replace(node, self._text(value), "missing return")
+            case ast.If(test=test) | ast.While(test=test):
+                if isinstance(test, ast.Call | ast.Name | ast.Attribute | ast.Subscript):
+                    self._replace(test, f"not {self._text(test)}", "negation")
+            case ast.Name(ctx=ast.Load()):
+                self._variable(node)
+            case ast.Break():
+                self._replace(node, "continue", "control flow")
+            case ast.Continue():
+                self._replace(node, "break", "control flow")
+
+    def _constant(self, node: ast.Constant) -> None:
+        value = node.value
+        if value is True or value is False:
+            self._replace(node, str(not value), "constant")
+        elif isinstance(value, int):
+            self._replace(node, str(value + 1), "off by one")
+            if value > 0:
+                self._replace(node, str(value - 1), "off by one")
+        elif isinstance(value, str) and self._text(node)[:1] in "'\"":
+            self._replace(node, "' '" if value == "" else "''", "constant")
+
+    def _call(self, node: ast.Call) -> None:
+        args = node.args
+        if not any(isinstance(a, ast.Starred) for a in args):
+            for a, b in pairwise(args):
+                if self._single(node) and self._text(a) != self._text(b):
+                    middle = self._slice(a.lineno, self._end(a), self._start(b))
+                    text = f"{self._text(b)}{middle}{self._text(a)}"
+                    self._add(a.lineno, self._start(a), self._end(b), text, "swapped arguments")
+        match node.func:
+            case ast.Name(id="range") if args:
+                stop = args[min(len(args), 2) - 1]
+                self._replace(stop, f"{self._text(stop)} - 1", "off by one")
+                self._replace(stop, f"{self._text(stop)} + 1", "off by one")
+            case ast.Name(id=name) if name in RIVALS:
+                self._replace(node.func, RIVALS[name], "wrong function")
+            case ast.Attribute(attr=name) if name in RIVALS and self._single(node.func):
+                end = self._end(node.func)
+                self._add(node.func.lineno, end - len(name), end, RIVALS[name], "wrong method")
+
+    def _variable(self, node: ast.Name) -> None:
+        """The neighbours of the name in the order of first appearance: one-letter slips, not all combinations."""
+        if node.id in self._names:
+            at = self._names.index(node.id)
+            for other in (at - 1, at + 1):
+                if 0 <= other < len(self._names):
+                    self._replace(node, self._names[other], "wrong variable")
+
+    def _between(self, a: ast.expr, b: ast.expr, symbol: str, others: tuple[str, ...], kind: str) -> None:
+        """Replace the operator `symbol` that stands between two operands on one line."""
+        if a.end_lineno != b.lineno:
+            return
+        start, end = self._end(a), self._start(b)
+        gap = self._slice(b.lineno, start, end)
+        place = re.search(re.escape(symbol).replace(r"\ ", r"\s+"), gap)
+        if place is not None:
+            for other in others:
+                self._add(b.lineno, start + place.start(), start + place.end(), other, kind)
+
+    def _replace(self, node: ast.expr | ast.stmt, text: str, kind: str) -> None:
+        if self._single(node) and text != self._text(node):
+            self._add(node.lineno, self._start(node), self._end(node), text, kind)
+
+    def _add(self, line: int, start: int, end: int, text: str, kind: str) -> None:
+        self.found.add(Mutation(line, start, end, text, kind, self._function))
+
+    @staticmethod
+    def _single(node: ast.expr | ast.stmt) -> bool:
+        return node.lineno == node.end_lineno
+
+    def _text(self, node: ast.expr | ast.stmt) -> str:
+        return ast.get_source_segment(self.source, node) or ""
+
+    def _slice(self, line: int, start: int, end: int) -> str:
+        return self.lines[line - 1][start:end]
+
+    def _start(self, node: ast.expr | ast.stmt) -> int:
+        return self._column(node.lineno, node.col_offset)
+
+    def _end(self, node: ast.expr | ast.stmt) -> int:
+        return self._column(node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+    def _column(self, line: int, offset: int) -> int:
+        """Character column of a UTF-8 byte offset, which is what `ast` gives."""
+        text = self.lines[line - 1]
+        return offset if text.isascii() else len(text.encode()[:offset].decode())

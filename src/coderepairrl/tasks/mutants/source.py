@@ -1,0 +1,208 @@
+"""`MutantSource`: the task source ``mutants``."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import get_args
+
+from coderepairrl import __version__
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
+from coderepairrl.tasks.mutants.mutations import Mutation
+from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree, write_tree
+from coderepairrl.types import Checks, Command, Task
+
+CHECK_SECONDS = 5.0
+LICENCE = "Apache-2.0"
+
+
+class MutantSource:
+    """Bugs injected into healthy Python code, each verified: its checks pass without it and fail with it.
+
+    Without `path` the shipped corpus: `split` is ``train``, ``test`` (held-out (function, mutation) pairs of known
+    functions) or ``unseen`` (functions that are never trained on). `n` tasks in an order given by `seed`; 0 is all.
+    `quoted` is the share of issues that quote the broken line: 1, 0 or between. With ``both`` every pair comes
+    twice, once quoted and once not, one after the other.
+
+    With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (run
+    on this machine to verify, within `timeout` seconds each); `only` is a glob of the files to break. The first
+    quarter of the verified bugs is ``test``, the rest ``train``.
+
+    Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; what stands before the last slash is
+    the function, by which intervals are clustered. Workspaces are plain folders in the cache.
+    Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used.
+    """
+
+    name = "mutants"
+
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        split: str = "train",
+        n: int = 0,
+        seed: int = 0,
+        quoted: float | str = "both",
+        command: str = "python3 -m pytest -x -q",
+        only: str = "*",
+        timeout: float = 60.0,
+        cache: str = "",
+    ) -> None:
+        if split not in get_args(Split) or (path and split == "unseen"):
+            raise ConfigError(f"the task source mutants has no split {split!r}", fix="train, test, or unseen (corpus)")
+        if n < 0 or (path and n == 0):
+            raise ConfigError("tasks.options.n must be positive", fix="say how many bugs to inject: n=64")
+        if not (quoted == "both" or (not isinstance(quoted, str) and 0 <= quoted <= 1)):
+            raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
+        self.path = path
+        self.split = split
+        self.n = n
+        self.seed = seed
+        self.quoted = quoted
+        self.command = command
+        self.only = only
+        self.timeout = timeout
+        self.cache = Path(cache or os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl").expanduser() / "mutants"
+        self._tasks: list[Task] | None = None
+
+    def prepare(self) -> None:
+        """Inject, verify and write the workspaces; what is in the cache is not made again."""
+        if self._tasks is None:
+            try:
+                self._tasks = self._package() if self.path else self._corpus()
+            except OSError as error:
+                raise TaskError(
+                    f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE"
+                ) from error
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return iter(self._tasks or ())
+
+    def _corpus(self) -> list[Task]:
+        pool = [mutant for mutant in mutants() if mutant.split == self.split]
+        Random(f"{self.split}/{self.seed}").shuffle(pool)
+        tasks: list[Task] = []
+        for mutant in pool:
+            variants: tuple[bool, ...] = (True, False)
+            if self.quoted != "both":
+                variants = (Random(f"quote/{mutant.key}/{self.seed}").random() < float(self.quoted),)
+            for quoted in variants:
+                made = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted)
+                if made is not None and not (self.n and len(tasks) == self.n):
+                    tasks.append(self._exercise_task(made))
+        return tasks
+
+    def _exercise_task(self, made: Exercise) -> Task:
+        files = {name: content.encode() for name, content in made.files.items()}
+        check = f"test_{made.path}"
+        return Task(
+            id=f"mutants/{made.mutant.key}-{'q' if made.quoted else 'u'}",
+            prompt=made.prompt,
+            language="python",
+            workspace=f"dir:{self._store(files)}",
+            reference=unified(made.path, made.files[made.path], made.fixed),
+            # -S -E and -B: 10 ms instead of 20, no environment, no bytecode in the diff
+            checks=Checks((Command(("python3", "-S", "-E", "-B", check), CHECK_SECONDS),), {check: made.files[check]}),
+            split=self.split,
+            licence=LICENCE,
+        )
+
+    def _package(self) -> list[Task]:
+        """A quarter of the bugs is held out; both splits come from one sequence, so they never share a bug."""
+        root = Path(self.path).expanduser().resolve()
+        files = read_tree(root)
+        command = shlex.split(self.command)
+        found = self._verified(files, command)
+        test = len(found) // 4
+        chosen = found[:test] if self.split == "test" else found[test:]
+        return [self._bug_task(bug, files, command, Random(f"{bug.key}/{self.seed}")) for bug in chosen]
+
+    def _verified(self, files: Mapping[str, bytes], command: list[str]) -> list[Bug]:
+        """Bugs that the tests notice, remembered: each costs a run of the tests, and a training run asks thrice."""
+        asked = (__version__, _digest(files), command, self.only, self.seed, self.timeout, self.n)
+        known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
+        if known.exists():
+            entries = json.loads(known.read_text(encoding="utf-8"))
+            return [Bug(**{**entry, "mutation": Mutation(**entry["mutation"])}) for entry in entries]
+        seen: dict[str, Bug] = {}
+        attempts = 4 * self.n
+        for bug in bugs(files, command, only=self.only, seed=self.seed, timeout=self.timeout, attempts=attempts):
+            seen.setdefault(bug.key, bug)
+            if len(seen) == self.n:
+                break
+        known.parent.mkdir(parents=True, exist_ok=True)
+        making = known.with_suffix(f".{os.getpid()}")
+        making.write_text(json.dumps([asdict(bug) for bug in seen.values()]), encoding="utf-8")
+        making.replace(known)
+        return list(seen.values())
+
+    def _bug_task(self, bug: Bug, files: Mapping[str, bytes], command: list[str], rng: Random) -> Task:
+        quoted = rng.random() < (0.5 if self.quoted == "both" else float(self.quoted))
+        line = bug.broken.splitlines()[bug.mutation.line - 1].strip()
+        prompt = f"{bug.path}: {bug.mutation.function} is broken. `{' '.join(command)}` fails:\n\n{bug.output}\n"
+        if quoted:
+            prompt += f"\nThe traceback leads to this line:\n    {line}\n"
+        tests = {
+            name: data.decode("utf-8")
+            for name, data in files.items()
+            if name.endswith(".py") and (name.split("/")[-1].startswith("test_") or "/tests/" in f"/{name}")
+        }
+        return Task(
+            id=f"mutants/{bug.key}-{'q' if quoted else 'u'}",
+            prompt=prompt,
+            language="python",
+            workspace=f"dir:{self._store({**files, bug.path: bug.broken.encode()})}",
+            reference=unified(bug.path, bug.broken, bug.fixed),
+            checks=Checks((Command(tuple(command), self.timeout),), tests),
+            split=self.split,
+        )
+
+    def _store(self, files: Mapping[str, bytes]) -> Path:
+        """The folder of these files in the cache, named by their content and complete once it is there."""
+        folder = self.cache / "workspaces" / _digest(files)[:24]
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
+            try:
+                scratch.chmod(0o755)  # a sandbox under another user id reads it
+                write_tree(scratch, files)
+                scratch.rename(folder)
+            except OSError:
+                shutil.rmtree(scratch, ignore_errors=True)
+                if not folder.exists():  # else somebody else made the same folder meanwhile
+                    raise
+        return folder
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
+    return hashlib.sha256(manifest.encode()).hexdigest()
+
+
+def unified(path: str, old: str, new: str) -> bytes:
+    """``git diff`` of one changed file, without blob hashes.
+
+    >>> print(unified("a.py", "x = 1\\n", "x = 2\\n").decode(), end="")
+    diff --git a/a.py b/a.py
+    --- a/a.py
+    +++ b/a.py
+    @@ -1 +1 @@
+    -x = 1
+    +x = 2
+    """
+    lines = difflib.unified_diff(
+        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}", n=3
+    )
+    body = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return f"diff --git a/{path} b/{path}\n{body}".encode()

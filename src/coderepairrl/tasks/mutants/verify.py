@@ -1,0 +1,29 @@
+"""``python -m coderepairrl.tasks.mutants.verify``: judge every mutation of the corpus and write the verdicts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, corpus_digest, pairs
+from coderepairrl.tasks.mutants.judge import judge
+from coderepairrl.tasks.mutants.slices import functions
+
+
+def verify() -> dict[str, Any]:
+    """Judge every mutation of the corpus: how each shows, by key, for those that fail a check in time.
+
+    Raises RuntimeError when a function of the corpus fails its own checks.
+    """
+    healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in functions())
+    if sick := [f.key for f, verdict in zip(functions(), healthy, strict=True) if verdict is not None]:
+        raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
+    known = pairs()
+    verdicts = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in known.values())
+    found = {key: v for key, v in zip(known, verdicts, strict=True) if v is not None and v[0] >= 0}
+    return {"corpus": corpus_digest(known), **found}
+
+
+if __name__ == "__main__":
+    body = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in verify().items())
+    VERIFIED.write_text(f"{{\n{body}\n}}\n", encoding="utf-8")

@@ -1,0 +1,254 @@
+"""`Codec`: one model family's way to write conversations as ids and to read replies from ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.tokens import template
+from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
+
+Message = Mapping[str, Any]
+"""A message of the OpenAI chat format whose content is a string."""
+Tool = Mapping[str, Any]
+"""A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
+
+FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+"""``model_type`` of a config to the renderer that writes its prompts."""
+
+GENERATION_PROMPT = 64
+"""The last ids of a prompt among which all of its generation prompt is: how a reply begins depends on no others."""
+
+
+class Codec:
+    """Writes prompts and reads replies, exactly (DESIGN 6.2).
+
+    `renderer` is an object of the package `renderers` over `tokenizer`. Ids are ints below `vocab_size`;
+    `context` is the longest sequence that the model was made for.
+    """
+
+    def __init__(
+        self,
+        tokenizer: InertTokenizer,
+        renderer: Any,
+        markers: Markers,
+        *,
+        name: str,
+        vocab_size: int,
+        context: int,
+        thinking: bool,
+    ) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self.context = context
+        self.thinking = thinking
+        self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
+        self.tokenizer = tokenizer
+        self.renderer = renderer
+        self._markers = markers
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> list[int]:
+        """Ids of a whole conversation, ending where the next reply begins (unless `prompt` is false).
+
+        Raises ValueError for messages that cannot be written (none, or text that is not Unicode).
+        """
+        if not messages:
+            raise ValueError("a conversation has at least one message")
+        ids: list[int] = self.renderer.render_ids(
+            self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
+        )
+        return ids
+
+    def extend(
+        self, prompt: Sequence[int], output: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> list[int] | None:
+        """Ids that `new_messages` add after ``prompt + output``, which stay as they are.
+
+        None when this family cannot extend exactly: an assistant message among the new ones, or (thinking on) a
+        new question, after which the template drops earlier thoughts.
+        """
+        tail = list(prompt[-GENERATION_PROMPT:])
+        before = [*tail, *output]
+        bridged = self.renderer.bridge_to_next_turn(
+            tail, list(output), self._guard_all(new_messages), tools=self._guard_all(tools) or None
+        )
+        if bridged is None or bridged.token_ids[: len(before)] != before:
+            return None
+        return list(bridged.token_ids[len(before) :])
+
+    def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
+        """The message that `output`, sampled after `prompt`, says. Any ids make some reply."""
+        try:
+            parsed = self.renderer.parse_response(
+                list(output), tools=list(tools) or None, prompt_ids=list(prompt) or None
+            )
+        except (RecursionError, ValueError):  # JSON that Python will not read: nested too deep, numbers too long
+            text = self.decode([token for token in output if token not in self._markers.stop]).strip()
+            return Reply(text, malformed=(text,))
+        calls: list[FunctionCall] = []
+        malformed: list[str] = []
+        for call in parsed.tool_calls:
+            if call.status == "ok" and isinstance(call.name, str):
+                text = call.arguments if isinstance(call.arguments, str) else _json(call.arguments)
+                calls.append(FunctionCall(call.name, text, call.id or ""))
+            else:
+                end = "" if call.status == "unclosed_block" else "\n</tool_call>"
+                malformed.append(f"<tool_call>\n{call.raw}{end}")
+        content = "\n".join(part for part in (parsed.content, *malformed) if part)
+        reasoning = (parsed.reasoning_content or "").strip()
+        return Reply(content.strip(), reasoning, tuple(calls), tuple(malformed))
+
+    def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
+        """A reader for the output that is about to be sampled after `prompt`."""
+        from renderers.reasoning import prompt_ends_in_reasoning
+
+        tail = list(prompt[-GENERATION_PROMPT:])
+        thinking = prompt_ends_in_reasoning(self.tokenizer, tail, stop_ids=self._markers.stop)
+        return ReplyStream(
+            lambda ids: self.parse(ids, tail, tools),
+            self.tokenizer.to_bytes,
+            self._markers,
+            thinking=thinking,
+            stop=stop,
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` as message content: never a special token."""
+        return self.tokenizer.encode(self.tokenizer.guard(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens included."""
+        return self.tokenizer.decode(ids)
+
+    def verify(self) -> tuple[str, ...]:
+        """Check at start-up that this tokenizer extends exactly (DESIGN 6.2); see `tokens.verify`."""
+        from coderepairrl.tokens.verify import verify
+
+        return verify(self)
+
+    def _guard_all(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [self._guard(value) for value in values]
+
+    def _guard(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.tokenizer.guard(value)
+        if isinstance(value, Mapping):
+            return {self._guard(key): self._guard(item) for key, item in value.items()}
+        return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
+    """The codec of `model`, a folder in Hugging Face layout or a name on the hub. Loads no torch.
+
+    `renderer` ``auto`` decides by the config's ``model_type`` and checks the result against the model's own
+    chat template, if it has one; a name skips that check. Raises `ConfigError`, `PrerequisiteError`.
+    """
+    folder = _folder(model)
+    config = _object(folder / "config.json", "vocab_size", "max_position_embeddings")
+    spec = _object(folder / "tokenizer.json", "model")
+    eos = config.get("eos_token_id")
+    tokenizer = InertTokenizer(spec, name=str(model), eos_token_id=eos[0] if isinstance(eos, list) else eos)
+    family = FAMILIES.get(config.get("model_type", "")) if renderer == "auto" else renderer
+    if family not in FAMILIES.values():
+        what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {config.get('model_type')!r}"
+        raise ConfigError(
+            f"no renderer for {what} of {model}", fix=f"choose one of: {', '.join(sorted(set(FAMILIES.values())))}"
+        )
+
+    def build(enable_thinking: bool) -> Codec:
+        return Codec(
+            tokenizer,
+            _qwen3(tokenizer, enable_thinking=enable_thinking, keep_thoughts=not thinking),
+            _markers(tokenizer),
+            name=str(model),
+            vocab_size=int(config["vocab_size"]),
+            context=int(config["max_position_embeddings"]),
+            thinking=thinking,
+        )
+
+    source = template.find(folder) if renderer == "auto" else None
+    if source is None:
+        return build(thinking)
+    # Some members of a family know one mode only and ignore the switch: take the one that their template writes.
+    for enable_thinking in (thinking, not thinking):
+        codec = build(enable_thinking)
+        if _agrees(codec, source, thinking=thinking):
+            return codec
+    raise ConfigError(
+        f"the chat template of {model} differs from renderer {family!r}: the policy would be prompted in a dialect "
+        "that it was not trained on",
+        fix=f'name the renderer (renderer = "{family}") to use it all the same',
+    )
+
+
+def _object(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object in `path`, which has `keys`. Raises `ConfigError`."""
+    fix = f"save or download {path.parent} again"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix=fix) from error
+    if missing := [key for key in keys if not isinstance(found, dict) or key not in found]:
+        raise ConfigError(f"{path} has no {' and no '.join(missing)}", fix=fix)
+    result: dict[str, Any] = found
+    return result
+
+
+def _folder(model: str | Path) -> Path:
+    """A folder with the model's config and tokenizer; from the hub's cache if `model` is a name."""
+    folder = Path(model)
+    names = ("config.json", "tokenizer.json")
+    if folder.is_dir():
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [*names, "tokenizer_config.json", "chat_template.jinja"]
+        return Path(snapshot_download(str(model), allow_patterns=patterns))
+    except Exception as error:  # a dozen kinds of them, from bad names to no network
+        raise PrerequisiteError(
+            f"{model} is neither a folder nor a model that can be had: {error}", fix=f"hf download {model}"
+        ) from error
+
+
+def _markers(tokenizer: InertTokenizer) -> Markers:
+    names = ("<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in names}
+    found = {name: value for name, value in ids.items() if value is not None}
+    if missing := [name for name in names if name not in found]:
+        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} has no token {', '.join(missing)}")
+    end, text_end, *rest = (found[name] for name in names)
+    return Markers(frozenset((end, text_end)), *rest)
+
+
+def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
+    from renderers.configs import Qwen3RendererConfig
+    from renderers.qwen3 import Qwen3Renderer
+
+    retention = "all" if keep_thoughts else None
+    try:
+        return Qwen3Renderer(
+            tokenizer, Qwen3RendererConfig(enable_thinking=enable_thinking, thinking_retention=retention)
+        )
+    except AssertionError as error:
+        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3's: {error}") from error
+
+
+def _agrees(codec: Codec, source: str, *, thinking: bool) -> bool:
+    """Whether the renderer writes the first prompt of a conversation as the template does."""
+    from coderepairrl.tokens.verify import QUESTION, TOOLS
+
+    return all(
+        codec.decode(codec.render(QUESTION, tools)) == template.apply(source, QUESTION, tools, thinking=thinking)
+        for tools in ((), TOOLS)
+    )

@@ -1,0 +1,116 @@
+"""The exam that a codec sits at start-up: recorded ids can be extended, and the extension is the rendering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from coderepairrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from coderepairrl.tokens.codec import Codec
+
+Messages = tuple[Mapping[str, Any], ...]
+
+
+def _call(cmd: str) -> dict[str, Any]:
+    return {
+        "id": f"call_{cmd}",
+        "type": "function",
+        "function": {"name": "shell", "arguments": f'{{"cmd": "{cmd}"}}'},
+    }
+
+
+TOOLS: Messages = (
+    {
+        "type": "function",
+        "function": {
+            "name": "shell",
+            "description": "Run a command.",
+            "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]},
+        },
+    },
+)
+QUESTION: Messages = (
+    {"role": "system", "content": "You repair code."},
+    {"role": "user", "content": "The build is red.\n\n  Why?"},
+)
+_REPLIES: dict[str, Messages] = {
+    "a reply in words": ({"role": "assistant", "content": "A test fails."},),
+    "a reply with a tool call": ({"role": "assistant", "content": "I look.", "tool_calls": [_call("ls")]},),
+    "a reply with several tool calls": (
+        {"role": "assistant", "content": "", "tool_calls": [_call("ls"), _call("git log")]},
+    ),
+}
+_TOOL: Messages = ({"role": "tool", "tool_call_id": "call_ls", "content": "setup.py\ntests\n"},)
+_NEWS: dict[str, Messages] = {
+    "a tool result": _TOOL,
+    "several tool results": (*_TOOL, {"role": "tool", "tool_call_id": "call_git log", "content": ""}),
+    "a user message": ({"role": "user", "content": "\nGo on."},),
+    "a tool result and a user message": (*_TOOL, {"role": "user", "content": "Two calls left."}),
+}
+_TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
+
+
+def verify(codec: Codec) -> tuple[str, ...]:
+    """Names of what `codec` extends only by rendering again (a user message, with thinking on); () at best.
+
+    Raises `ConfigError` saying what is not exact: texts that do not come back, special tokens that message text
+    can forge, a prompt that is no prefix of the conversation, an extension that differs from the rendering.
+    """
+    _check_texts(codec)
+    _check_inert(codec)
+    forks: list[str] = []
+    for said, reply in _REPLIES.items():
+        prompt, output = _canonical(codec, reply, said)
+        for added, news in _NEWS.items():
+            name = f"{said}, then {added}"
+            whole = codec.extend(prompt, output, news, TOOLS)
+            if whole is None:
+                if not (codec.thinking and any(message["role"] == "user" for message in news)):
+                    raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
+                forks.append(name)
+                continue
+            rendered = codec.render((*QUESTION, *reply, *news), TOOLS)
+            # With thinking on, rendering drops the marks of empty thoughts from history and extending keeps them.
+            if not codec.thinking and [*prompt, *output, *whole] != rendered:
+                raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
+            cut = codec.extend(prompt, output[:-2], news, TOOLS)
+            if cut is None or cut[0] not in codec.stop_ids or cut[1:] != whole:
+                raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
+    return tuple(forks)
+
+
+def _where(codec: Codec, rendered: Sequence[int]) -> str:
+    return f"; rendered: ...{codec.decode(rendered)[-120:]!r}"
+
+
+def _canonical(codec: Codec, reply: Messages, name: str) -> tuple[list[int], list[int]]:
+    """Prompt and output ids of a conversation with `reply`, as if the policy had said it in the usual ids."""
+    prompt = codec.render(QUESTION, TOOLS)
+    whole = codec.render((*QUESTION, *reply), TOOLS, prompt=False)
+    if whole[: len(prompt)] != prompt:
+        if not codec.thinking:
+            raise ConfigError(f"{codec.name}: the prompt before {name} is no prefix of the conversation after it")
+        header = codec.render((*QUESTION, {"role": "assistant", "content": ""}), TOOLS, prompt=False)
+        raise ConfigError(f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}")
+    last = max(i for i, token in enumerate(whole) if token in codec.stop_ids)
+    if last < len(prompt):
+        raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
+    return prompt, whole[len(prompt) : last + 1]
+
+
+def _check_texts(codec: Codec) -> None:
+    for text in _TEXTS:
+        if (back := codec.decode(codec.encode(text))) != text:
+            raise ConfigError(f"{codec.name}: the tokenizer turns {text!r} into {back!r}")
+
+
+def _check_inert(codec: Codec) -> None:
+    for text, special in codec.tokenizer.added.items():
+        ids = codec.encode(f"a {text} b")
+        if special in ids or codec.decode(ids) != f"a {text} b":
+            raise ConfigError(f"{codec.name}: the special token {text} cannot be written as ordinary text")
+    for stop in codec.stop_ids:
+        if not 0 <= stop < codec.vocab_size:
+            raise ConfigError(f"{codec.name}: stop token {stop} is outside the vocabulary of {codec.vocab_size}")

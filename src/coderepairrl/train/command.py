@@ -1,0 +1,187 @@
+"""Starts, resumes, plans and stops a run."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import models
+from coderepairrl.config import Config, load, to_toml
+from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, UsageError
+from coderepairrl.learn.account import run_account
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.train.history import History, read_history
+from coderepairrl.train.loop import evaluation_due, train
+from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_name
+from coderepairrl.train.policy import settings
+from coderepairrl.train.progress import Progress
+
+_MAY_CHANGE = (
+    *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
+    *("rollout.concurrency", "eval.", "engine."),
+)
+"""What a resumed run may set otherwise: nothing of it changes what an earlier step did."""
+_ENOUGH_DISK = 64 << 20
+
+
+class Interrupted(CodeRepairError):
+    """Ctrl-C or SIGTERM: the log is complete and the run can be resumed."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
+def folder_of(config: Config) -> RunFolder:
+    """Where the run lives."""
+    return RunFolder(Path(config.run.dir) / config.run.name)
+
+
+async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Train as `config` says and return the summary that ``--json`` prints.
+
+    Raises `Interrupted` after Ctrl-C or SIGTERM, and otherwise what stopped the run; the log is complete either
+    way, and ``resume`` continues it.
+    """
+    with _signals() as received:
+        try:
+            check(config)  # a mistake must not cost a run folder
+            folder = _resumed(config) if resume else folder_of(config)
+            _check_disk(folder)
+            if not resume:
+                folder.create(to_toml(config), {"name": config.run.name, "seed": config.run.seed})
+            with Progress(config.run.steps, quiet=quiet) as progress:
+                progress.say(f"run folder {folder.path}")
+                async with assemble(config, folder, progress) as parts:
+                    history = read_history(folder)
+                    folder.write_config(to_toml(config))  # what --resume will go on with
+                    await _until_stopped(parts, history, received)
+            return summary(folder)
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            raise Interrupted(f"{received[0]}: stopped before the first step", fix="start it again") from None
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """Ctrl-C and SIGTERM cancel the task, once: a second one must not tear what the first is tidying up.
+
+    Yields the names of those that arrived.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    received: list[str] = []
+
+    def stop(number: signal.Signals) -> None:
+        if not received:
+            task.cancel()
+        received.append(number.name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield received
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _until_stopped(parts: Parts, history: History, received: Sequence[str]) -> None:
+    try:
+        parts.log.append("start", step=history.step, sandbox=parts.rollout.sandbox.name, engine=parts.engine.name)
+        await train(parts, history)
+        parts.log.append("end", step=history.step)
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        parts.log.append("stop", step=history.step, reason=received[0])
+        raise Interrupted(
+            f"{received[0]}: stopped after step {history.step}", fix=f"crrl train {parts.folder.path} --resume"
+        ) from None
+
+
+def summary(folder: RunFolder) -> dict[str, Any]:
+    """What a run has come to: steps, evaluations, the account of every sampled token."""
+    history = read_history(folder)
+    account = run_account(folder.records())
+    return {
+        "run": str(folder.path),
+        "steps": history.step,
+        "version": history.steps[-1]["version"] if history.steps else 0,
+        "metrics": history.steps[-1]["metrics"] if history.steps else {},
+        "evaluations": {step: record["summary"] for step, record in sorted(history.evaluations.items())},
+        "account": {**asdict(account), "balanced": account.balanced},
+    }
+
+
+def plan(config: Config) -> dict[str, Any]:
+    """What `run` would do, checked as far as it can be without starting anything (``--dry-run``)."""
+    learn = settings(config)
+    train_tasks, eval_tasks = check(config)
+    rollout, steps = config.rollout, config.run.steps
+    per_step = rollout.tasks_per_step * rollout.group_size
+    evaluations = sum(evaluation_due(config, step) for step in range(steps + 1)) if eval_tasks else 0
+    return {
+        "run": str(folder_of(config).path),
+        "model": str(models.folder(config.model.path)),
+        "sandbox": sandbox_name(config),
+        "engine": config.engine.name,
+        "tasks": {"train": len(train_tasks), "held_out": len(eval_tasks)},
+        "steps": steps,
+        "episodes_per_step": per_step,
+        "training_episodes": per_step * steps,
+        "epochs": round(rollout.tasks_per_step * steps / len(train_tasks), 2),
+        "evaluations": evaluations,
+        "evaluation_episodes": evaluations * len(eval_tasks) * config.eval.attempts,
+        "limits": asdict(limits(config)),
+        "learner": asdict(learn),
+    }
+
+
+def _resumed(config: Config) -> RunFolder:
+    """The run to go on with. Raises `ConfigError` for settings with which it would be another."""
+    folder = open_run(folder_of(config).path)
+    before, now = _flat(load(folder.config).model_dump()), _flat(config.model_dump())
+    changed = [key for key in now if now[key] != before.get(key)]
+    if fixed := [key for key in changed if not key.startswith(_MAY_CHANGE)]:
+        key = fixed[0]
+        raise ConfigError(
+            f"{folder.path} was started with {key}={before.get(key)!r}, not {now[key]!r}",
+            fix="resume it as it was (crrl train RUN_FOLDER --resume), or give the changed run another run.name",
+        )
+    _check_continues(read_history(folder), config, changed)
+    return folder
+
+
+def _check_continues(history: History, config: Config, changed: Sequence[str]) -> None:
+    """Refuse what would give numbers a wrong name."""
+    if config.run.steps < history.step:
+        raise ConfigError(
+            f"the run has {history.step} steps already, and run.steps={config.run.steps}",
+            fix=f"set run.steps={history.step} or more, or start a run of another name",
+        )
+    half = sorted(step for phase, step in history.begun if phase == "eval" and step not in history.evaluations)
+    if half and (keys := [key for key in changed if key.startswith("eval.")]):
+        raise ConfigError(
+            f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",
+            fix="resume as it was, and change it once that evaluation is finished",
+        )
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _check_disk(folder: RunFolder) -> None:
+    there = next(path for path in (folder.path.absolute(), *folder.path.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if free < _ENOUGH_DISK:
+        raise UsageError(f"{folder.path}: only {free >> 20} MiB are free", fix="free some space, or set run.dir")

@@ -1,0 +1,151 @@
+"""The whole loop on one page (DESIGN 2): tasks -> episodes -> rewards -> advantages -> update -> weights live."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from coderepairrl.config import Config
+from coderepairrl.evaluate import Summary, summarise
+from coderepairrl.learn import Batch
+from coderepairrl.rollout import Group, check_health, collect, schedule
+from coderepairrl.train.history import History, episodes_of
+from coderepairrl.train.parts import Parts
+from coderepairrl.train.policy import checkpoints, make_batch
+from coderepairrl.types import Episode, Sampling, Task
+
+
+async def train(parts: Parts, history: History) -> None:
+    """Run every step that `history` lacks, with evaluations and checkpoints where they are due.
+
+    Each step is a function of the log and the config, so killing this anywhere and calling it again with the
+    log's history continues as if nothing had happened. Raises `HealthGateError`, `RunError`, `LearnerFault`.
+    """
+    config, run, policy = parts.config, parts.config.run, parts.policy
+    await policy.restore(history)
+    parts.progress.resume_at(history.step)
+    if history.steps:  # the last process may have been killed between the record of a step and these
+        await export(parts, history, episodes_of(parts.folder, "train", history.step, history.step)[history.step])
+
+    for step in range(history.step + 1, run.steps + 1):
+        await evaluate_if_due(parts, history, step - 1)
+        began = time.monotonic()
+
+        tasks = schedule(parts.train_tasks, config.rollout.tasks_per_step, step, run.seed)
+        sampling = Sampling(temperature=config.rollout.temperature, max_tokens=config.rollout.turn_tokens)
+        groups = await gather(parts, history, "train", step, tasks, config.rollout.group_size, sampling)
+        episodes = [episode for group in groups for episode in group.episodes]
+        batch = make_batch(episodes, config)
+        rolled_out = time.monotonic()
+
+        parts.progress.phase("learn")
+        parts.log.sync()
+        learned, checksum = await policy.improve(batch.samples, history)
+        metrics = step_metrics(groups, batch, learned) | {
+            "rollout_seconds": round(rolled_out - began, 3),
+            "learn_seconds": round(time.monotonic() - rolled_out, 3),
+            "tokens_per_second": round(batch.account.sampled / (rolled_out - began), 1),
+        }
+
+        record: dict[str, Any] = {
+            "step": step,
+            "version": policy.version,
+            "checksum": checksum,
+            "metrics": metrics,
+            "account": asdict(batch.account),
+            "episodes": [episode.id for episode in episodes],
+        }
+        parts.log.append("step", **record)
+        parts.log.sync()
+        history.steps.append(record)
+        parts.progress.step(step, metrics)
+        await export(parts, history, episodes)
+
+    await evaluate_if_due(parts, history, run.steps)
+
+
+async def export(parts: Parts, history: History, episodes: Sequence[Episode]) -> None:
+    """Write what the log implies of the newest step: episodes, metrics and, where it is due, a checkpoint."""
+    run, step = parts.config.run, history.step
+    parts.folder.write_episodes(f"train-{step:05d}", episodes)
+    parts.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
+    if (step % run.checkpoint_every == 0 or step == run.steps) and step not in checkpoints(parts.folder):
+        path = await parts.policy.save(step)
+        parts.log.append("checkpoint", step=step, path=path.name)
+
+
+async def gather(
+    parts: Parts, history: History, phase: str, step: int, tasks: Sequence[Task], attempts: int, sampling: Sampling
+) -> list[Group]:
+    """The groups of a step, episodes that an interrupted process finished included. Raises `HealthGateError`."""
+    parts.progress.phase(phase, len(tasks) * attempts)
+    groups = await collect(
+        parts.rollout,
+        tasks,
+        phase=phase,
+        step=step,
+        attempts=attempts,
+        sampling=sampling,
+        seed=parts.config.run.seed,
+        retries=parts.config.run.retries,
+        finished=episodes_of(parts.folder, phase, step, step)[step] if (phase, step) in history.begun else (),
+        tried=history.tried,
+    )
+    check_health(groups, parts.config.run.void_limit)
+    return groups
+
+
+def evaluation_due(config: Config, step: int) -> bool:
+    """Whether the policy is evaluated as it is after `step` updates."""
+    if step in (0, config.run.steps):
+        return (step == 0 and config.eval.before) or (step == config.run.steps and config.eval.after)
+    return bool(config.eval.every) and step % config.eval.every == 0
+
+
+async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
+    """Measure the policy as it is after `step` updates on the held-out tasks, unless it is not due or done."""
+    if not evaluation_due(parts.config, step) or not parts.eval_tasks or step in history.evaluations:
+        return
+    config = parts.config.eval
+    sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
+    groups = await gather(parts, history, "eval", step, parts.eval_tasks, config.attempts, sampling)
+    episodes = [episode for group in groups for episode in group.episodes]
+    summary = as_json(summarise(episodes))
+    parts.folder.write_episodes(f"eval-{step:05d}", episodes)
+    parts.folder.write_evaluation(f"{step:05d}", {"step": step, **summary})
+    record = {"step": step, "version": parts.policy.version, "summary": summary}
+    parts.log.append("eval", **record)
+    parts.log.sync()
+    history.evaluations[step] = record
+    reward = summary["values"]["reward"]
+    parts.progress.say(
+        f"eval after step {step}: reward {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]"
+    )
+
+
+def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any]) -> dict[str, Any]:
+    """What a step's episodes did (means over episodes) and, as ``learn/NAME``, what the learner made of them."""
+    episodes = [episode for group in groups for episode in group.episodes]
+    spreads = [group.std for group in batch.groups.values()]
+    return {
+        **{name: interval.value for name, interval in summarise(episodes).values.items()},
+        "reward_std": sum(spreads) / len(spreads),
+        "flat_groups": sum(group.flat for group in batch.groups.values()),
+        "episodes": len(episodes),
+        "void": sum(group.void for group in groups),
+        "delivered": batch.account.delivered,
+        "expansion": batch.account.expansion,
+        **{f"learn/{name}": value for name, value in learned.items()},
+    }
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """A summary as plain data."""
+    return {
+        "episodes": summary.episodes,
+        "tasks": summary.tasks,
+        "void": summary.void,
+        "values": {name: interval._asdict() for name, interval in summary.values.items()},
+    }

@@ -1,0 +1,184 @@
+"""Builds a run's parts from its configuration and takes them down again, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import agents, engines, models, rewards, sandbox, tasks, tokens
+from coderepairrl.config import Config
+from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.gateway import Gateway
+from coderepairrl.learn import Learner, init_random
+from coderepairrl.protocols import Engine
+from coderepairrl.rollout import Rollout, SupervisedEngine
+from coderepairrl.runs import Log, RunFolder
+from coderepairrl.sandbox.workspace import check_workspace
+from coderepairrl.train.policy import LivePolicy, settings, start_learner
+from coderepairrl.train.progress import Progress
+from coderepairrl.types import Limits, Sampling, Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything the loop needs, running."""
+
+    config: Config
+    folder: RunFolder
+    log: Log
+    train_tasks: tuple[Task, ...]
+    eval_tasks: tuple[Task, ...]
+    rollout: Rollout
+    policy: LivePolicy
+    engine: SupervisedEngine
+    progress: Progress
+
+
+@asynccontextmanager
+async def assemble(config: Config, folder: RunFolder, progress: Progress) -> AsyncIterator[Parts]:
+    """The parts of a run. Raises what is wrong with the config, the machine or the tasks before anything runs."""
+    train_tasks, eval_tasks = load_tasks(config)
+    if not eval_tasks and (config.eval.before or config.eval.every or config.eval.after):
+        progress.say(f"no evaluation: there is no held-out task in split {config.eval.split!r}")
+    backend = sandbox.make(sandbox_name(config), **config.sandbox.options)
+    agent = agents.make(config.agent.name, **config.agent.options)
+    judges = {"train": rewards.make(config.reward), "eval": rewards.make(config.eval.reward or config.reward)}
+    async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
+        log = folder.writer()
+        parts.callback(log.close)
+        shared = shared_folder(folder)
+        parts.callback(shutil.rmtree, shared, ignore_errors=True)
+        model = await prepare_model(config, folder)
+        codec = tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking)
+        for fork in codec.verify():
+            progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
+
+        async def start_engine() -> Engine:
+            return await engines.make(config.engine.name, model, log_dir=folder.logs, **config.engine.options)
+
+        started, learner = await _both(start_engine(), start_learner(config, folder, model, shared))
+        engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
+        parts.push_async_callback(engine.close)
+        policy = LivePolicy(config, folder, model, engine, learner, shared)
+        parts.push_async_callback(policy.close)
+
+        def record(episode: str, turn: Turn) -> None:
+            log.append("turn", episode=episode, turn=turn)
+
+        gateway = Gateway(codec, engine, sampling=Sampling(), on_turn=record)
+        parts.push_async_callback(gateway.stop)
+        await gateway.start(socket=shared / "gateway.sock")
+        rollout = Rollout(
+            gateway=gateway,
+            agent=agent,
+            sandbox=backend,
+            rewards=judges,
+            log=log,
+            limits=limits(config),
+            concurrency=config.rollout.concurrency,
+            on_episode=progress.episode,
+        )
+        yield Parts(config, folder, log, train_tasks, eval_tasks, rollout, policy, engine, progress)
+
+
+async def _both(engine: Coroutine[Any, Any, Engine], learner: Coroutine[Any, Any, Learner]) -> tuple[Engine, Learner]:
+    """Start the two processes at once; when one fails, or both are called off, neither is left behind."""
+    starting = asyncio.create_task(engine), asyncio.create_task(learner)
+    try:
+        await asyncio.gather(*starting)
+        return starting[0].result(), starting[1].result()
+    except BaseException:
+        for each in starting:
+            each.cancel()
+        for made in await asyncio.gather(*starting, return_exceptions=True):
+            if not isinstance(made, BaseException):
+                await made.close()
+        raise
+
+
+def check(config: Config) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Refuse whatever can be refused before anything is started or written; returns the tasks, as `load_tasks` does.
+
+    Raises `ConfigError`, `UsageError`, `TaskError` and `PrerequisiteError`.
+    """
+    settings(config)
+    model = models.folder(config.model.path)
+    tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking).verify()
+    for reward in (config.reward, config.eval.reward or config.reward):
+        rewards.make(reward)
+    agents.make(config.agent.name, **config.agent.options)
+    engines.check(config.engine.name, config.engine.options)
+    sandbox.make(sandbox_name(config), **config.sandbox.options)
+    train, held_out = load_tasks(config)
+    for task in {task.workspace: task for task in (*held_out, *train)}.values():
+        try:
+            check_workspace(task.workspace)
+        except TaskError as error:
+            raise TaskError(f"task {task.id}: {error}", fix=error.fix) from error
+    return train, held_out
+
+
+def limits(config: Config) -> Limits:
+    """What an episode may spend."""
+    rollout = config.rollout
+    return Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
+
+
+def sandbox_name(config: Config) -> str:
+    """The backend that ``auto`` stands for on this machine. Raises `PrerequisiteError` when there is none."""
+    return sandbox.default_name() if config.sandbox.name == "auto" else config.sandbox.name
+
+
+def load_tasks(config: Config) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    """Training and held-out tasks. Raises `TaskError` when there is nothing to train on."""
+    here, there = config.tasks, config.eval
+    train, splits = _tasks_of(here.source, here.options, here.split)
+    if not train:
+        raise TaskError(f"{here.source} has no task in split {here.split!r}", fix=f"splits it has: {splits or 'none'}")
+    options = there.options or ({} if there.source else here.options)
+    held_out, _ = _tasks_of(there.source or here.source, options, there.split)
+    return train, held_out[: there.tasks or None]
+
+
+def _tasks_of(source: str, options: Mapping[str, Any], split: str) -> tuple[tuple[Task, ...], str]:
+    made = tasks.make(source, **options)
+    made.prepare()
+    everything = list(made)
+    return tuple(task for task in everything if task.split == split), ", ".join(sorted({t.split for t in everything}))
+
+
+async def prepare_model(config: Config, folder: RunFolder) -> Path:
+    """The initial policy: the named folder, or random weights drawn once per run into ``RUN/model``."""
+    source = models.folder(config.model.path)
+    if config.model.init == "weights":
+        return source
+    target = folder.path / "model"
+    if not target.exists() or not folder.log.stat().st_size:  # of a start that failed, perhaps with another seed
+        await init_random(source, target, config.run.seed, log_dir=folder.logs)
+    return target
+
+
+def shared_folder(folder: RunFolder) -> Path:
+    """`shared_path`, empty: cleared of what a killed process of this run left."""
+    path = shared_path(folder)
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        fix = f"make room in {path.parent}, or delete it"
+        raise UsageError(f"cannot make {path}: {error.strerror}", fix=fix) from error
+    return path
+
+
+def shared_path(folder: RunFolder) -> Path:
+    """Where weights lie on their way to the engine: in memory where the system offers it, one folder per run."""
+    memory = Path("/dev/shm")
+    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    return base / f"crrl-{hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]}"

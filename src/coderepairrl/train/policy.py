@@ -1,0 +1,127 @@
+"""The live policy: a learner that improves it and an engine that serves it, at the same version."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.config import Config
+from coderepairrl.errors import LearnerFault, RunError
+from coderepairrl.learn import Batch, Learner, LearnSettings, Published, batch
+from coderepairrl.protocols import Engine
+from coderepairrl.runs import RunFolder
+from coderepairrl.train.history import History, episodes_of
+from coderepairrl.types import Episode, Sample
+
+
+def settings(config: Config) -> LearnSettings:
+    """The learner's settings. Raises `ConfigError` for those that contradict each other."""
+    terms = config.train.model_dump(exclude={"advantage"})
+    constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
+    return LearnSettings(**terms, temperature=config.rollout.temperature, max_completion_tokens=constant)
+
+
+def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
+    """What the learner is given for a step: the same function live and in a replay."""
+    return batch(episodes, config.train.advantage, max_tokens=config.rollout.tokens)
+
+
+async def start_learner(config: Config, run: RunFolder, model: Path, publish_dir: Path) -> Learner:
+    """A learner with the initial weights. Raises what `Learner.start` raises."""
+    return await Learner.start(model, settings(config), log_dir=run.logs, publish_dir=publish_dir)
+
+
+class LivePolicy:
+    """Learner and engine. A learner that dies is restarted and brought back from the log, losing nothing."""
+
+    def __init__(
+        self, config: Config, run: RunFolder, model: Path, engine: Engine, learner: Learner, publish_dir: Path
+    ) -> None:
+        """`learner` is fresh from `start_learner`; from here on it is this object's to replace and to close."""
+        self.config = config
+        self.run = run
+        self.model = model
+        self.engine = engine
+        self.publish_dir = publish_dir
+        self.restarts = 0
+        self._learner: Learner = learner
+        self._fresh = True
+        self._live: Published | None = None
+
+    @property
+    def version(self) -> int:
+        """Policy version: the number of batches it was trained on."""
+        return self._learner.version
+
+    async def restore(self, history: History) -> None:
+        """Bring the learner to the end of `history` (checkpoint, then the logged steps after it) and serve it.
+
+        Raises `RunError` when the replayed weights differ from the logged ones: another machine, or other
+        versions of the libraries.
+        """
+        if not self._fresh:
+            await self.close()
+            self._learner = await start_learner(self.config, self.run, self.model, self.publish_dir)
+        self._fresh = False
+        start = max((step for step in checkpoints(self.run) if step <= history.step), default=0)
+        if start:
+            await self._learner.restore(checkpoints(self.run)[start])
+        consumed = episodes_of(self.run, "train", start + 1, history.step)
+        for step in range(start + 1, history.step + 1):
+            samples = make_batch(consumed[step], self.config).samples
+            if samples:
+                await self._learner.step(samples)
+        if self._learner.version:
+            published = await self._learner.publish()
+            expected = history.steps[-1]["checksum"]
+            if expected != published.checksum:
+                raise RunError(
+                    f"replaying {self.run.log} to step {history.step} gives other weights than the run had",
+                    fix="resume with the library versions in run.json, on the same kind of machine",
+                )
+            await self._serve(published)
+
+    async def improve(self, samples: Sequence[Sample], history: History) -> tuple[dict[str, Any], str]:
+        """One update from `samples`, live before this returns. Returns metrics and the weights' checksum.
+
+        Without samples nothing changes.
+        """
+        if not samples:
+            return {}, self._live.checksum if self._live else ""
+        for attempt in range(self.config.run.retries + 1):
+            try:
+                metrics = await self._learner.step(samples)
+                published = await self._learner.publish()
+                break
+            except LearnerFault:
+                if attempt == self.config.run.retries:
+                    raise
+                self.restarts += 1
+                await self.restore(history)
+        await self._serve(published)
+        return metrics, published.checksum
+
+    async def save(self, step: int) -> Path:
+        """Write ``checkpoints/STEP`` and drop the oldest beyond `run.keep_checkpoints`."""
+        path = self.run.checkpoints / f"{step:05d}"
+        await self._learner.save(path)
+        for old in sorted(checkpoints(self.run))[: -self.config.run.keep_checkpoints]:
+            shutil.rmtree(checkpoints(self.run)[old])
+        return path
+
+    async def close(self) -> None:
+        """End the learner; the engine is its owner's."""
+        await self._learner.close()
+
+    async def _serve(self, published: Published) -> None:
+        await self.engine.load(*published)
+        if self._live is not None and self._live.path != published.path:
+            self._live.path.unlink(missing_ok=True)
+        self._live = published
+
+
+def checkpoints(run: RunFolder) -> dict[int, Path]:
+    """The run's complete checkpoints by step."""
+    return {int(path.name): path for path in sorted(run.checkpoints.glob("[0-9]*")) if path.name.isdigit()}

@@ -1,0 +1,96 @@
+"""Live progress on stderr: a moving panel on a terminal, one line per step everywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from coderepairrl.types import Ending, Episode
+
+_EMA = 0.2
+
+
+class Progress:
+    """What a run is doing now. `quiet` prints nothing at all."""
+
+    def __init__(self, total_steps: int, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.total_steps = total_steps
+        self._started = self._phase_began = time.monotonic()
+        self._phase, self._done, self._expected = "starting", 0, 0
+        self._step = self._first_step = 0
+        self._last: Mapping[str, Any] = {}
+        self._tokens, self._rate = 0, 0.0
+        self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+
+    def resume_at(self, step: int) -> None:
+        """Steps up to `step` were done by an earlier process."""
+        self._step = self._first_step = step
+
+    def phase(self, name: str, expected: int = 0) -> None:
+        """A new phase, in which `expected` episodes will finish."""
+        self._phase, self._done, self._expected = name, 0, expected
+        self._phase_began, self._tokens = time.monotonic(), 0
+
+    def episode(self, episode: Episode) -> None:
+        """An episode has its verdict."""
+        self._done += episode.ending is not Ending.VOID
+        self._tokens += episode.sampled
+        rate = self._tokens / max(time.monotonic() - self._phase_began, 1e-9)
+        self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
+        if episode.ending is Ending.VOID:
+            self.say(f"void: {episode.id}: {episode.fault.splitlines()[0]}")
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """A step is finished."""
+        self._step, self._last = step, metrics
+        self.say(f"step {step:>4}/{self.total_steps}  {_line(metrics)}")
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def _panel(self) -> Table:
+        now = time.monotonic()
+        steps = self._step - self._first_step
+        left = (now - self._started) / steps * (self.total_steps - self._step) if steps else None
+        table = Table.grid(padding=(0, 2))
+        table.add_row("phase", f"{self._phase} {self._done}/{self._expected}" if self._expected else self._phase)
+        table.add_row("step", f"{self._step}/{self.total_steps}")
+        table.add_row("", _line(self._last))
+        table.add_row("speed", f"{self._rate:,.0f} tokens/s")
+        table.add_row("time", f"{now - self._started:,.0f} s" + (f", about {left:,.0f} s left" if left else ""))
+        return table
+
+
+def _line(metrics: Mapping[str, Any]) -> str:
+    names = (
+        "reward",
+        "empty_patches",
+        "tool_success",
+        "void",
+        "flat_groups",
+        "learn/loss",
+        "learn/grad_norm",
+        "tokens_per_second",
+    )
+    return "  ".join(
+        f"{name.removeprefix('learn/')} {metrics[name]:.4g}" for name in names if metrics.get(name) is not None
+    )

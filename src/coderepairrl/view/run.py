@@ -1,0 +1,107 @@
+"""From a run folder to a page. The folder's log is all that is read, and the tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from coderepairrl import config, models
+from coderepairrl.errors import UsageError
+from coderepairrl.learn.advantages import group_advantages
+from coderepairrl.learn.stitch import stitch
+from coderepairrl.runs import RunFolder, logged_episodes, open_run
+from coderepairrl.types import Ending, Episode, path
+from coderepairrl.view.page import Row, render_episode, render_index
+
+
+def render(run: Path, episode: str | None = None) -> str:
+    """The page of an episode of the run folder `run`, named by its id or the beginning of it; else the index.
+
+    A tokenizer that cannot be found is said so on the page, which then shows ids. Raises `UsageError` for a folder
+    that is no run, or an episode that it does not have.
+    """
+    folder = open_run(run)
+    settings = config.load(folder.config)
+    episodes = list(logged_episodes(folder.records()))
+    advantages = _advantages(episodes, settings.train.advantage)
+    name = folder.path.name
+    if episode is None:
+        rows = [Row(each, advantages.get(each.id)) for each in episodes]
+        return render_index(rows, run=name)
+    chosen = _find(episodes, episode, folder)
+    advantage = advantages.get(chosen.id)
+    decode, notice = _decoder(folder, settings.model.path)
+    trained = _trained(chosen, advantage, settings.rollout.tokens)
+    return render_episode(chosen, decode, trained, advantage, run=name, notice=notice)
+
+
+def _find(episodes: Sequence[Episode], wanted: str, folder: RunFolder) -> Episode:
+    ids = [episode.id for episode in episodes]
+    found = [i for i, id in enumerate(ids) if id == wanted] or [i for i, id in enumerate(ids) if id.startswith(wanted)]
+    if len(found) == 1:
+        return episodes[found[0]]
+    if found:
+        some = ", ".join(ids[i] for i in found[:5])
+        raise UsageError(f"{wanted} begins the ids of {len(found)} episodes", fix=f"give more of it: {some}")
+    close = difflib.get_close_matches(wanted, ids, n=3)
+    near = f"did you mean {', '.join(close)}?" if close else "list them"
+    raise UsageError(f"{folder.path} has no episode {wanted}", fix=f"{near} (crrl view {folder.path})")
+
+
+def _advantages(episodes: Sequence[Episode], kind: str) -> dict[str, float | None]:
+    """Advantages as the learner had them; none outside training."""
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if episode.phase == "train":
+            groups.setdefault(episode.group, []).append(episode)
+    found: dict[str, float | None] = {}
+    for members in groups.values():
+        rewards = [None if member.ending is Ending.VOID else member.reward for member in members]
+        values = group_advantages(rewards, kind).values  # type: ignore[arg-type]  # checked by the config
+        found |= dict(zip((member.id for member in members), values, strict=True))
+    return found
+
+
+def _trained(episode: Episode, advantage: float | None, max_tokens: int) -> Mapping[int, str]:
+    """What became of each turn's output, read off the rows that the learner gets."""
+    if episode.phase != "train":
+        return {turn.index: "dropped:evaluation" for turn in episode.turns}
+    if episode.ending is Ending.VOID or advantage is None:
+        reason = "void" if episode.ending is Ending.VOID else "flat_group"
+        return {turn.index: f"dropped:{reason}" for turn in episode.turns}
+    rows, _ = stitch(episode, advantage, max_tokens=max_tokens)
+    trained = {row.ids: row.trained for row in rows}
+    states: dict[int, str] = {}
+    for turn in episode.turns:
+        reason = turn.masked or ("" if turn.sampling.trainable else "sampling") or "overlong"
+        states[turn.index] = f"dropped:{reason}"
+    for leaf in episode.turns:
+        chain = path(episode.turns, leaf.index)
+        row = trained.get(tuple(id for turn in chain for id in turn.given.ids + turn.output.ids))
+        at = 0
+        for turn in chain if row else ():
+            at += len(turn.given)
+            if row and turn.output and row[at]:
+                states[turn.index] = "trained"
+            elif states[turn.index] != "trained":
+                states[turn.index] = states[turn.index].replace("dropped:", "masked:")
+            at += len(turn.output)
+    return states
+
+
+def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
+    """How ids become text, and what to say when they do not."""
+    places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
+    with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
+        places.append(models.folder(model))
+    for place in places:
+        if (place / "tokenizer.json").is_file():
+            from coderepairrl.tokens.inert import InertTokenizer
+
+            spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
+            return InertTokenizer(spec, name=str(place), eos_token_id=None).decode, ""
+    notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
+    return lambda ids: "".join(f"⟨{id}⟩" for id in ids), notice

@@ -1,0 +1,97 @@
+"""Text that somebody hostile may have written, made safe to look at."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from markupsafe import Markup, escape
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
+_KEPT = frozenset("\n\t\u200d\ufe0f")
+_NEWLINE = Markup('<b class="nl"></b>\n')
+_LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
+
+
+def visible(text: str) -> str:
+    r"""`text` with every character that would hide, reorder or break something written out.
+
+    Terminal escapes, direction overrides, zero-width marks and lone surrogates show their code points.
+
+    >>> visible("a\x1b[2Jb\u202ec\n")
+    'a␛[2Jb⟨U+202E⟩c\n'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown(char) for char in text)
+
+
+def _shown(char: str) -> str:
+    if char in _KEPT or unicodedata.category(char) not in _HIDDEN:
+        return char
+    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"⟨U+{ord(char):04X}⟩"
+
+
+def marked(text: str) -> Markup:
+    """`text` escaped, with a sign at the end of each line."""
+    return escape(visible(text)).replace("\n", _NEWLINE)
+
+
+class Piece(NamedTuple):
+    """What one token shows as. A character split over tokens stands at the first, and `part` marks the others."""
+
+    text: str
+    part: bool = False
+
+
+def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
+    """The text of each token of `ids`, so that together they are the text of all.
+
+    >>> pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
+    [Piece(text='é', part=False), Piece(text='', part=True)]
+    """
+    shown: list[Piece] = []
+    at = 0
+    while at < len(ids):
+        text, width = decode(ids[at : at + 1]), 1
+        for wider in range(2, min(_LONGEST_CHARACTER, len(ids) - at) + 1):
+            if not text.endswith("\ufffd"):
+                break
+            together = decode(ids[at : at + wider])
+            if not together.endswith("\ufffd"):
+                text, width = together, wider
+        shown.append(Piece(text))
+        shown += [Piece("", part=True)] * (width - 1)
+        at += width
+    return shown
+
+
+class DiffLine(NamedTuple):
+    """A line of a patch and what it is: ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+
+    kind: str
+    text: str
+
+
+def diff_lines(patch: bytes) -> list[DiffLine]:
+    r"""The lines of a unified diff.
+
+    >>> [line.kind for line in diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
+    ['file', 'file', 'file', 'hunk', 'del', 'add']
+    """
+    lines: list[DiffLine] = []
+    body = False
+    for text in patch.decode("utf-8", "replace").removesuffix("\n").split("\n") if patch else ():
+        if text.startswith("diff --git "):
+            body = False
+        elif text.startswith("@@ "):
+            body = True
+        if not body:
+            kind = "file"
+        elif text.startswith("@@ "):
+            kind = "hunk"
+        else:
+            kind = {"+": "add", "-": "del"}.get(text[:1], "same")
+        lines.append(DiffLine(kind, visible(text)))
+    return lines

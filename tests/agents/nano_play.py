@@ -1,0 +1,65 @@
+"""One run of Nano against a scripted model, in a real git repository with real commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import agents
+from coderepairrl.agents.endpoint import Answer, Request, ScriptedEndpoint
+from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.types import AgentReport, Limits, Task
+
+ISSUE = "add() subtracts {braces} stay"
+FILES = {"add.py": b"def add(a, b):\n    return a - b\n", "notes.txt": b"one\ntwo\n"}
+DONE = Answer("The repair is in place.")
+
+
+def shell(*cmds: str, tokens: int | None = None) -> Answer:
+    return Answer(None, tuple(("shell", {"cmd": cmd}) for cmd in cmds), tokens)
+
+
+def patch(path: str, old: str, new: str, **more: str) -> Answer:
+    return Answer(None, (("apply_patch", {"file_path": path, "old_content": old, "new_content": new, **more}),))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    report: AgentReport
+    requests: list[Request]
+    sandbox: FolderSandbox
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        import json
+
+        return [json.loads(line) for line in self.report.log.splitlines()]
+
+    @property
+    def results(self) -> list[str]:
+        """What the tools said."""
+        return [message["content"] for message in self.conversation if message["role"] == "tool"]
+
+    @property
+    def ok(self) -> list[bool]:
+        return [call.ok for call in self.report.tool_calls or ()]
+
+
+async def play(
+    folder: Path,
+    *answers: Answer,
+    limits: Limits | None = None,
+    files: Mapping[str, bytes] = FILES,
+    **options: Any,
+) -> Outcome:
+    """Run Nano on `files`; the last answer repeats."""
+    options = {"warnings": False, **options}
+    root = folder / "repo"
+    root.mkdir()
+    sandbox = FolderSandbox(root, files)
+    task = Task("toy/add", ISSUE, "python", f"dir:{root}", b"")
+    async with ScriptedEndpoint(answers) as server:
+        report = await agents.make("nano", **options).run(task, sandbox, server.endpoint(limits))
+        return Outcome(report, server.requests, sandbox)

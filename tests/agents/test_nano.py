@@ -1,0 +1,318 @@
+"""Nano's loop: endings, limits, warnings, history. Each defect of the original (REQUIREMENTS 16) has its test."""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from nano_play import DONE, ISSUE, patch, play, shell
+
+from coderepairrl import agents
+from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
+from coderepairrl.agents.exam import examine
+from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.scripted import ScriptedAgent
+from coderepairrl.errors import AgentFault, ConfigError, GatewayFault
+from coderepairrl.types import Endpoint, Limits, Task
+
+REPAIR = patch("add.py", "a - b", "a + b")
+COUNT = "echo x >> count.txt"
+
+
+def counted(folder: Path) -> int:
+    path = folder / "repo" / "count.txt"
+    return path.read_text().count("x") if path.exists() else 0
+
+
+async def test_explores_patches_and_submits(tmp_path: Path) -> None:
+    run = await play(tmp_path, shell("grep -n return add.py"), REPAIR, DONE)
+    assert run.report.exit == "submitted"
+    assert run.results == ["2:    return a - b", "patch applied to add.py"]
+    assert b"+    return a + b" in await run.sandbox.diff()
+    first, second = run.report.tool_calls or ()
+    assert (first.turn, first.name, first.ok, first.command) == (0, "shell", True, "grep")
+    assert (second.turn, second.name, second.ok, second.arguments[:13]) == (1, "apply_patch", True, '{"file_path":')
+
+
+async def test_issue_is_verbatim_and_history_only_grows(tmp_path: Path) -> None:
+    run = await play(tmp_path, Answer("Thinking."), shell("ls"), shell("ls", "pwd"), REPAIR, DONE)
+    assert run.requests[0]["messages"][1] == {"role": "user", "content": ISSUE}
+    for earlier, later in pairwise(run.requests):
+        assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
+        assert later["tools"] == earlier["tools"]
+    last = run.requests[-1]["messages"]
+    assert run.conversation[: len(last)] == last
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+async def test_limit_of_calls_is_exact(tmp_path: Path, limit: int) -> None:
+    """The original could start another turn after the last call."""
+    run = await play(tmp_path, shell(COUNT), limits=Limits(calls=limit))
+    assert (run.report.exit, counted(tmp_path), len(run.requests)) == ("calls", limit, limit)
+
+
+async def test_several_calls_in_a_reply_do_not_overshoot(tmp_path: Path) -> None:
+    run = await play(tmp_path, shell(COUNT), shell(*[COUNT] * 7), limits=Limits(calls=4))
+    assert (run.report.exit, counted(tmp_path), len(run.report.tool_calls or ())) == ("calls", 4, 4)
+    assert run.results[4:] == ["not executed: the limit of calls is reached"] * 4
+    asked = [call["id"] for message in run.conversation for call in message.get("tool_calls", ())]
+    answered = [message["tool_call_id"] for message in run.conversation if message["role"] == "tool"]
+    assert asked == answered
+
+
+async def test_warnings_state_the_number_that_is_left(tmp_path: Path) -> None:
+    """The original's number was one too high."""
+    run = await play(tmp_path, shell("true"), limits=Limits(calls=7), warnings=True)
+    left = [6, 5, 4, 3, 2, 1, 0]
+    for result, calls in zip(run.results, left, strict=True):
+        assert result.startswith("[warning]") == (1 <= calls <= 4)
+        assert f" {calls} call" in result or not 1 <= calls <= 4
+
+
+async def test_warnings_of_tokens_come_before_those_of_calls(tmp_path: Path) -> None:
+    answers = [shell("true", tokens=tokens) for tokens in (1000, 7_300, 8_800, 10_240)]
+    run = await play(tmp_path, *answers, limits=Limits(calls=5, tokens=10_240), warnings=True)
+    assert "4 calls are left" in run.results[0]
+    assert run.results[1].startswith("[warning] Few tokens")
+    assert run.results[2].startswith("[warning] Almost no tokens")
+    assert run.report.exit == "tokens"
+    assert len(run.requests) == 4
+
+
+async def test_tokens_are_those_of_the_endpoint(tmp_path: Path) -> None:
+    """The original recounted them with a generic tokenizer, and too low."""
+    run = await play(tmp_path, shell("true", tokens=700), shell("true", tokens=1000), limits=Limits(tokens=1000))
+    assert (run.report.exit, len(run.requests)) == ("tokens", 2)
+    assert [request["max_tokens"] for request in run.requests] == [450, 256]
+
+
+async def test_time_bounds_commands_and_replies(tmp_path: Path) -> None:
+    started = time.monotonic()
+    run = await play(tmp_path, shell("sleep 20", COUNT), limits=Limits(seconds=0.5))
+    assert run.report.exit == "time"
+    assert run.results == ["command timed out after 0.5 s", "not executed: the limit of time is reached"] or (
+        run.results[0].startswith("command timed out") and run.results[1].startswith("not executed")
+    )
+    assert counted(tmp_path) == 0
+    assert time.monotonic() - started < 3
+
+
+async def test_slow_model_ends_at_the_deadline(tmp_path: Path) -> None:
+    started = time.monotonic()
+    run = await play(tmp_path, Answer("late", delay=5), limits=Limits(seconds=0.4))
+    assert run.report.exit == "time"
+    assert time.monotonic() - started < 2
+
+
+async def test_inaction_is_an_action_and_is_nudged(tmp_path: Path) -> None:
+    run = await play(tmp_path, Answer("I give up."), limits=Limits(calls=3), warnings=True)
+    assert (run.report.exit, len(run.requests)) == ("calls", 3)
+    nudges = [message["content"] for message in run.conversation[2:] if message["role"] == "user"]
+    assert ["2 calls are left" in nudges[0], "1 call is left" in nudges[1]] == [True, True]
+    assert all("unchanged" in nudge for nudge in nudges)
+    assert run.report.tool_calls == ()
+
+
+async def test_without_nudging_a_reply_without_a_call_submits(tmp_path: Path) -> None:
+    run = await play(tmp_path, Answer("Done, I think."), nudge=False)
+    assert (run.report.exit, len(run.requests)) == ("submitted", 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sed -i 's/a - b/a + b/' add.py",
+        "echo new > new.py",
+        "git add -A && sed -i 's/a - b/a + b/' add.py && git add add.py",
+        "sed -i 's/a - b/a + b/' add.py && git -c user.name=x -c user.email=x@x commit -qam fix",
+        "rm -rf .git",
+    ],
+)
+async def test_every_kind_of_change_counts_as_one(tmp_path: Path, change: str) -> None:
+    """New, staged and committed files were lost on the original."""
+    run = await play(tmp_path, shell(change), DONE, limits=Limits(calls=3))
+    assert run.report.exit == "submitted"
+    assert len(run.requests) == 2
+
+
+async def test_a_change_taken_back_is_none(tmp_path: Path) -> None:
+    undo = patch("add.py", "a + b", "a - b")
+    run = await play(tmp_path, REPAIR, undo, DONE, limits=Limits(calls=4))
+    assert run.report.exit == "calls"
+    (tmp_path / "b").mkdir()
+    run = await play(tmp_path / "b", REPAIR, shell("git checkout -q ."), DONE, limits=Limits(calls=4))
+    assert run.report.exit == "calls"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("shell", '{"cmd": "ls', "not a JSON object"),
+        ("shell", '["ls"]', "not a JSON object: a list"),
+        ("shell", "[" * 200_000, "not a JSON object"),
+        ("shell", "", "not a JSON object"),
+        ("shell", "{}", "shell needs cmd"),
+        ("shell", {"cmd": 7}, "cannot take this cmd: not a string"),
+        ("shell", {"cmd": "ls\0"}, "NUL"),
+        ("shell", '{"cmd": "\\ud800"}', "surrogate"),
+        ("shell", {"cmd": "true " + "x" * 200_000}, "longer than"),
+        ("bash", {"cmd": "ls"}, "there is no tool bash"),
+    ],
+)
+async def test_malformed_calls_are_answered_and_counted(
+    tmp_path: Path, name: str, arguments: object, expected: str
+) -> None:
+    run = await play(tmp_path, Answer(None, ((name, arguments),), tokens=9), limits=Limits(calls=2))
+    assert (run.report.exit, len(run.requests), run.ok) == ("calls", 2, [False, False])
+    assert expected in run.results[0]
+
+
+async def test_calls_that_the_gateway_could_not_read_are_answered(tmp_path: Path) -> None:
+    """They arrive as text, and are no submission."""
+    raw = '<tool_call>\n{"name": "shell", "arguments": {"cmd": ls}}'
+    unread = Answer(raw, crrl={"malformed": [raw], "context_tokens": 50, "remaining_tokens": 900, "turn": 4})
+    run = await play(tmp_path, unread, REPAIR, DONE, nudge=False)
+    call = (run.report.tool_calls or ())[0]
+    assert (call.turn, call.name, call.ok, call.arguments) == (4, "shell", False, raw)
+    assert "not a JSON object" in run.conversation[3]["content"]
+    assert b"+    return a + b" in await run.sandbox.diff()
+    (tmp_path / "b").mkdir()
+    run = await play(tmp_path / "b", unread, limits=Limits(calls=2))
+    assert (run.report.exit, run.ok, len(run.requests)) == ("calls", [False, False], 2)
+
+
+async def test_the_context_of_the_model_is_a_limit_too(tmp_path: Path) -> None:
+    full = Answer(None, (("shell", {"cmd": COUNT}),), crrl={"context_tokens": 100, "remaining_tokens": 0})
+    run = await play(tmp_path, full)
+    assert (run.report.exit, len(run.requests), counted(tmp_path)) == ("tokens", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "limit", "ending"),
+    [
+        ("context_length_exceeded", None, "tokens"),
+        ("context_length_exceeded", "context", "tokens"),
+        ("episode_limit_reached", "time", "time"),
+        ("episode_limit_reached", "calls", "calls"),
+    ],
+)
+async def test_limits_of_the_gateway_are_endings(tmp_path: Path, code: str, limit: str | None, ending: str) -> None:
+    run = await play(tmp_path, REPAIR, Answer(status=400, code=code, crrl={"limit": limit} if limit else None))
+    assert run.report.exit == ending
+    assert b"+    return a + b" in await run.sandbox.diff()
+
+
+@pytest.mark.parametrize(("status", "fault"), [(500, GatewayFault), (503, GatewayFault), (401, AgentFault)])
+async def test_a_broken_endpoint_is_a_fault(tmp_path: Path, status: int, fault: type[Exception]) -> None:
+    with pytest.raises(fault, match=str(status)):
+        await play(tmp_path, Answer(status=status))
+
+
+async def test_an_endpoint_that_is_gone_is_a_fault(tmp_path: Path) -> None:
+    async with ScriptedEndpoint([DONE]) as server:
+        endpoint: Endpoint = server.endpoint()
+    (tmp_path / "repo").mkdir()
+    sandbox = FolderSandbox(tmp_path / "repo", {})
+    with pytest.raises(GatewayFault):
+        await agents.make("nano").run(Task("t", "x", "python", "dir:x", b""), sandbox, endpoint)
+
+
+async def test_prompt_tools_and_texts_are_configuration(tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Cut at {output_chars}. {this stays}")
+    run = await play(
+        tmp_path,
+        shell("seq 1000"),
+        DONE,
+        system_file=str(prompt),
+        user_template="Issue: {prompt}!",
+        tools="compact",
+        descriptions={"shell": "bash"},
+        messages={"truncated": "[cut]"},
+        output_chars=10,
+        nudge=False,
+        request={"temperature": 0.5},
+    )
+    request = run.requests[0]
+    assert [message["content"] for message in request["messages"]] == [
+        "Cut at 10. {this stays}",
+        f"Issue: {ISSUE}!",
+    ]
+    assert [tool["function"].get("description") for tool in request["tools"]] == ["bash", None]
+    assert "context" not in request["tools"][1]["function"]["parameters"]["properties"]
+    assert request["temperature"] == 0.5
+    assert run.results == ["1\n2\n3\n4\n5\n\n[cut]"]
+
+
+async def test_compact_conversation_fits_a_tiny_policy(tmp_path: Path) -> None:
+    run = await play(tmp_path, shell("cat add.py"), REPAIR, DONE, system="compact", tools="compact")
+    assert sum(len(str(message)) for message in run.conversation) < 1_200
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"nudje": True}, "nudge"),
+        ({"nudge": "perhaps"}, "agent.options.nudge"),
+        ({"tools": "tiny"}, "agent.options.tools"),
+        ({"messages": {"nuge": "x"}}, "nudge"),
+        ({"descriptions": {"bash": "x"}}, "shell"),
+        ({"user_template": "no place"}, "{prompt}"),
+        ({"system_file": "/nonexistent/prompt"}, "cannot be read"),
+        ({"request": {"stream": True}}, "stream"),
+        ({"output_chars": 0}, "positive"),
+    ],
+)
+def test_wrong_options_are_refused_at_the_door(options: dict[str, object], hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        agents.make("nano", **options)
+    assert hint in f"{raised.value} {raised.value.fix}"
+
+
+def test_agents_are_named_or_imported() -> None:
+    assert agents.make("scripted").name == "scripted"
+    assert agents.make("coderepairrl.agents.nano:Nano").name == "nano"
+    with pytest.raises(ConfigError) as raised:
+        agents.make("nanno")
+    assert "nano" in raised.value.fix
+    for wrong in ("nowhere:Class", "json:nothing", "json:JSONDecoder", "collections:Counter"):
+        with pytest.raises(ConfigError):
+            agents.make(wrong)
+
+
+async def test_nano_passes_the_exam() -> None:
+    checks = await examine(agents.make("nano"))
+    assert [check for check in checks if not check.ok] == []
+
+
+async def test_nano_passes_the_exam_in_a_real_sandbox(tmp_path: Path) -> None:
+    """Also: a pipe that is cut, a search without a match and a timeout look the same there as on the host."""
+    from coderepairrl import sandbox
+
+    if not {entry.name: entry.ok for entry in sandbox.available()}["bwrap"]:
+        if os.environ.get("CI") == "true":
+            pytest.fail("bubblewrap does not work here")
+        pytest.skip("bubblewrap does not work here")
+    backend = sandbox.make("bwrap")
+    checks = await examine(agents.make("nano"), backend)
+    assert [check for check in checks if not check.ok] == []
+    (tmp_path / "add.py").write_text("x = 1\n")
+    task = Task("toy/add", "x", "python", f"dir:{tmp_path}", b"")
+    outputs = ["yes | head -2", "grep nothing add.py", "sleep 9"]
+    async with ScriptedEndpoint([*map(shell, outputs), DONE]) as server, backend.open(task) as box:
+        report = await agents.make("nano", shell_seconds=0.5, nudge=False).run(task, box, server.endpoint())
+    assert [call.ok for call in report.tool_calls or ()] == [True, True, False]
+    assert all(text in report.log for text in ("y\\ny", "no match", "timed out after 0.5 s"))
+
+
+async def test_the_exam_can_be_failed() -> None:
+    checks = await examine(ScriptedAgent())
+    assert {check.name for check in checks if not check.ok} >= {
+        "history is appended only",
+        "edits arrive in the diff",
+        "a limit of 3 calls allows 3",
+        "a broken endpoint is a fault",
+    }

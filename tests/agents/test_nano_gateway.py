@@ -1,0 +1,94 @@
+"""Nano against our own gateway: what it appends extends the recorded tokens, and what goes wrong has its ending."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import agents, tokens
+from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.gateway import Gateway
+from coderepairrl.types import AgentReport, Limits, Sampling, Task, Turn, sequence
+
+FILES = {"add.py": b"def add(a, b):\r\n    return a - b\r\n"}
+TASK = Task("toy/add", "add() subtracts", "python", "dir:x", b"")
+
+
+async def episode(
+    folder: Path, miniature: Path, replies: Sequence[str], limits: Limits
+) -> tuple[AgentReport, tuple[Turn, ...], ScriptedEngine, bytes]:
+    codec = tokens.load(miniature)
+    added = codec.tokenizer.added
+
+    def ids(text: str) -> list[int]:
+        """`text` with the markers of tool calls as the tokens that they are."""
+        parts: list[int] = []
+        for piece in (
+            text.replace("<tool_call>", "\0<tool_call>\0").replace("</tool_call>", "\0</tool_call>\0").split("\0")
+        ):
+            parts += [added[piece]] if piece in added else codec.encode(piece)
+        return [*parts, added["<|im_end|>"]]
+
+    def forever() -> Iterator[Sequence[int]]:
+        yield from map(ids, replies)
+        while True:
+            yield ids(replies[-1])
+
+    said = forever()
+    engine = ScriptedEngine(lambda ids, sampling, seed: next(said))
+    (folder / "repo").mkdir()
+    sandbox = FolderSandbox(folder / "repo", FILES)
+    gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=512), on_turn=lambda episode, turn: None)
+    await gateway.start()
+    session = gateway.open("episode", limits=limits, seed=0)
+    nano = agents.make("nano", system="compact", tools="compact")
+    report = await nano.run(TASK, sandbox, session.endpoint)
+    turns = await gateway.close(session)
+    await gateway.stop()
+    return report, turns, engine, await sandbox.diff()
+
+
+def call(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+PATCH = call("apply_patch", file_path="add.py", old_content="a - b\n", new_content="a + b\n")
+
+
+async def test_a_repair_is_one_conversation_token_for_token(tmp_path: Path, miniature: Path) -> None:
+    replies = ["Let me look." + call("shell", cmd="cat add.py"), PATCH + call("shell", cmd="ls"), "Repaired."]
+    report, turns, engine, diff = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
+    assert report.exit == "submitted"
+    assert [turn.base for turn in turns] == [None, 0, 1]
+    assert [len(turn.output) for turn in turns] == [turn.sampled for turn in turns]
+    for turn, asked in zip(turns, engine.requests, strict=True):
+        assert sequence(turns, turn.index)[: len(asked.ids)] == asked.ids
+    assert [(tool.turn, tool.name, tool.ok) for tool in report.tool_calls or ()] == [
+        (0, "shell", True),
+        (1, "apply_patch", True),
+        (1, "shell", True),
+    ]
+    assert b"+    return a + b\r\n" in diff
+
+
+@pytest.mark.parametrize(
+    ("replies", "limits", "ending", "model_calls"),
+    [
+        (["I do nothing."], Limits(calls=2, tokens=4000), "calls", 2),
+        ([call("shell", cmd="true")], Limits(calls=3, tokens=4000), "calls", 3),
+        (['<tool_call>\n{"name": "shell", "argu\n</tool_call>'], Limits(calls=2, tokens=4000), "calls", 2),
+        ([call("shell", cmd="seq 500")], Limits(tokens=2000), "tokens", 1),
+        ([call("shell", cmd="sleep 9")], Limits(tokens=4000, seconds=0.6), "time", 1),
+    ],
+)
+async def test_every_limit_ends_it_politely(
+    tmp_path: Path, miniature: Path, replies: list[str], limits: Limits, ending: str, model_calls: int
+) -> None:
+    report, turns, engine, _ = await episode(tmp_path, miniature, replies, limits)
+    assert (report.exit, len(engine.requests), len(turns)) == (ending, model_calls, model_calls)
+    assert [turn.base for turn in turns] == [None, *range(model_calls - 1)]
+    assert not any(turn.masked for turn in turns)

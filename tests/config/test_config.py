@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.config import load, shipped, to_toml
+from coderepairrl.config.reference import reference
+from coderepairrl.errors import ConfigError, ExitCode
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_overrides_and_short_sections(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.toml", '[run]\nname = "a"\n[engine]\nname = "tiny"\noptions = {slots = 4}\n')
+    config = load(file, ["train.lr=3e-6", "engine=vllm", "reward={patch_lines=0.6,tests=0.4}", "run.name=b-1"])
+    assert config.train.lr == 3e-6
+    assert (config.engine.name, config.engine.options) == ("vllm", {})
+    assert config.reward == {"patch_lines": 0.6, "tests": 0.4}
+    assert config.run.name == "b-1"
+
+
+def test_extends_one_level(tmp_path: Path) -> None:
+    write(tmp_path / "base.toml", '[run]\nname = "base"\nsteps = 7\n[reward]\ntests = 1.0\n')
+    child = write(tmp_path / "child.toml", 'extends = "base.toml"\nreward = "patch_lines"\n[run]\nname = "child"\n')
+    config = load(child)
+    assert (config.run.name, config.run.steps, config.reward) == ("child", 7, {"patch_lines": 1.0})
+    grandchild = write(tmp_path / "grandchild.toml", 'extends = "child.toml"\n')
+    with pytest.raises(ConfigError, match="itself extends"):
+        load(grandchild)
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "fix"),
+    [
+        ("train.lrr=1", "unknown key 'train.lrr'", "'train.lr'"),
+        ("trian.lr=1", "unknown key 'trian'", "'train'"),
+        ("learning_rate=1", "unknown key 'learning_rate'", "docs/config.md"),
+        ("group_size=4", "unknown key 'group_size'", "'rollout.group_size'"),
+        ("train.algorithm=ppo2", "train.algorithm", ""),
+        ("rollout.group_size=1", "rollout.group_size", ""),
+        ("rollout.turn_tokens=99999", "exceeds rollout.tokens", ""),
+        ("reward={tests=0}", "at least one weight", ""),
+        ("nonsense", "not KEY=VALUE", "train.lr"),
+    ],
+)
+def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, message: str, fix: str) -> None:
+    file = write(tmp_path / "a.toml", '[run]\nname = "a"\n')
+    with pytest.raises(ConfigError) as caught:
+        load(file, [override])
+    assert message in str(caught.value)
+    assert fix in caught.value.fix
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    for content in ("run = [", "\udcff"):
+        broken = tmp_path / "broken.toml"
+        broken.write_bytes(content.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ConfigError, match="broken.toml"):
+            load(broken)
+    with pytest.raises(ConfigError, match="no config file"):
+        load(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="run"):
+        load(write(tmp_path / "nameless.toml", "[train]\nlr = 1.0\n"))
+
+
+def test_resolved_config_reads_back(tmp_path: Path) -> None:
+    config = load(write(tmp_path / "a.toml", '[run]\nname = "a"\n[tasks.options]\npath = "x.jsonl"\n'))
+    again = write(tmp_path / "again.toml", to_toml(config))
+    assert load(again) == config
+    assert tomllib.loads(to_toml(config))["train"]["algorithm"] == "gspo"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_config_parses(name: str) -> None:
+    assert load(name).run.name
+
+
+def test_the_reference_is_current() -> None:
+    written = Path(__file__).parents[2] / "docs" / "config.md"
+    assert written.read_text() == reference(), "run: python -m coderepairrl.config.reference > docs/config.md"

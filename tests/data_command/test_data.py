@@ -1,0 +1,103 @@
+"""`crrl data` and `crrl check ... KEY=VALUE`, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import data, sandbox, tasks
+from coderepairrl.errors import PrerequisiteError
+
+
+@pytest.fixture(scope="module")
+def isolating() -> None:
+    try:
+        sandbox.default_name()
+    except PrerequisiteError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def crrl(tmp_path: Path):  # type: ignore[no-untyped-def]
+    environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"}
+
+    def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "coderepairrl.cli", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run
+
+
+PACKAGE = {
+    "ranges.py": "def clamp(value, low, high):\n    if value < low:\n        return low\n    if value > high:\n"
+    "        return high\n    return value\n\n\ndef span(values):\n    return max(values) - min(values)\n",
+    "test_ranges.py": "import unittest\n\nfrom ranges import clamp, span\n\n\nclass Ranges(unittest.TestCase):\n"
+    "    def test_clamp(self):\n        self.assertEqual([clamp(x, 2, 4) for x in range(6)], [2, 2, 2, 3, 4, 4])\n\n"
+    "    def test_span(self):\n        self.assertEqual(span([3, 9, 5]), 6)\n",
+}
+
+
+def test_counts_are_those_of_the_tasks(crrl) -> None:  # type: ignore[no-untyped-def]
+    listing = {entry["source"]: entry["splits"] for entry in json.loads(crrl("data", "list", "--json").stdout)}
+    assert set(listing) == set(tasks.SHIPPED)
+    for split, count in listing["mutants"].items():
+        prepared = crrl("data", "prepare", "mutants", f"split={split}", "--json")
+        assert json.loads(prepared.stdout)["splits"] == {split: count}
+    assert listing["handmade"] == data.splits(tasks.make("handmade"))
+
+
+def test_options_are_typed_and_checked(crrl) -> None:  # type: ignore[no-untyped-def]
+    assert crrl("data", "prepare", "mutants", "n=4", "quoted=1.0", "split=test").stdout == "4 test\n"
+    assert "did you mean 'path'?" in crrl("data", "prepare", "mutants", "pth=x", code=2).stderr
+    assert "tasks.jsonl" in crrl("data", "prepare", "jsonl", "path=tasks.jsonl", code=2).stderr
+
+
+def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
+    package = tmp_path / "ranges"
+    package.mkdir()
+    for name, text in PACKAGE.items():
+        (package / name).write_text(text)
+    options = [f"path={package}", "n=4", "command=python3 -m unittest -q"]
+    assert crrl("data", "prepare", "mutants", *options).stdout == "3 train\n"
+    assert crrl("data", "export", "mutants", "bugs.jsonl", *options).stdout == "bugs.jsonl: 3 tasks\n"
+    assert len(list((tmp_path / "cache").glob("mutants/bugs/*.json"))) == 1, "the tests ran for the first command only"
+    verdicts = json.loads(crrl("data", "verify", "jsonl", "path=bugs.jsonl", "--json").stdout)
+    assert [verdict["task"] for verdict in verdicts[1:]] == [
+        task.id for task in tasks.JsonlSource(tmp_path / "bugs.jsonl")
+    ]
+    assert all(verdict["ok"] for verdict in verdicts)
+    asked = {check["name"] for check in verdicts[1]["checks"]}
+    assert {"the checks fail on the bug", "the checks pass on the reference", "a blank line earns 0"} <= asked
+    assert "exists already" in crrl("data", "export", "mutants", "bugs.jsonl", *options, code=2).stderr
+
+
+def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
+    crrl("data", "export", "handmade", "tasks.jsonl", "split=test")
+    first, second = map(json.loads, (tmp_path / "tasks.jsonl").read_text().splitlines())
+    first["checks"] = {"commands": [["true"]]}
+    second["reference"] = second["reference"].replace("\n-", "\n-never was ")
+    (tmp_path / "lies.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    table = crrl("data", "verify", "jsonl", "path=lies.jsonl", code=1).stdout
+    assert "the checks fail on the bug: no (all passed)" in table
+    assert "the reference applies: no" in table
+    assert table.endswith("2 tasks, 2 failed\n")
+    assert crrl("data", "verify", "jsonl", "path=lies.jsonl", "--limit", "1", code=1).stdout.endswith(
+        "1 tasks, 1 failed\n"
+    )
+
+
+def test_exams_take_options(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
+    crrl("data", "export", "handmade", "tasks.jsonl", "split=test")
+    report = json.loads(crrl("check", "tasks", "jsonl", "path=tasks.jsonl", "--json").stdout)
+    assert [entry["detail"] for entry in report if entry["name"] == "there are tasks"] == ["2"]
+    assert "has no option 'retries'" in crrl("check", "reward", "patch_lines", "retries=3", code=2).stderr
+    assert "did you mean" in crrl("check", "sandbox", "bwrap", "memry=1", code=2).stderr

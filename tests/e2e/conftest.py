@@ -1,0 +1,123 @@
+"""A whole run on a random miniature: real agent, real sandbox, real HTTP, real engine and learner processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl.runs import RunFolder
+
+HERE = Path(__file__).parent
+
+CONFIG = """
+[run]
+name = "e2e"
+steps = 3
+checkpoint_every = 2
+
+[tasks]
+source = "handmade"
+
+[agent]
+name = "nano"
+options = {{ system = "compact", tools = "compact", user_template = "{{prompt}}" }}
+
+[model]
+path = "{model}"
+
+[reward]
+"e2e_rewards:LowBytes" = 1.0
+
+[rollout]
+tasks_per_step = 2
+group_size = 3
+calls = 3
+tokens = 3000
+turn_tokens = 12
+seconds = 30
+
+[train]
+lr = 1e-3
+max_grad_norm = 1.0
+weight_decay = 0.0
+
+[eval]
+split = "train"
+tasks = 2
+before = false
+after = false
+"""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A folder with a config in which `crrl` is run as a user would."""
+
+    path: Path
+    config: Path
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(self.path / "runs" / "e2e")
+
+    def environment(self) -> dict[str, str]:
+        import os
+
+        return {**os.environ, "PYTHONPATH": str(HERE), "COLUMNS": "200"}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "coderepairrl.cli", *arguments]
+
+    def crrl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.command(*arguments), cwd=self.path, env=self.environment(), capture_output=True, text=True, timeout=280
+        )
+        assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def train(self, *overrides: str, check: bool = True) -> dict[str, Any]:
+        done = self.crrl("train", str(self.config), *overrides, "--json", check=check)
+        summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return summary
+
+    @contextmanager
+    def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        process = subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.path,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def records(self) -> list[Mapping[str, Any]]:
+        return list(self.run.records()) if self.run.log.exists() else []
+
+
+@pytest.fixture
+def project(tmp_path: Path, miniature: Path) -> Project:
+    config = tmp_path / "e2e.toml"
+    config.write_text(CONFIG.format(model=miniature))
+    return Project(tmp_path, config)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait until `condition` holds; fail when it does not within `seconds`."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)

@@ -1,0 +1,123 @@
+"""What an unlucky user does to `crrl train`: mistakes are named before anything is written, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+
+import pytest
+
+from coderepairrl import config as configs
+from coderepairrl import train
+from coderepairrl.errors import CodeRepairError, ConfigError, TaskError, UsageError
+from coderepairrl.train.parts import shared_path
+from e2e.conftest import HERE, Project, until
+
+
+@pytest.fixture(autouse=True)
+def _in_its_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project.path)
+    monkeypatch.syspath_prepend(HERE)
+
+
+GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "fix"),
+    [
+        ("reward=patch_line", "patch_line", "patch_lines"),
+        ("reward={'e2e_rewards:Low'=1.0}", "Low", "LowBytes"),
+        ("agent=nanoo", "nanoo", "nano"),
+        ("agent.options.nudg=true", "nudg", "nudge"),
+        ("engine=tinny", "tinny", "tiny"),
+        ("engine.options.slotz=1", "slotz", "slots"),
+        ("sandbox=bwarp", "bwarp", "bwrap"),
+        ("sandbox={name='unsafe-local', options={nope=1}}", "nope", ""),
+        ("model.renderer=zzz", "zzz", ""),
+        ("model.path=/nowhere", "/nowhere", "config.json"),
+        ("tasks.split=nix", "nix", "train"),
+        ("train.lr=inf", "train.lr", ""),
+        ("rollout.temperature=nan", "rollout.temperature", ""),
+        ("run.seed=99999999999999999999", "run.seed", ""),
+    ],
+)
+def test_a_mistake_costs_no_run_folder(project: Project, override: str, message: str, fix: str) -> None:
+    with pytest.raises(CodeRepairError, match=message) as caught:
+        train.plan(configs.load(project.config, [override]))
+    assert caught.value.exit_code == 2
+    assert fix in caught.value.fix
+    with pytest.raises(CodeRepairError, match=message):
+        asyncio.run(train.run(configs.load(project.config, [override]), quiet=True))
+    assert not project.run.path.exists()
+
+
+@pytest.mark.parametrize("fault", ["dirty", "no commit", "missing"])
+def test_a_workspace_that_cannot_be_used_is_named_before_the_run(project: Project, fault: str) -> None:
+    repository = project.path / "repository"
+    repository.mkdir()
+    (repository / "a.py").write_text("x = 0\n")
+    subprocess.run([*GIT, "init", "-q", repository], check=True)
+    if fault == "dirty":
+        subprocess.run([*GIT, "-C", repository, "add", "-A"], check=True)
+        subprocess.run([*GIT, "-C", repository, "commit", "-qm", "x"], check=True)
+        (repository / "a.py").write_text("x = 1\n")
+    task = {"id": "toy/one", "prompt": "p", "language": "python", "workspace": f"dir:{repository}"}
+    (project.path / "tasks.jsonl").write_text(json.dumps(task))
+    if fault == "missing":
+        repository.rename(project.path / "elsewhere")
+    options = f"tasks={{source='jsonl', options={{path='{project.path}/tasks.jsonl'}}}}"
+    with pytest.raises(TaskError, match=r"toy/one.*repository|tasks\.jsonl:1.*repository") as caught:
+        train.plan(configs.load(project.config, [options]))
+    assert caught.value.fix
+
+
+async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project: Project) -> None:
+    with project.started("train", str(project.config)) as process:
+        await until(lambda: (project.run.logs / "engine.log").exists() or process.poll() is not None)
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+    assert process.returncode == 130, errors
+    assert "before the first step" in errors
+    assert "Traceback" not in errors
+    assert not shared_path(project.run).exists()
+    assert project.train("run.steps=1", "train.lr=2e-3")["steps"] == 1, "another try may have other settings"
+
+
+def test_what_a_kill_kept_a_step_from_exporting_is_made_good(project: Project) -> None:
+    """A kill between the record of the last step and its exports and checkpoint."""
+    project.train("run.steps=2")
+    exported = {path: path.read_bytes() for path in [project.run.path / "metrics.jsonl"]}
+    exported |= {path: path.read_bytes() for path in (project.run.path / "episodes").iterdir()}
+    kept = [line for line in project.run.log.read_text().splitlines(keepends=True) if '"type":"checkpoint"' not in line]
+    project.run.log.write_text("".join(line for line in kept if '"type":"end"' not in line))
+    weights = (project.run.checkpoints / "00002" / "model.safetensors").read_bytes()
+    subprocess.run(
+        ["rm", "-r", project.run.checkpoints / "00002", *list(exported)[:1], *list(exported)[-1:]], check=True
+    )
+    project.crrl("train", str(project.run.path), "--resume")
+    assert {path: path.read_bytes() for path in exported} == exported
+    assert (project.run.checkpoints / "00002" / "model.safetensors").read_bytes() == weights
+    assert project.records()[-2]["type"] == "checkpoint"
+
+
+def test_a_resumed_run_goes_on_with_what_it_was_told_last(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.train("run.steps=1")
+    assert project.crrl("train", str(project.run.path), "run.steps=2", "--resume")
+    monkeypatch.chdir("/")  # a run folder is where it is, whatever `run.dir` was relative to
+    assert configs.load(project.run.path).run.steps == 2
+    with pytest.raises(ConfigError, match="2 steps already") as caught:
+        asyncio.run(train.run(configs.load(project.run.path, ["run.steps=1"]), resume=True, quiet=True))
+    assert "run.steps=2" in caught.value.fix
+    assert configs.load(project.run.path).run.steps == 2
+
+
+def test_a_folder_with_other_files_is_not_taken_over(project: Project) -> None:
+    project.run.path.mkdir(parents=True)
+    project.run.config.write_text("mine = true\n")
+    with pytest.raises(UsageError, match="other files"):
+        asyncio.run(train.run(configs.load(project.config), quiet=True))
+    assert project.run.config.read_text() == "mine = true\n"

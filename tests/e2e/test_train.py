@@ -1,0 +1,193 @@
+"""`crrl train` from end to end: the properties of DESIGN 9 that a whole run must have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.learn import stitch
+from coderepairrl.learn.account import run_account
+from coderepairrl.runs import logged_episodes
+from coderepairrl.train.parts import shared_path
+from coderepairrl.types import Ending, sequence
+from e2e.conftest import Project, until
+
+
+def test_a_run_accounts_for_every_token(project: Project) -> None:
+    summary = project.train("eval.before=true", "eval.after=true")
+    assert summary["steps"] == 3
+    assert summary["version"] == 3
+    assert set(summary["evaluations"]) == {"0", "3"}
+
+    records = project.records()
+    turns = [record["turn"] for record in records if record["type"] == "turn"]
+    sampled = sum(len(turn["output"]["ids"]) + len(turn["tail"]["ids"]) for turn in turns)
+    account = run_account(records)
+    assert account.balanced
+    assert account.sampled == sampled == summary["account"]["sampled"] > 0
+    assert set(account.dropped) <= {"evaluation", "flat_group"}
+
+    # Property 2: engine and trainer logprobs agree, in every step of the run itself.
+    steps = [record for record in records if record["type"] == "step"]
+    assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4
+    # On-policy: every trained token was sampled by the weights that the step improves.
+    assert all(step["metrics"]["learn/staleness_max"] == 0 for step in steps)
+    versions = {(v["version"], r["episode"].split("-")[1]) for r in records if r["type"] == "turn"
+                for v in r["turn"]["versions"] if r["episode"].startswith("train")}  # fmt: skip
+    assert versions == {(0, "00001"), (1, "00002"), (2, "00003")}
+
+    # The exports are the log.
+    assert sorted(e.id for e in project.run.episodes()) == sorted(e.id for e in logged_episodes(records))
+    assert [line["step"] for line in project.run.metrics()] == [1, 2, 3]
+
+
+def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing(project: Project) -> None:
+    project.train("run.steps=1")
+    refused = project.crrl("train", str(project.config), check=False)
+    assert refused.returncode == 2
+    assert "--resume" in refused.stderr
+    before = [r for r in project.records() if r["type"] in ("turn", "step")]
+    again = project.crrl("train", str(project.run.path), "run.steps=1", "--resume", "--json")
+    assert json.loads(again.stdout.splitlines()[-1])["steps"] == 1
+    assert [r for r in project.records() if r["type"] in ("turn", "step")] == before
+    changed = project.crrl("train", str(project.config), "train.lr=0.5", "--resume", check=False)
+    assert changed.returncode == 2
+    assert "train.lr" in changed.stderr
+
+
+def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) -> None:
+    """Property 4: the update is live in the engine before the next episode (DESIGN 9.4)."""
+    project.train("train.lr=1e3", "train.max_grad_norm=1e9", "run.steps=2", "run.checkpoint_every=1")
+    episodes = list(logged_episodes(project.records()))
+    surprise = {
+        step: [-p for e in episodes if e.step == step for turn in e.turns for p in turn.output.logprobs]
+        for step in (1, 2)
+    }
+    entropy = {step: sum(values) / len(values) for step, values in surprise.items()}
+    assert entropy[1] > 4.0, "a random miniature is near uniform over its vocabulary (log 265 = 5.6)"
+    assert abs(entropy[2] - entropy[1]) > 1.0, entropy
+
+
+@pytest.mark.parametrize("moment", ["in an episode", "while learning", "after a step"])
+async def test_kill_and_resume_accounts_for_everything_once(project: Project, moment: str) -> None:
+    """Property 6: kill -9 anywhere; no task is lost, none is trained twice, replay gives equal weights."""
+
+    def reached() -> bool:
+        kinds = [record["type"] for record in project.records()]
+        verdicts = sum(r["type"] == "verdict" and r["verdict"]["step"] == 3 for r in project.records())
+        if moment == "in an episode":
+            return kinds.count("step") == 2 and verdicts in (1, 2, 3, 4, 5)
+        if moment == "while learning":
+            return kinds.count("step") == 2 and verdicts == 6
+        return kinds.count("step") == 3
+
+    with project.started("train", str(project.config), "run.steps=4") as process:
+        await until(lambda: reached() or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    done = project.crrl("train", str(project.run.path), "--resume", "--json")
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["steps"] == 4
+    assert summary["account"]["balanced"]
+
+    records = project.records()
+    steps = [record for record in records if record["type"] == "step"]
+    assert [step["step"] for step in steps] == [1, 2, 3, 4]
+    consumed = [episode for step in steps for episode in step["episodes"]]
+    assert len(consumed) == len(set(consumed)) == 4 * 6
+    slots = [episode.split("-retry")[0] for episode in consumed]
+    assert len(set(slots)) == 4 * 6, "every attempt at every task is trained exactly once"
+
+    # Replaying the log from its last checkpoint gives the same weights again, bit for bit: resuming checks it.
+    again = project.crrl("train", str(project.run.path), "run.steps=4", "--resume", "--json")
+    assert json.loads(again.stdout.splitlines()[-1])["version"] == summary["version"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_finishes_the_log(project: Project, number: signal.Signals) -> None:
+    with project.started("train", str(project.config), "run.steps=50") as process:
+        await until(lambda: any(record["type"] == "step" for record in project.records()))
+        process.send_signal(number)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+    assert process.returncode == 130, errors
+    assert "--resume" in errors
+    records = project.records()
+    assert records[-1]["type"] == "stop"
+    assert records[-1]["reason"] == number.name
+    assert run_account(records).balanced
+    assert not shared_path(project.run).exists(), "weights on their way to the engine are cleared away"
+    steps = records[-1]["step"]
+    done = project.crrl("train", str(project.run.path), f"run.steps={steps + 1}", "--resume", "--json")
+    assert json.loads(done.stdout.splitlines()[-1])["steps"] == steps + 1
+
+
+@pytest.mark.parametrize("victim", ["engine", "learner"])
+async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> None:
+    """Property 5: the episodes it spoilt are void and made again; the means are those of valid episodes."""
+    module = {"engine": "coderepairrl.engines.tiny", "learner": "coderepairrl.learn.learner"}[victim]
+    with project.started("train", str(project.config), "run.steps=3", "--json") as process:
+        await until(lambda: sum(record["type"] == "turn" for record in project.records()) >= 8)
+        children = [pid for pid in children_of(process.pid) if module in command_of(pid)]
+        assert len(children) == 1, [command_of(pid) for pid in children_of(process.pid)]
+        os.kill(children[0], signal.SIGKILL)
+        output, errors = await asyncio.to_thread(process.communicate, timeout=200)
+    assert process.returncode == 0, errors
+    summary = json.loads(output.splitlines()[-1])
+    assert summary["steps"] == 3
+    assert summary["account"]["balanced"]
+    for step in (record for record in project.records() if record["type"] == "step"):
+        valid = [e for e in logged_episodes(project.records()) if e.id in step["episodes"]]
+        assert all(e.ending is not Ending.VOID for e in valid)
+        mean = sum(e.reward for e in valid) / len(valid)
+        assert step["metrics"]["reward"] == pytest.approx(mean)
+    if victim == "engine":
+        void = [e for e in logged_episodes(project.records()) if e.ending is Ending.VOID]
+        assert void
+        assert {e.reason for e in void} == {"engine"}
+        assert "void" in summary["account"]["dropped"] or not any(e.sampled for e in void)
+
+
+def test_trained_ids_are_served_ids(project: Project) -> None:
+    """Property 1, over a whole run: a row is its turns end to end, and trains what they sampled and nothing else."""
+    project.train("run.steps=1")
+    for episode in logged_episodes(project.records()):
+        assert [turn.base for turn in episode.turns] == [None, *range(len(episode.turns) - 1)], "Nano only appends"
+        [row], account = stitch(episode, 1.0, max_tokens=3000)
+        assert row.ids == sequence(episode.turns, len(episode.turns) - 1)
+        outputs = [turn.output for turn in episode.turns]
+        sampled = [pair for said in outputs for pair in zip(said.ids, said.logprobs, strict=True)]
+        columns = zip(row.ids, row.logprobs, row.trained, strict=True)
+        assert [(token, p) for token, p, trained in columns if trained] == sampled
+        assert account.trained == account.sampled == len(sampled) > 0
+
+
+def children_of(pid: int) -> list[int]:
+    path = Path(f"/proc/{pid}/task")
+    return [int(child) for task in path.iterdir() for child in (task / "children").read_text().split()]
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_random_policy_learns_what_the_reward_asks_for(tmp_path: Path, seed: int) -> None:
+    """Property 3 on the shipped example: held-out reward rises, from random weights, for several seeds."""
+    example = Path(__file__).parents[2] / "examples" / "own_reward"
+    environment = {**os.environ, "PYTHONPATH": str(example)}
+    command = [sys.executable, "-m", "coderepairrl.cli", "train", str(example / "brief.toml"), "--json"]
+    command += ["run.steps=6", "train.lr=1e-3", f"run.seed={seed}", f"run.dir={tmp_path}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    evaluations = json.loads(done.stdout.splitlines()[-1])["evaluations"]
+    before, after = (evaluations[step]["values"]["reward"] for step in ("0", "6"))
+    assert before["value"] < 0.4
+    assert after["low"] > before["high"] + 0.2

@@ -1,0 +1,65 @@
+"""The miniature behind a real child process, and transformers as the learner's stand-in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import torch
+
+from coderepairrl.engines import TinyEngine
+from coderepairrl.engines.exam import Reference
+from coderepairrl.protocols import Engine
+from coderepairrl.types import Sampling
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TinyEngine]:
+    """One engine for the tests that leave it as they found it (its counters aside)."""
+    engine = await TinyEngine.start(miniature, log_dir=tmp_path_factory.mktemp("shared"), slots=16)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def engine(miniature: Path, tmp_path: Path) -> AsyncIterator[TinyEngine]:
+    engine = await TinyEngine.start(miniature, log_dir=tmp_path, slots=16)
+    yield engine
+    await engine.close()
+
+
+def load_reference(folder: Path) -> Any:
+    from transformers import Qwen3ForCausalLM
+
+    torch.set_num_threads(1)
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def reference(miniature: Path) -> Reference:
+    model = load_reference(miniature)
+
+    async def logprobs(sequences: list[list[int]], temperature: float) -> list[list[float]]:
+        rows: list[list[float]] = []
+        with torch.inference_mode():
+            for ids in sequences:
+                logits = model(torch.tensor([ids])).logits[0, :-1] / temperature
+                rows.append(logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist())
+        return rows
+
+    return logprobs
+
+
+async def ask(
+    engine: Engine, ids: list[int], sampling: Sampling, seed: int = 0
+) -> tuple[list[int], list[float], list[int]]:
+    """Ids, logprobs and versions of a whole answer."""
+    chunks = [chunk async for chunk in engine.generate(ids, sampling, seed)]
+    return (
+        [token for chunk in chunks for token in chunk.ids],
+        [logprob for chunk in chunks for logprob in chunk.logprobs],
+        [chunk.version for chunk in chunks for _ in chunk.ids],
+    )

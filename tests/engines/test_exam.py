@@ -1,0 +1,85 @@
+"""The tiny engine passes the exam, and the exam fails engines that deserve it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.engines import TinyEngine
+from coderepairrl.engines.exam import CHECKS, Check, Reference, examine
+from coderepairrl.protocols import Chunk
+from coderepairrl.types import Sampling
+
+
+async def test_tiny_passes(engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path) -> None:
+    checks = await examine(engine, miniature, reference=reference, work=tmp_path)
+    assert [check.name for check in checks] == list(CHECKS)
+    assert [check for check in checks if not check.ok] == []
+
+
+def failed(checks: list[Check]) -> set[str]:
+    return {check.name for check in checks if not check.ok}
+
+
+class Forgetful(TinyEngine):
+    """Acknowledges loads that it does not do."""
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        return version
+
+
+class Crowded(TinyEngine):
+    """Mixes up its neighbours: a request that is not alone is served with another's last id."""
+
+    busy = 0
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        self.busy += 1
+        try:
+            wrong = [*ids[:-1], 3] if self.busy > 1 else ids
+            async for chunk in super().generate(wrong, sampling, seed):
+                yield chunk
+        finally:
+            self.busy -= 1
+
+
+class Hot(TinyEngine):
+    """Reports the logprobs of another temperature, samples one token too many, and never lets go."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        chunks = [chunk async for chunk in super().generate(ids, sampling, seed)]
+        for chunk in chunks:
+            yield chunk._replace(logprobs=tuple(2 * logprob for logprob in chunk.logprobs))
+        yield chunks[-1]
+
+
+@pytest.mark.parametrize(
+    ("impostor", "caught_by"),
+    [
+        (
+            Forgetful,
+            {
+                "loads are acknowledged and whole",
+                "no prefix outlives its weights",
+                "an absurd update breaks, a roll-back restores",
+                "requests survive a swap",
+            },
+        ),
+        (Crowded, {"logprobs are the learner's", "concurrent output equals serial", "a seed fixes a stream"}),
+        (Hot, {"logprobs are the learner's", "limits hold", "no prefix outlives its weights"}),
+    ],
+)
+async def test_an_impostor_is_caught(
+    impostor: type[TinyEngine],
+    caught_by: set[str],
+    miniature: Path,
+    reference: Reference,
+    tmp_path: Path,
+) -> None:
+    engine = await impostor.start(miniature, log_dir=tmp_path, context=512)
+    try:
+        assert failed(await examine(engine, miniature, reference=reference, work=tmp_path)) >= caught_by
+    finally:
+        await engine.close()

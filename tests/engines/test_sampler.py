@@ -1,0 +1,83 @@
+"""Drawing tokens: the right distribution, whatever truncation, and a logprob that is never truncated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl.engines.tiny.sampler import sample, uniforms
+from coderepairrl.types import Sampling
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -30.0])
+
+
+def shares(sampling: Sampling, count: int = 20_000) -> torch.Tensor:
+    """How often each token is drawn from `LOGITS`."""
+    ids, _ = sample(LOGITS.expand(count, -1), [sampling] * count, uniforms(11, count))
+    return torch.bincount(torch.tensor(ids), minlength=len(LOGITS)) / count
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_tokens_come_as_often_as_the_softmax_says(temperature: float) -> None:
+    expected = (LOGITS / temperature).softmax(-1)
+    error = (expected * (1 - expected) / 20_000).sqrt()
+    assert (shares(Sampling(temperature=temperature)) - expected).abs().le(5 * error + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [
+        (Sampling(top_k=2), 2),
+        (Sampling(top_k=99), 5),
+        (Sampling(top_p=0.01), 1),
+        (Sampling(top_p=0.75), 2),
+        (Sampling(min_p=0.3), 2),
+        (Sampling(min_p=1.0), 1),
+        (Sampling(top_k=3, top_p=0.75), 2),
+    ],
+)
+def test_truncation_keeps_the_top(sampling: Sampling, kept: int) -> None:
+    probabilities = LOGITS.softmax(-1)  # .56 .21 .12 .08 .03 and nothing
+    drawn = shares(sampling)
+    assert (drawn[:kept] > 0).all() and (drawn[kept:] == 0).all()
+    expected = probabilities[:kept] / probabilities[:kept].sum()
+    assert (drawn[:kept] - expected).abs().max() < 0.02
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(-(2**70), 2**140),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_p=st.sampled_from([0.2, 1.0]),
+    top_k=st.sampled_from([0, 1, 3]),
+    logits=st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=40),
+)
+def test_logprobs_are_untruncated_and_rows_independent(
+    seed: int, temperature: float, top_p: float, top_k: int, logits: list[float]
+) -> None:
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
+    row = torch.tensor([logits])
+    draw = uniforms(seed, 3)[2]
+    (token,), (logprob,) = sample(row, [sampling], [draw])
+    assert logprob == pytest.approx((row / (temperature or 1.0)).log_softmax(-1)[0, token].item(), abs=1e-5)
+    if temperature == 0.0 or top_k == 1:
+        assert row[0, token] == row.max()
+    company = torch.cat([torch.randn(2, row.shape[1]), row, torch.randn(1, row.shape[1])])
+    others = [Sampling(), Sampling(temperature=0.0), sampling, Sampling(temperature=3.0, min_p=0.1)]
+    ids, logprobs = sample(company, others, [0.1, 0.2, draw, 0.9])
+    assert (ids[2], logprobs[2]) == (token, logprob)
+
+
+def test_the_ends_of_the_unit_interval() -> None:
+    impossible = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]])
+    assert sample(impossible, [Sampling()], [0.0])[0] == [1]
+    assert sample(impossible, [Sampling()], [1.0 - 2.0**-52])[0] == [2]
+
+
+def test_broken_logits_show_in_the_logprob() -> None:
+    for broken in (float("nan"), float("inf")):
+        row = torch.tensor([[0.0, broken, 1.0]])
+        for sampling in (Sampling(), Sampling(temperature=0.0), Sampling(top_k=2)):
+            assert not torch.isfinite(torch.tensor(sample(row, [sampling], [0.5])[1])).any()

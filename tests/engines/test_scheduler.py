@@ -1,0 +1,124 @@
+"""Slots and prefixes, without a model: what is computed, what is copied, who waits."""
+
+from __future__ import annotations
+
+from coderepairrl.engines.tiny.scheduler import STEP_TOKENS, Piece, Request, Scheduler
+from coderepairrl.types import Sampling
+
+
+class Bench:
+    """A scheduler whose model samples the id 1000 + n as its n-th token."""
+
+    def __init__(self, slots: int = 4, context: int = 4096) -> None:
+        self.copies: list[tuple[int, int, int]] = []
+        self.scheduler = Scheduler(slots=slots, context=context, copy=lambda *copy: self.copies.append(copy))
+
+    def add(self, key: int, tokens: list[int], room: int = 3) -> Request:
+        request = Request(key, list(tokens), Sampling(), [], room)
+        self.scheduler.add(request)
+        return request
+
+    def step(self) -> list[Piece]:
+        step = self.scheduler.plan()
+        assert len(step.ids) == sum(piece.size for piece in step.pieces) <= STEP_TOKENS
+        assert len({piece.slot for piece in step.pieces}) == len(step.pieces)
+        self.scheduler.done(step)
+        for request in step.samplers:
+            self.scheduler.emit(request, 1000 + request.sampled)
+        return step.pieces
+
+    def finish(self) -> list[Piece]:
+        pieces: list[Piece] = []
+        while self.scheduler.busy:
+            pieces += self.step()
+        return pieces
+
+
+def test_a_conversations_next_turn_computes_only_what_is_new() -> None:
+    bench = Bench()
+    first = bench.add(0, list(range(100)))
+    bench.finish()
+    bench.add(1, [*first.tokens, 7, 8], room=1)
+    # 100 + 3 tokens, of which the last sampled one never ran
+    assert bench.finish() == [Piece(first.slot, 102, 3)]
+    assert bench.copies == []
+    assert bench.scheduler.counters.prefix_hit == 102
+
+
+def test_attempts_at_one_task_compute_the_prompt_once() -> None:
+    bench = Bench(slots=8)
+    prompt = list(range(500))
+    for key in range(8):
+        bench.add(key, prompt)
+    pieces = bench.finish()
+    assert sum(piece.size for piece in pieces) == 500 + 7 + 8 * 2  # each other one its last token, all what they said
+    assert sorted(size for _, _, size in bench.copies) == [499] * 7
+
+
+def test_a_fork_leaves_the_conversation_it_came_from_in_the_cache() -> None:
+    bench = Bench()
+    first = bench.add(0, list(range(100)))
+    bench.finish()
+    bench.add(1, [*range(60), 9, 9, 9], room=1)
+    fork = bench.finish()
+    assert [piece.start for piece in fork] == [60] and fork[0].slot != first.slot
+    bench.add(2, [*first.tokens, 5], room=1)
+    assert [piece.start for piece in bench.finish()] == [102]
+
+
+def test_requests_wait_for_a_slot_in_order_and_the_oldest_prefix_goes_first() -> None:
+    bench = Bench(slots=2)
+    requests = [bench.add(key, [key * 10 + i for i in range(10)]) for key in range(5)]
+    bench.step()
+    assert [request.slot >= 0 for request in requests] == [True, True, False, False, False]
+    assert len(bench.scheduler.waiting) == 3
+    bench.finish()
+    assert not bench.scheduler.running and not bench.scheduler.waiting
+    assert all(request.sampled == 3 for request in requests)
+
+
+def test_a_long_prompt_does_not_hold_up_the_others() -> None:
+    bench = Bench(context=8192)
+    short = bench.add(0, [1, 2, 3], room=50)
+    bench.step()
+    bench.add(1, list(range(3 * STEP_TOKENS)), room=1)
+    for expected in range(2, 5):
+        bench.step()
+        assert short.sampled == expected
+
+
+def test_an_aborted_neighbour_does_not_keep_those_who_wait_for_its_prompt() -> None:
+    bench = Bench()
+    prompt = list(range(3 * STEP_TOKENS))
+    bench.add(0, prompt)
+    waiting = bench.add(1, prompt, room=1)
+    bench.step()
+    assert waiting.slot == -1
+    bench.scheduler.abort(0)
+    bench.finish()
+    assert waiting.sampled == 1
+    assert bench.scheduler.counters.prefix_hit == STEP_TOKENS
+
+
+def test_new_weights_forget_every_prefix_and_recompute_who_is_running() -> None:
+    bench = Bench()
+    ended = bench.add(0, list(range(50)), room=1)
+    running = bench.add(1, list(range(200, 240)), room=9)
+    bench.step()
+    bench.step()
+    before = len(running.tokens)
+    assert dict(bench.scheduler.forget()).keys() == {ended.slot, running.slot}
+    assert bench.step() == [Piece(running.slot, 0, before)]
+    bench.finish()
+    hits = bench.scheduler.counters.prefix_hit
+    bench.add(2, [*ended.tokens, 3], room=1)
+    assert [piece.start for piece in bench.finish()] == [0]
+    assert bench.scheduler.counters.prefix_hit == hits
+
+
+def test_a_prompt_of_one_token_and_an_equal_prompt() -> None:
+    bench = Bench()
+    bench.add(0, [5], room=1)
+    assert [piece[1:] for piece in bench.finish()] == [(0, 1)]
+    bench.add(1, [5], room=1)
+    assert [piece[1:] for piece in bench.finish()] == [(0, 1)]

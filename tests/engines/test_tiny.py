@@ -1,0 +1,259 @@
+"""The tiny engine as the controller sees it: a real child process behind the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from coderepairrl.engines import TinyEngine, make
+from coderepairrl.engines.exam import TOLERANCE, Reference
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.protocols import Engine
+from coderepairrl.types import Sampling
+
+from .conftest import ask, load_reference
+
+LONG = Sampling(max_tokens=2000)
+
+alone = pytest.mark.asyncio(loop_scope="module")
+"""For tests of the `shared` engine: they run one after another in its event loop."""
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def reweighted(miniature: Path, target: Path, scale: float) -> Path:
+    """The miniature's weights, disturbed."""
+    rng = np.random.default_rng(5)
+    weights = load_file(miniature / "model.safetensors")
+    save_file({k: v + scale * rng.standard_normal(v.shape).astype(v.dtype) for k, v in weights.items()}, target)
+    return target
+
+
+@alone
+async def test_concurrent_equals_serial_to_the_last_bit(shared: TinyEngine) -> None:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 260, size).tolist() for size in rng.integers(1, 400, 24)]
+    samplings = [Sampling(temperature=t, max_tokens=40) for t in (0.0, 1.0, 0.6)] * 8
+    together = await asyncio.gather(
+        *(ask(shared, p, s, i) for i, (p, s) in enumerate(zip(prompts, samplings, strict=True)))
+    )
+    assert (await shared.health())["running"] == 0
+    for i in range(24):
+        serial = await ask(shared, prompts[i], samplings[i], i)
+        assert serial == together[i] if torch.backends.mkl.is_available() else serial[0] == together[i][0]
+
+
+async def test_requests_beyond_the_slots_wait_and_are_served(miniature: Path, tmp_path: Path) -> None:
+    engine = await TinyEngine.start(miniature, log_dir=tmp_path, slots=2)
+    try:
+        answers = [asyncio.create_task(ask(engine, [n], Sampling(max_tokens=100), n)) for n in range(7)]
+        seen = []
+        while not all(task.done() for task in answers):
+            seen.append(await engine.health())
+        assert max(health["running"] for health in seen) == 2
+        assert max(health["waiting"] for health in seen) >= 1
+        assert [len(task.result()[0]) for task in answers] == [100] * 7
+        assert (await engine.health())["generated_tokens"] == 700
+    finally:
+        await engine.close()
+
+
+@alone
+async def test_a_group_and_its_next_turns_reuse_what_is_computed(shared: TinyEngine, reference: Reference) -> None:
+    prompt = list(range(250, 0, -1))
+    before = await shared.health()
+    answers = await asyncio.gather(*(ask(shared, prompt, Sampling(max_tokens=20), seed) for seed in range(8)))
+    middle = await shared.health()
+    assert middle["prompt_tokens"] - before["prompt_tokens"] == 8 * 250
+    assert middle["prefix_hit_tokens"] - before["prefix_hit_tokens"] == 7 * 249
+    turns = [[*prompt, *ids, 7, 7, 7] for ids, _, _ in answers]
+    again = await asyncio.gather(*(ask(shared, turn, Sampling(max_tokens=5), 1) for turn in turns))
+    assert (await shared.health())["prefix_hit_tokens"] - middle["prefix_hit_tokens"] == 8 * 269
+    truth = await reference([[*turn, *ids] for turn, (ids, _, _) in zip(turns, again, strict=True)], 1.0)
+    for row, (_, logprobs, _) in zip(truth, again, strict=True):
+        assert np.allclose(row[-5:], logprobs, atol=TOLERANCE, rtol=0)
+
+
+@alone
+async def test_logprobs_survive_the_journey_as_float32(shared: TinyEngine) -> None:
+    _, logprobs, _ = await ask(shared, [1, 2, 3], Sampling(max_tokens=50))
+    assert all(len(f"{x!r}".lstrip("-0.").replace(".", "").split("e")[0]) <= 9 for x in logprobs)
+
+
+async def test_in_flight_requests_are_recomputed_under_the_new_weights(
+    engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """Each logprob is what its version says of the whole sequence, not of a mixture of keys."""
+    other = tmp_path / "other"
+    shutil.copytree(miniature, other)
+    weights = reweighted(miniature, other / "model.safetensors", 0.02)
+    stream = engine.generate([5, 6, 7], Sampling(max_tokens=300), 3)
+    first = await anext(stream)
+    assert await engine.load(weights, 4, digest(weights)) == 4
+    chunks = [first, *[chunk async for chunk in stream]]
+    ids = [token for chunk in chunks for token in chunk.ids]
+    old = sum(len(chunk.ids) for chunk in chunks if chunk.version == 0)
+    assert len(ids) == 300 and 0 < old < 300
+    said = [logprob for chunk in chunks for logprob in chunk.logprobs]
+    before = (await reference([[5, 6, 7, *ids]], 1.0))[0][2:]
+    with torch.inference_mode():
+        logits = load_reference(other)(torch.tensor([[5, 6, 7, *ids]])).logits[0, 2:-1]
+        after = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+    assert np.allclose(said[:old], before[:old], atol=TOLERANCE, rtol=0)
+    assert np.allclose(said[old:], after[old:], atol=TOLERANCE, rtol=0)
+    assert not np.allclose(before[old:], after[old:], atol=TOLERANCE, rtol=0)
+
+
+async def test_a_file_that_does_not_fit_changes_nothing(engine: TinyEngine, miniature: Path, tmp_path: Path) -> None:
+    before = await ask(engine, [1, 2, 3], Sampling(max_tokens=20))
+    weights = load_file(miniature / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    bad: dict[str, dict[str, np.ndarray]] = {
+        f"lacks {name}": {k: v for k, v in weights.items() if k != name},
+        "adds surprise": weights | {"surprise": np.zeros(3, np.float32)},
+        r"\(3, 3\), not": weights | {name: np.zeros((3, 3), np.float32)},
+        "not finite": weights | {name: np.full_like(weights[name], np.nan)},
+        "differs from": weights | {"lm_head.weight": np.zeros_like(weights["model.embed_tokens.weight"])},
+    }
+    for message, tensors in bad.items():
+        save_file(tensors, tmp_path / "bad.safetensors")
+        with pytest.raises(EngineFault, match=message):
+            await engine.load(tmp_path / "bad.safetensors", 9, digest(tmp_path / "bad.safetensors"))
+        assert await ask(engine, [1, 2, 3], Sampling(max_tokens=20)) == before
+
+
+async def test_weights_that_overflow_fail_the_request_and_not_the_engine(
+    engine: TinyEngine, miniature: Path, tmp_path: Path
+) -> None:
+    before = await ask(engine, list(range(90)), Sampling(max_tokens=20))
+    weights = load_file(miniature / "model.safetensors")
+    name = "model.norm.weight"
+    save_file(weights | {name: np.full_like(weights[name], 3e38)}, tmp_path / "huge.safetensors")
+    await engine.load(tmp_path / "huge.safetensors", 1, digest(tmp_path / "huge.safetensors"))
+    with pytest.raises(EngineFault, match="version 1 are not finite"):
+        await ask(engine, list(range(90)), Sampling(max_tokens=20))
+    own = miniature / "model.safetensors"
+    await engine.load(own, 2, digest(own))
+    after = await ask(engine, list(range(90)), Sampling(max_tokens=20))
+    assert after[:2] == before[:2]
+
+
+@alone
+async def test_pause_holds_and_resume_goes_on(shared: TinyEngine) -> None:
+    expected = await ask(shared, [4, 5], Sampling(max_tokens=400), 1)
+    stream = shared.generate([4, 5], Sampling(max_tokens=400), 1)
+    ids = [*(await anext(stream)).ids]
+    await shared.pause()
+    count = (await shared.health())["generated_tokens"]
+    await asyncio.sleep(0.1)
+    health = await shared.health()
+    assert (health["generated_tokens"], health["paused"], health["running"]) == (count, 1, 1)
+    await shared.resume()
+    ids += [token async for chunk in stream for token in chunk.ids]
+    assert ids == expected[0]
+
+
+async def test_a_dead_engine_fails_everybody_at_once_and_says_why(engine: TinyEngine) -> None:
+    async def consume(seed: int) -> None:
+        async for _ in engine.generate([1, 2, seed], LONG, seed):
+            started.set()
+
+    started = asyncio.Event()
+    consumers = [asyncio.create_task(consume(seed)) for seed in range(4)]
+    await started.wait()
+    os.kill(engine.pid, signal.SIGKILL)
+    for outcome in await asyncio.wait_for(asyncio.gather(*consumers, return_exceptions=True), 5):
+        assert isinstance(outcome, EngineFault)
+        assert "SIGKILL" in str(outcome)
+    for call in (engine.health(), engine.pause(), ask(engine, [1], LONG), engine.load(Path("x"), 1, "")):
+        with pytest.raises(EngineFault, match="SIGKILL"):
+            await asyncio.wait_for(call, 5)
+
+
+async def test_closing_ends_the_child_and_open_requests(miniature: Path, tmp_path: Path) -> None:
+    engine = await TinyEngine.start(miniature, log_dir=tmp_path)
+    stream = engine.generate([1], LONG, 0)
+    await anext(stream)
+    await engine.close()
+    with pytest.raises(EngineFault, match="closed"):
+        async for _ in stream:
+            pass
+    assert not Path(f"/proc/{engine.pid}").exists()
+    await engine.close()
+
+
+@alone
+async def test_a_slow_consumer_misses_nothing_and_holds_up_nobody(shared: TinyEngine) -> None:
+    expected = await ask(shared, [9], Sampling(max_tokens=200), 2)
+    slow = shared.generate([9], Sampling(max_tokens=200), 2)
+    ids = [*(await anext(slow)).ids]
+    await ask(shared, [8], Sampling(max_tokens=200))
+    ids += [token async for chunk in slow for token in chunk.ids]
+    assert ids == expected[0]
+
+
+@alone
+async def test_what_cannot_be_served_is_refused(shared: TinyEngine) -> None:
+    cases: list[tuple[list[int], Sampling, str]] = [
+        ([], Sampling(), "0 tokens"),
+        ([0] * 4096, Sampling(), "no room"),
+        ([1, 10_000], Sampling(), "vocabulary"),
+        ([-1], Sampling(), "vocabulary"),
+        ([1], Sampling(temperature=-1.0), "temperature"),
+        ([1], Sampling(temperature=math.nan), "temperature"),
+        ([1], Sampling(top_p=0.0), "top_p"),
+        ([1], Sampling(max_tokens=0), "max_tokens"),
+    ]
+    for ids, sampling, message in cases:
+        with pytest.raises(ValueError, match=message):
+            await ask(shared, ids, sampling)
+
+
+async def test_make(miniature: Path, tmp_path: Path) -> None:
+    engine = await make("coderepairrl.engines.tiny:TinyEngine", miniature, log_dir=tmp_path, context=128, kv_gib=0.01)
+    assert isinstance(engine, Engine) and engine.context == 128
+    await engine.close()
+    with pytest.raises(ConfigError, match="tinny") as caught:
+        await make("tinny", miniature, log_dir=tmp_path)
+    assert "tiny" in caught.value.fix
+    with pytest.raises(ConfigError, match="slot"):
+        await make("tiny", miniature, log_dir=tmp_path, slot=3)
+    with pytest.raises(ConfigError, match="kv_gib"):
+        await make("tiny", miniature, log_dir=tmp_path, kv_gib=0.0001)
+    with pytest.raises(ConfigError, match="context"):
+        await make("tiny", miniature, log_dir=tmp_path, context=100_000)
+
+
+async def test_a_child_that_cannot_start_says_why(miniature: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with pytest.raises(ConfigError, match="not a model folder"):
+        await TinyEngine.start(folder, log_dir=tmp_path)
+    folder.mkdir()
+    shutil.copy(miniature / "config.json", folder)
+    with pytest.raises(ConfigError, match="no weights"):
+        await TinyEngine.start(folder, log_dir=tmp_path)
+    (folder / "model.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(EngineFault, match="not a safetensors file"):
+        await TinyEngine.start(folder, log_dir=tmp_path)
+
+
+def test_the_controller_stays_light() -> None:
+    program = (
+        "import sys, coderepairrl.engines, coderepairrl.engines.exam; print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,185 @@
+"""`crrl fix`: real repository, sandbox, agent, HTTP; a model that says what the test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.fix import choose
+from fix.conftest import PATCH, SHORT, Home, call, says
+
+DONE = "It adds now."
+
+
+def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Path) -> None:
+    before = home.state
+    done = home.fix(miniature, *SHORT, *says("Let me look." + call("shell", cmd="cat add.py"), PATCH, DONE))
+    assert home.state == before
+    assert b"-    return a - b\r\n+    return a + b\r\n" in done.stdout
+    subprocess.run(["git", "-C", str(home.repo), "apply", "--check", "-"], input=done.stdout, check=True)
+    shown = done.stderr.decode()
+    for line in ("Let me look.", "* shell cat add.py", "    return a - b", "file_path: add.py", DONE, "2 tool calls"):
+        assert line in shown
+    assert "\x1b" not in shown, "plain where it is no terminal"
+
+
+def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(home: Home, miniature: Path) -> None:
+    change = r"rm old.txt; chmod +x run.sh; mkdir new; printf '\000\377\r\n' > new/raw.bin; printf 'no end' > new/text"
+    head = home.git("rev-parse", "HEAD")
+    done = home.fix(miniature, *SHORT, "--apply", "--json", *says(PATCH + call("shell", cmd=change), DONE))
+    summary = json.loads(done.stdout)
+    assert summary["applied"] and summary["exit"] == "submitted" and summary["tool_calls"] == 2
+    assert home.git("rev-parse", "HEAD") == head
+    assert home.git("diff", "--cached") == ""
+    assert (home.repo / "add.py").read_bytes() == b"def add(a, b):\r\n    return a + b\r\n"
+    assert (home.repo / "new/raw.bin").read_bytes() == b"\x00\xff\r\n"
+    assert (home.repo / "new/text").read_text() == "no end"
+    assert not (home.repo / "old.txt").exists()
+    assert os.access(home.repo / "run.sh", os.X_OK)
+
+    again = home.fix(miniature, *SHORT, *says(DONE), code=2)
+    assert b"uncommitted changes" in again.stderr and b"commit or stash" in again.stderr
+
+
+def test_a_patch_that_git_refuses_is_printed_and_changes_nothing(home: Home, miniature: Path) -> None:
+    """Meanwhile the user went on working."""
+    meddle = f"""
+import coderepairrl.fix, pathlib, sys
+apply = coderepairrl.fix.apply
+def late(repository, patch):
+    pathlib.Path({str(home.repo)!r}, "mine.txt").write_text("mine")
+    return apply(repository, patch)
+coderepairrl.fix.apply = late
+from coderepairrl.cli import main
+main()
+"""
+    command = [sys.executable, "-c", meddle, *home.command(miniature, *SHORT, "--apply", *says(PATCH, DONE))[3:]]
+    done = subprocess.run(command, cwd=home.path, env=home.environment, capture_output=True, timeout=120)
+    assert done.returncode == 2, done.stderr
+    assert b"+    return a + b" in done.stdout
+    assert home.git("status", "--porcelain") == "?? mine.txt\n"
+
+
+def test_no_patch_is_exit_code_1(home: Home, miniature: Path) -> None:
+    before = home.state
+    done = home.fix(miniature, *SHORT, "--agent-option", "nudge=false", "--apply", *says("I give up."), code=1)
+    assert done.stdout == b"" and b"I give up." in done.stderr
+    assert home.state == before
+
+
+def test_a_limit_keeps_what_was_done(home: Home, miniature: Path) -> None:
+    done = home.fix(miniature, *SHORT, "rollout.calls=1", *says(PATCH, DONE))
+    assert b"+    return a + b" in done.stdout
+    assert b"stopped by a limit (calls)" in done.stderr and b"  ok, " in done.stderr
+
+
+def test_a_dead_engine_is_named_and_leaves_the_repository_alone(home: Home, miniature: Path) -> None:
+    before = home.state
+    done = home.fix(miniature, *SHORT, "--apply", *says(PATCH), code=1)
+    assert done.stdout == b"" and b"error: the script has 1 replies" in done.stderr
+    assert home.state == before
+
+
+def test_what_the_repository_says_does_not_command_the_terminal(home: Home, miniature: Path) -> None:
+    done = home.fix(miniature, *SHORT, *says(call("shell", cmd=r"printf '\033]0;x\007' | tee evil.txt"), DONE))
+    assert b"\x1b" in done.stdout, "the patch is exact"
+    assert b"\x1b" not in done.stderr and b"\x07" not in done.stderr
+
+
+def test_any_folder_of_the_repository_will_do_and_no_other(home: Home, miniature: Path) -> None:
+    (home.repo / "sub").mkdir()
+    assert b"+    return a + b" in home.fix(miniature, *SHORT, *says(PATCH, DONE), repo=home.repo / "sub").stdout
+    assert b"git -C" in home.fix(miniature, repo=home.path, code=2).stderr
+    assert b"no folder" in home.fix(miniature, repo=home.path / "nowhere", code=2).stderr
+    (home.path / "issue.md").write_text(" \n")
+    assert b"is empty" in home.fix(miniature, code=2).stderr
+
+
+async def test_a_url_gets_its_key_and_the_agent_does_not(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    look = Answer("Looking.", (("shell", {"cmd": "env; cat /proc/*/environ"}),))
+    patch = Answer(None, (("apply_patch", {"file_path": "add.py", "old_content": "a - b", "new_content": "a + b"}),))
+    async with ScriptedEndpoint([look, patch, Answer(DONE)]) as server:
+        url = server.endpoint().base_url
+        named = ["--key-env", "MY_KEY", "--model-name", "theirs"]
+        done = await asyncio.to_thread(home.fix, url, *named, "--temperature", "0.5")
+        assert server.authorizations == ["Bearer sk-secret"] * 3
+        assert {(request["model"], request["temperature"]) for request in server.requests} == {("theirs", 0.5)}
+        assert "sk-secret" not in json.dumps(server.requests)
+        assert b"+    return a + b" in done.stdout and b"sk-secret" not in done.stderr
+        unset = await asyncio.to_thread(home.fix, url, "--key-env", "NO_SUCH_KEY", code=2)
+        assert b"NO_SUCH_KEY is not set" in unset.stderr
+    gone = await asyncio.to_thread(home.fix, url, "--model-name", "theirs", code=1)
+    assert b"cannot be reached" in gone.stderr and b"fix: check the URL" in gone.stderr
+
+
+async def test_a_refused_key_says_what_to_check(home: Home) -> None:
+    async with ScriptedEndpoint([Answer(status=401)]) as server:
+        done = await asyncio.to_thread(home.fix, server.endpoint().base_url, "--model-name", "theirs", code=1)
+    assert b"answered 401" in done.stderr and b"the key" in done.stderr
+
+
+async def test_ctrl_c_leaves_the_repository_untouched(home: Home) -> None:
+    before = home.state
+    change = Answer("First this.", (("shell", {"cmd": "echo changed > add.py"}),))
+    async with ScriptedEndpoint(lambda request: change if len(request["messages"]) < 3 else Answer("", delay=60)) as it:
+        command = home.command(it.endpoint().base_url, "--model-name", "slow", "--apply")
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=home.path, env=home.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        async with asyncio.timeout(60):
+            while len(it.requests) < 2:
+                await asyncio.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            output, errors = await process.communicate()
+    assert process.returncode == 130, errors
+    assert output == b"" and b"Traceback" not in errors
+    assert home.state == before
+    assert not list(home.tmp.iterdir()), "no sandbox, socket or log is left"
+
+
+def test_a_run_brings_its_checkpoint_and_its_settings(home: Home, miniature: Path) -> None:
+    """The run is made by `crrl train`; its random policy repairs nothing, which is a result."""
+    (home.path / "mine.toml").write_text(f"""
+run = {{ name = "mine", steps = 1 }}
+model.path = "{miniature}"
+tasks.source = "handmade"
+agent = {{ name = "nano", options = {{ system = "compact", tools = "compact", nudge = false }} }}
+rollout = {{ tasks_per_step = 1, group_size = 2, calls = 2, tokens = 3000, turn_tokens = 8, seconds = 20 }}
+eval = {{ before = false, after = false }}
+""")
+    run = home.path / "runs" / "mine"
+    train = [sys.executable, "-m", "coderepairrl.cli", "train", "mine.toml"]
+    subprocess.run(train, cwd=home.path, env=home.environment, capture_output=True, check=True, timeout=200)
+    done = home.fix("runs/mine", "--json", code=1)
+    summary = json.loads(done.stdout)
+    assert home.path / summary["model"] == run / "checkpoints" / "00001"
+    assert summary["limits"] == {"calls": 2, "tokens": 3000, "turn_tokens": 8, "seconds": 20.0}
+    assert summary["patch"] == "" and not summary["applied"]
+    choice = choose(str(run), ["rollout.calls=9"])
+    assert choice.config.rollout.calls == 9
+    assert choice.config.agent.options == {"system": "compact", "tools": "compact", "nudge": False}
+    subprocess.run(["rm", "-r", str(run / "checkpoints")], check=True)
+    assert b"no checkpoint yet" in home.fix(run, code=2).stderr
+
+
+def test_settings_that_would_do_nothing_are_refused(miniature: Path, tmp_path: Path) -> None:
+    for override in ("train.lr=1", "rollout.temperature=1", "reward=tests", "model.path=x"):
+        with pytest.raises(ConfigError, match="has no use for"):
+            choose(str(miniature), [override])
+    with pytest.raises(ConfigError, match="engine"):
+        choose("http://127.0.0.1:1/v1", ["engine=tiny"])
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="no weights"):
+        choose(str(tmp_path))
+    with pytest.raises(UsageError, match=r"config\.json"):
+        choose("nowhere")

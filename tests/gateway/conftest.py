@@ -1,0 +1,141 @@
+"""A gateway over real HTTP in front of an engine that says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import tokens
+from coderepairrl.errors import EngineFault
+from coderepairrl.gateway import Gateway, Session
+from coderepairrl.protocols import Chunk
+from coderepairrl.types import Limits, Sampling, Turn, sequence
+
+SHELL = {
+    "type": "function",
+    "function": {
+        "name": "shell",
+        "description": "Run <|im_end|> a command.",
+        "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}},
+    },
+}
+Script = Callable[[Sequence[int], Sampling, int], Sequence[int]]
+
+
+@dataclass
+class Fake:
+    """Emits what `script` says, and remembers every prompt with what it emitted after it."""
+
+    script: Script
+    context: int = 4096
+    chunk: int = 3
+    delay: float = 0.0
+    fault_after: int | None = None
+    version: int = 0
+    name: str = "fake"
+    seen: list[tuple[tuple[int, ...], list[int], int]] = field(default_factory=list)
+    closed: int = 0
+    gate: asyncio.Event | None = None
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        emitted: list[int] = []
+        self.seen.append((tuple(ids), emitted, seed))
+        said = list(self.script(ids, sampling, seed))[: sampling.max_tokens]
+        try:
+            for start in range(0, len(said), self.chunk):
+                if self.fault_after is not None and start >= self.fault_after:
+                    raise EngineFault("the fake engine died")
+                await asyncio.sleep(self.delay)
+                if self.gate is not None and start > 0:
+                    await self.gate.wait()
+                piece = tuple(said[start : start + self.chunk])
+                emitted += piece
+                yield Chunk(piece, tuple(-0.01 * (token % 7) for token in piece), self.version)
+        finally:
+            self.closed += 1
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        raise NotImplementedError
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def health(self) -> Mapping[str, float]:
+        return {"version": self.version}
+
+    async def close(self) -> None: ...
+
+
+def identical(turns: Sequence[Turn], engine: Fake) -> None:
+    """Every path of the tree is what the engine had in context, and no sampled token is missing."""
+    seen = [(list(prompt), emitted) for prompt, emitted, _ in engine.seen]
+    for turn in turns:
+        whole = list(sequence(turns, turn.index))
+        said = [*turn.output.ids, *turn.tail.ids]
+        prompt = whole[: len(whole) - len(turn.output)]
+        assert (prompt, said) in seen
+        seen.remove((prompt, said))
+        assert list(turn.output.logprobs + turn.tail.logprobs) == [-0.01 * (token % 7) for token in said]
+        assert [(r.start, r.end) for r in turn.versions] == ([(0, len(said))] if said else [])
+    assert [emitted for _, emitted in seen if emitted] == []
+
+
+@pytest.fixture(scope="session")
+def codec(miniature: Path) -> tokens.Codec:
+    return tokens.load(miniature)
+
+
+class Said:
+    """Ids of replies."""
+
+    def __init__(self, codec: tokens.Codec) -> None:
+        self.codec = codec
+        self.end = codec.tokenizer.added["<|im_end|>"]
+
+    def __call__(self, text: str = "", *calls: tuple[str, Any], end: bool = True) -> list[int]:
+        added = self.codec.tokenizer.added
+        ids = self.codec.encode(text)
+        for name, arguments in calls:
+            body = json.dumps({"name": name, "arguments": arguments})
+            ids += self.codec.encode("\n" if ids else "")
+            ids += [added["<tool_call>"], *self.codec.encode(f"\n{body}\n"), added["</tool_call>"]]
+        return [*ids, self.end] if end else ids
+
+
+@pytest.fixture
+def said(codec: tokens.Codec) -> Said:
+    return Said(codec)
+
+
+@dataclass
+class World:
+    """A running gateway, its engine, and the turns in the order in which they were committed."""
+
+    gateway: Gateway
+    engine: Fake
+    committed: list[tuple[str, Turn]]
+
+    def open(self, episode: str = "episode", seed: int = 7, **limits: Any) -> Session:
+        return self.gateway.open(episode, limits=Limits(**({"tokens": 4000, "seconds": 30.0} | limits)), seed=seed)
+
+
+@pytest.fixture
+async def world(codec: tokens.Codec, said: Said) -> AsyncIterator[World]:
+    committed: list[tuple[str, Turn]] = []
+    engine = Fake(lambda ids, sampling, seed: said("ok"))
+    gateway = Gateway(
+        codec,
+        engine,
+        sampling=Sampling(max_tokens=512),
+        on_turn=lambda episode, turn: committed.append((episode, turn)),
+    )
+    await gateway.start()
+    yield World(gateway, engine, committed)
+    await gateway.stop()

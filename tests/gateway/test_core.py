@@ -1,0 +1,422 @@
+"""Trees, retries, limits, bad input and lifetimes, with raw HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from coderepairrl.errors import RunError, UsageError
+from coderepairrl.gateway import Gateway, Session, request_seed
+from coderepairrl.gateway.server import MAX_BODY
+from coderepairrl.types import Finish, Sampling
+
+from .conftest import SHELL, Said, World, identical
+
+ASK = ({"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it."})
+
+
+class Http:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.session = session
+
+    async def raw(self, where: Session | str, body: Any, **headers: str) -> tuple[int, Any]:
+        base = where if isinstance(where, str) else where.endpoint.base_url
+        async with self.session.post(f"{base}/chat/completions", data=body, headers=headers) as response:
+            assert response.status < 400 or response.headers["x-should-retry"] == "false"
+            return response.status, await response.json()
+
+    async def ask(self, where: Session, messages: Any = ASK, *, retry: int | None = 0, **fields: Any) -> Any:
+        status, reply = await self.try_(where, messages, retry=retry, **fields)
+        assert status == 200, reply
+        return reply
+
+    async def try_(self, where: Session, messages: Any = ASK, *, retry: int | None = 0, **fields: Any) -> Any:
+        headers = {} if retry is None else {"x-stainless-retry-count": str(retry)}
+        body = json.dumps({"model": "policy", "messages": list(messages), **fields})
+        return await self.raw(where, body, **headers)
+
+
+@pytest.fixture
+async def http() -> Any:
+    async with aiohttp.ClientSession() as session:
+        yield Http(session)
+
+
+def message(reply: Any) -> dict[str, Any]:
+    found: dict[str, Any] = reply["choices"][0]["message"]
+    return found
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+class TestTree:
+    async def test_a_client_may_trim_rename_and_reformat_what_it_sends_back(
+        self, world: World, said: Said, http: Http
+    ) -> None:
+        world.engine.script = lambda *_: said("I look.", ("shell", {"cmd": "ls", "n": 1}))
+        session = world.open()
+        await http.ask(session, tools=[SHELL])
+        back = {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "I look. \n"}],
+            "reasoning_content": "made up",
+            "tool_calls": [
+                {"id": "x", "type": "function", "function": {"name": "shell", "arguments": '{"n":1,"cmd":"ls"}'}}
+            ],
+        }
+        await http.ask(session, [*ASK, back, {"role": "tool", "tool_call_id": "x", "content": "a"}], tools=[SHELL])
+        assert [turn.base for turn in session.turns] == [None, 0]
+        identical(session.turns, world.engine)
+
+    async def test_rewritten_history_forks_where_it_differs(self, world: World, said: Said, http: Http) -> None:
+        world.engine.script = lambda *_: said(f"reply {len(world.engine.seen)}")
+        session = world.open()
+        first = message(await http.ask(session))
+        second = message(await http.ask(session, [*ASK, first, user("more")]))
+        await http.ask(session, [*ASK, first, user("more"), second, user("and more")])
+        await http.ask(session, [*ASK, first, user("something else")])  # forks from the first turn
+        await http.ask(session, [*ASK, {"role": "assistant", "content": "never said"}, user("more")])  # a new root
+        rewritten = {"role": "assistant", "content": "not what was said"}
+        await http.ask(session, [*ASK, first, user("more"), rewritten, user("on")])  # rendered, still a child of 0
+        await http.ask(session, ASK, tools=[SHELL])  # other tools are another prompt
+        assert [turn.base for turn in session.turns] == [None, 0, 1, 0, None, 0, None]
+        assert [m["content"] for m in session.turns[5].messages][:2] == ["more", "not what was said"]
+        identical(session.turns, world.engine)
+
+    async def test_the_same_words_said_twice_are_told_apart_by_the_ids_of_their_calls(
+        self, world: World, said: Said, http: Http
+    ) -> None:
+        world.engine.script = lambda *_: said("", ("shell", {"cmd": "ls"}))
+        session = world.open()
+        replies = await asyncio.gather(*(http.ask(session, tools=[SHELL]) for _ in range(3)))
+        for reply in replies:
+            call = message(reply)["tool_calls"][0]
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "a"}
+            await http.ask(session, [*ASK, message(reply), result], tools=[SHELL])
+        assert [turn.base for turn in session.turns[3:]] == [reply["crrl"]["turn"] for reply in replies]
+        assert len({seed for _, _, seed in world.engine.seen}) == 6
+        identical(session.turns, world.engine)
+
+    async def test_a_reply_cut_short_is_extended(self, world: World, said: Said, http: Http) -> None:
+        world.engine.script = lambda *_: said("a long story")
+        session = world.open()
+        reply = await http.ask(session, max_completion_tokens=6)
+        await http.ask(session, [*ASK, message(reply), user("go on")])
+        assert [turn.base for turn in session.turns] == [None, 0]
+        assert session.turns[1].given.ids[0] == said.end  # closed by the gateway, given and not sampled
+        identical(session.turns, world.engine)
+
+    async def test_seeds_are_those_of_the_calls_in_order(self, world: World, http: Http) -> None:
+        session = world.open(seed=11)
+        for text in "ab":
+            await http.ask(session, [user(text)])
+        assert [seed for *_, seed in world.engine.seen] == [request_seed(11, 0), request_seed(11, 1)]
+
+    async def test_a_run_that_samples_untrainably_says_so(self, world: World, http: Http) -> None:
+        world.gateway.sampling = Sampling(temperature=0.0)
+        session = world.open()
+        await http.ask(session)
+        assert session.turns[0].masked == "sampling"
+
+    async def test_broken_calls_come_back_as_text(self, world: World, said: Said, http: Http) -> None:
+        broken = said.codec.tokenizer.added["<tool_call>"]
+        world.engine.script = lambda *_: [*said("See", end=False), broken, *said('{"name": "she')]
+        session = world.open()
+        reply = await http.ask(session, tools=[SHELL])
+        assert message(reply)["content"] == 'See\n<tool_call>\n{"name": "she'
+        assert reply["crrl"]["malformed"] == ['<tool_call>\n{"name": "she']
+        await http.ask(session, [*ASK, message(reply), user("what?")], tools=[SHELL])
+        assert session.turns[1].base == 0
+
+
+class TestRetries:
+    @pytest.mark.parametrize("retry", [1, None])
+    async def test_a_retry_joins_the_running_call(
+        self, world: World, said: Said, http: Http, retry: int | None
+    ) -> None:
+        world.engine.gate = asyncio.Event()
+        world.engine.script = lambda *_: said("a story")
+        session = world.open()
+        first = asyncio.create_task(http.ask(session, retry=0 if retry else None))
+        while not world.engine.seen:
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(http.ask(session, retry=retry))
+        await asyncio.sleep(0.05)
+        world.engine.gate.set()
+        assert message(await first) == message(await second)
+        assert len(session.turns) == len(world.engine.seen) == 1
+
+    async def test_a_retry_replays_the_finished_call_until_the_conversation_goes_on(
+        self, world: World, http: Http
+    ) -> None:
+        session = world.open()
+        first = await http.ask(session)
+        assert (await http.ask(session, retry=1))["id"] == first["id"]
+        assert len(session.turns) == 1
+        await http.ask(session, [*ASK, message(first), user("more")])
+        assert (await http.ask(session, retry=1))["id"] != first["id"]
+        assert [turn.base for turn in session.turns] == [None, 0, None]
+
+    @pytest.mark.parametrize("retry", [0, None])
+    async def test_the_same_body_again_is_a_second_sample(self, world: World, http: Http, retry: int | None) -> None:
+        session = world.open()
+        ids = [(await http.ask(session, retry=retry))["id"] for _ in range(2)]
+        assert ids[0] != ids[1]
+        assert [turn.base for turn in session.turns] == [None, None]
+
+    async def test_a_joined_call_survives_its_first_client(self, world: World, said: Said, http: Http) -> None:
+        world.engine.gate = asyncio.Event()
+        world.engine.script = lambda *_: said("a story")
+        session = world.open()
+        first = asyncio.create_task(http.ask(session))
+        while not world.engine.seen:
+            await asyncio.sleep(0.01)
+        second = asyncio.create_task(http.ask(session, retry=1))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        await asyncio.sleep(0.05)
+        world.engine.gate.set()
+        assert message(await second)["content"] == "a story"
+        assert session.turns[0].masked == ""
+
+    async def test_a_retry_after_the_client_went_away_is_a_new_call(self, world: World, said: Said, http: Http) -> None:
+        world.engine.gate = asyncio.Event()
+        world.engine.script = lambda *_: said("a story")
+        session = world.open()
+        first = asyncio.create_task(http.ask(session))
+        while not world.engine.seen:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        while not session.turns:
+            await asyncio.sleep(0.01)
+        world.engine.gate.set()
+        await http.ask(session, retry=1)
+        assert [turn.masked for turn in session.turns] == ["aborted", ""]
+        identical(session.turns, world.engine)
+
+
+class TestLimits:
+    async def test_calls(self, world: World, http: Http) -> None:
+        session = world.open(calls=1)
+        for _ in range(3):
+            await http.ask(session)
+        status, reply = await http.try_(session)
+        assert (status, reply["error"]["code"]) == (400, "episode_limit_reached")
+        assert (reply["crrl"]["limit"], session.limit) == ("calls", "calls")
+        assert (await http.try_(session, retry=1))[0] == 200  # a retry costs nothing
+
+    async def test_tokens_cut_a_reply_and_refuse_the_next(self, world: World, said: Said, http: Http) -> None:
+        world.engine.script = lambda *_: said("x" * 3000)
+        prompt = len(world.gateway._codec.render(ASK))
+        session = world.open(tokens=prompt + 50)
+        reply = await http.ask(session)
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert reply["usage"]["total_tokens"] == prompt + 50
+        assert reply["crrl"]["remaining_tokens"] == 0
+        assert (reply["crrl"]["limit"], session.limit) == ("tokens", "tokens")
+        status, reply = await http.try_(session, [*ASK, message(reply), user("more")])
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+
+    async def test_the_engines_context(self, world: World, http: Http) -> None:
+        world.engine.context = 200
+        session = world.open()
+        status, reply = await http.try_(session, [user("x" * 300)])
+        assert (status, reply["error"]["code"], session.limit) == (400, "context_length_exceeded", "context")
+        assert world.engine.seen == []
+
+    async def test_one_long_reply_is_no_limit_of_the_episode(self, world: World, said: Said, http: Http) -> None:
+        world.engine.script = lambda *_: said("x" * 300)
+        session = world.open(turn_tokens=20)
+        reply = await http.ask(session)
+        assert reply["usage"]["completion_tokens"] == 20
+        assert session.limit == ""
+
+    async def test_time_cuts_a_reply_and_refuses_the_next(self, world: World, said: Said, http: Http) -> None:
+        world.engine.gate = asyncio.Event()
+        world.engine.script = lambda *_: said("a story")
+        session = world.open(seconds=0.2)
+        reply = await http.ask(session)
+        assert (reply["choices"][0]["finish_reason"], message(reply)["content"]) == ("length", "a s")
+        assert session.limit == "time"
+        status, reply = await http.try_(session)
+        assert (status, reply["error"]["code"]) == (400, "episode_limit_reached")
+        assert world.engine.closed == 1
+
+    async def test_what_is_left_is_told(self, world: World, http: Http) -> None:
+        session = world.open(calls=5, tokens=1000)
+        reply = await http.ask(session)
+        used = reply["usage"]["total_tokens"]
+        assert reply["crrl"] == {
+            "turn": 0,
+            "context_tokens": used,
+            "remaining_tokens": 1000 - used,
+            "remaining_calls": 6,
+            "limit": "",
+            "malformed": [],
+        }
+
+
+BAD_BODIES: dict[str, tuple[bytes, str | None]] = {
+    "not JSON": (b"{", None),
+    "not UTF-8": (b'{"model": "policy", "messages": [{"role": "user", "content": "\xff"}]}', None),
+    "lone surrogate": (b'{"model": "policy", "messages": [{"role": "user", "content": "\\ud800"}]}', None),
+    "a list": (b"[]", None),
+    "nothing": (b"", None),
+    "nested": (b'{"a":' * 50_000, None),
+    "no messages": (b'{"model": "policy", "messages": []}', "messages"),
+    "no model": (b'{"messages": [{"role": "user", "content": "a"}]}', "model"),
+    "no role": (b'{"model": "policy", "messages": [{"content": "a"}]}', "messages.0.role"),
+    "a number as content": (
+        b'{"model": "policy", "messages": [{"role": "user", "content": 1}]}',
+        "messages.0.content",
+    ),
+    "an image": (
+        b'{"model": "policy", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+        "messages.0.content.0.type",
+    ),
+    "text as max_tokens": (b'{"model": "policy", "messages": [%s], "max_tokens": "5"}', "max_tokens"),
+    "no tokens": (b'{"model": "policy", "messages": [%s], "max_tokens": 0}', "max_tokens"),
+    "two choices": (b'{"model": "policy", "messages": [%s], "n": 2}', "n"),
+    "a format": (
+        b'{"model": "policy", "messages": [%s], "response_format": {"type": "json_object"}}',
+        "response_format",
+    ),
+    "an empty stop": (b'{"model": "policy", "messages": [%s], "stop": ["", "a"]}', "stop"),
+    "a tool without a name": (
+        b'{"model": "policy", "messages": [%s], "tools": [{"type": "function", "function": {}}]}',
+        "tools.0.function.name",
+    ),
+}
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("name", BAD_BODIES)
+    async def test_a_bad_body_is_refused_in_openais_shape(self, world: World, http: Http, name: str) -> None:
+        body, param = BAD_BODIES[name]
+        session = world.open()
+        status, reply = await http.raw(session, body.replace(b"%s", b'{"role": "user", "content": "a"}'))
+        assert status == 400
+        error = reply["error"]
+        assert set(error) == {"message", "type", "code", "param"}
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert session.turns == ()
+        assert session.fault is None
+
+    async def test_unknown_fields_are_welcome(self, world: World, http: Http) -> None:
+        session = world.open()
+        messages = [{"role": "developer", "content": [{"type": "text", "text": "a", "cache_control": {}}], "name": "x"}]
+        await http.ask(session, messages, store=False, metadata={"a": "b"}, user="me", service_tier="auto")
+        assert session.turns[0].messages[0] == {"role": "system", "content": "a"}
+
+    async def test_a_huge_body_and_a_wrong_path(self, world: World, http: Http) -> None:
+        session = world.open()
+        status, reply = await http.raw(session, io.BytesIO(b" " * (MAX_BODY + 1)))
+        assert (status, reply["error"]["code"]) == (413, "request_too_large")
+        status, reply = await http.raw(f"{world.gateway.url}/v2", b"{}")
+        assert (status, reply["error"]["code"]) == (404, "not_found")
+        async with http.session.get(f"{session.endpoint.base_url}/chat/completions") as response:
+            assert response.status == 405
+            assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda chunk: chunk._replace(logprobs=chunk.logprobs[1:]),
+            lambda chunk: chunk._replace(logprobs=tuple(float("nan") for _ in chunk.ids)),
+            lambda chunk: chunk._replace(logprobs=tuple(1.0 for _ in chunk.ids)),
+            lambda chunk: chunk._replace(ids=tuple(10**6 for _ in chunk.ids)),
+            lambda chunk: chunk._replace(ids=tuple(258 for _ in chunk.ids)),
+        ],
+    )
+    async def test_an_answer_that_cannot_be_true_is_a_fault(
+        self, world: World, said: Said, http: Http, change: Any
+    ) -> None:
+        generate = world.engine.generate
+
+        async def lie(*args: Any) -> Any:
+            async for chunk in generate(*args):
+                yield change(chunk)
+
+        world.engine.script = lambda *_: said("a story")
+        world.engine.generate = lie  # type: ignore[method-assign]
+        session = world.open()
+        status, reply = await http.try_(session)
+        assert (status, reply["error"]["code"]) == (503, "engine_fault")
+        assert session.fault is not None
+        assert session.fault.boundary == "engine"
+
+    async def test_an_engine_that_ends_early_is_a_fault(self, world: World, said: Said, http: Http) -> None:
+        world.engine.script = lambda *_: said("a story", end=False)
+        session = world.open()
+        assert (await http.try_(session))[0] == 503
+        assert session.turns[0].masked == "fault"
+
+
+class TestLifetime:
+    async def test_a_closed_session_refuses_and_has_recorded_what_ran(
+        self, world: World, said: Said, http: Http
+    ) -> None:
+        world.engine.gate = asyncio.Event()
+        world.engine.script = lambda *_: said("a story")
+        session, other = world.open(), world.open("other")
+        running = asyncio.create_task(http.try_(session))
+        while not world.engine.seen or not world.engine.seen[0][1]:
+            await asyncio.sleep(0.01)
+        (turn,) = await world.gateway.close(session)
+        assert (turn.finish, turn.masked) == (Finish.ABORT, "aborted")
+        assert (await running)[0] == 410
+        status, reply = await http.try_(session)
+        assert (status, reply["error"]["code"]) == (410, "episode_closed")
+        world.engine.gate.set()
+        await http.ask(other)
+        assert [episode for episode, _ in world.committed] == ["episode", "other"]
+
+    async def test_a_turn_that_cannot_be_recorded_is_a_fault_and_no_turn(self, world: World, http: Http) -> None:
+        def full(episode: str, turn: object) -> None:
+            raise RunError("no space left on device")
+
+        session = world.open()
+        session._on_turn = full
+        status, reply = await http.try_(session)
+        assert (status, reply["error"]["code"]) == (503, "gateway_fault")
+        assert "no space left" in str(session.fault)
+        assert session.turns == ()
+
+    async def test_a_unix_socket_serves_the_same(self, world: World, tmp_path: Path) -> None:
+        address = tmp_path / "gateway.sock"
+        gateway = Gateway(
+            world.gateway._codec, world.engine, sampling=Sampling(), on_turn=world.gateway._on_turn, model_name="m"
+        )
+        await gateway.start(socket=address)
+        endpoint = gateway.open("e", limits=world.open().limits, seed=0).endpoint
+        assert endpoint.socket == str(address)
+        async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(address))) as session:
+            url = endpoint.base_url.replace(gateway.url, "http://gateway")
+            async with session.get(f"{url}/models") as response:
+                assert [model["id"] for model in (await response.json())["data"]] == ["m"]
+            async with session.get("http://gateway/health") as response:
+                assert await response.json() == {"status": "ok"}, "nothing of other episodes or the engine"
+        await gateway.stop()
+
+    async def test_a_port_in_use_is_a_clear_error(self, world: World) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            gateway = Gateway(world.gateway._codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
+            with pytest.raises(UsageError, match="in use") as caught:
+                await gateway.start(port=taken.getsockname()[1])
+            assert "port" in caught.value.fix
+
+    async def test_keys_are_secrets_and_not_names(self, world: World) -> None:
+        keys = {world.open(f"e{n}").key for n in range(50)}
+        assert len(keys) == 50
+        assert min(map(len, keys)) >= 22  # 128 bits

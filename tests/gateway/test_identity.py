@@ -1,0 +1,194 @@
+"""DESIGN 9.1 at the gateway: whatever clients do, ids along a path are ids that the engine had in context."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl import engines, tokens
+from coderepairrl.gateway import Gateway, request_seed
+from coderepairrl.types import Finish, Limits, Sampling, Turn, sequence
+
+from .conftest import SHELL, Fake, Said, identical
+
+ACTIONS = ("go on", "tool results", "fork", "rewrite", "retry", "resample", "truncate", "leave", "parallel", "stop")
+
+
+def babble(said: Said) -> Any:
+    """Replies of all kinds, by the seed of the request: words, calls, broken calls, thoughts, noise, no end."""
+    added = said.codec.tokenizer.added
+    structure = [*added.values()]
+
+    def script(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
+        dice = random.Random(seed)
+        kind = dice.randrange(6)
+        if kind == 0:
+            return said(f" words {dice.random()}\n")
+        if kind == 1:
+            return said("I look", *[("shell", {"cmd": f"ls {n} é"}) for n in range(dice.randint(1, 3))])
+        if kind == 2:
+            return [*said("so", end=False), added["<tool_call>"], *said('{"name": "sh')]
+        if kind == 3:
+            return [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\nA STOP B")]
+        noise = [dice.choice([*range(256), *structure * 8]) for _ in range(dice.randint(0, 40))]
+        noise = [token for token in noise if token not in sampling.stop_ids]
+        return [*noise, said.end] if kind == 4 else [*noise, *[65] * sampling.max_tokens]
+
+    return script
+
+
+class Client:
+    """A client that does as it likes with the conversations it has had."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, dice: random.Random) -> None:
+        self.http, self.url, self.dice = http, url, dice
+        self.known: list[list[dict[str, Any]]] = [[{"role": "user", "content": f"<|im_end|>{dice.random()}"}]]
+        self.last: bytes = b""
+
+    async def send(self, body: bytes, retry: int = 0) -> dict[str, Any] | None:
+        headers = {"x-stainless-retry-count": str(retry)}
+        async with self.http.post(f"{self.url}/chat/completions", data=body, headers=headers) as response:
+            reply = await response.read()
+            assert response.status in (200, 400), reply  # 400: the conversation outgrew its limit
+            if response.status == 400:
+                assert json.loads(reply)["error"]["code"] == "context_length_exceeded"
+                return None
+            return _put_together(reply) if b"data: " in reply[:6] else json.loads(reply)["choices"][0]["message"]
+
+    async def ask(self, messages: list[dict[str, Any]], **fields: Any) -> None:
+        fields |= {"stream": True} if self.dice.random() < 0.5 else {}
+        self.last = json.dumps({"model": "policy", "messages": messages, "tools": [SHELL], **fields}).encode()
+        if reply := await self.send(self.last):
+            self.known.append([*messages, reply])
+
+    async def act(self, action: str) -> None:
+        conversation = self.known[-1] if action != "fork" else self.dice.choice(self.known)
+        news = [{"role": "user", "content": f"more {self.dice.random()}"}]
+        if action == "tool results" and (calls := conversation[-1].get("tool_calls")):
+            news = [{"role": "tool", "tool_call_id": call["id"], "content": f"{n}\n"} for n, call in enumerate(calls)]
+        messages = [*conversation, *news]
+        if action == "rewrite":
+            at = self.dice.randrange(len(messages))
+            messages[at] = messages[at] | {"content": f"rewritten {self.dice.random()}"}
+        if action == "retry" and self.last:
+            await self.send(self.last, retry=1)
+        elif action == "resample" and self.last:
+            await self.send(self.last)
+        elif action == "truncate":
+            await self.ask(messages, max_tokens=self.dice.randint(1, 8))
+        elif action == "stop":
+            await self.ask(messages, stop=["STOP", "ls 1"])
+        elif action == "leave":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.004):
+                    await self.ask(messages)
+        elif action == "parallel":
+            await asyncio.gather(*(self.ask(messages) for _ in range(3)))
+        else:
+            await self.ask(messages)
+
+
+def _put_together(events: bytes) -> dict[str, Any]:
+    """The message that a stream of chunks says."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""}
+    lines = [line.removeprefix(b"data: ") for line in events.split(b"\n\n") if line.startswith(b"data: ")]
+    assert lines[-1] == b"[DONE]"
+    for line in lines[:-1]:
+        delta = json.loads(line)["choices"][0]["delta"]
+        message["content"] += delta.get("content") or ""
+        for call in delta.get("tool_calls", ()):
+            message.setdefault("tool_calls", []).append({name: call[name] for name in ("id", "type", "function")})
+    return message
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=10))
+def test_random_conversations_keep_the_ids_that_the_engine_saw(
+    codec: tokens.Codec, seed: int, actions: list[str]
+) -> None:
+    said = Said(codec)
+    engine = Fake(babble(said), chunk=1 + seed % 5, delay=0.0005)
+
+    async def play() -> tuple[Turn, ...]:
+        committed: list[Turn] = []
+        gateway = Gateway(
+            codec, engine, sampling=Sampling(max_tokens=60), on_turn=lambda _, turn: committed.append(turn)
+        )
+        await gateway.start()
+        session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=seed)
+        async with aiohttp.ClientSession() as http:
+            client = Client(http, session.endpoint.base_url, random.Random(seed))
+            for action in actions:
+                await client.act(action)
+        turns = await gateway.close(session)
+        await gateway.stop()
+        assert session.fault is None
+        assert tuple(committed) == turns
+        return turns
+
+    turns = asyncio.run(play())
+    assert [turn.index for turn in turns] == list(range(len(turns)))
+    identical(turns, engine)
+    for turn in turns:  # memory: a turn holds what it added
+        assert turn.masked == ("aborted" if turn.finish is Finish.ABORT else "")
+        assert sum(len(turn.messages) for turn in turns) <= 4 * len(turns) + sum(
+            len(turn.messages) for turn in turns if turn.base is None
+        )
+
+
+async def test_appending_to_a_conversation_makes_one_path(codec: tokens.Codec) -> None:
+    """A client that only appends is never rendered twice, whatever the policy says."""
+    said = Said(codec)
+    engine = Fake(babble(said))
+    gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
+    await gateway.start()
+    session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=3)
+    async with aiohttp.ClientSession() as http:
+        client = Client(http, session.endpoint.base_url, random.Random(0))
+        for _ in range(20):
+            await client.act("tool results")
+    turns = await gateway.close(session)
+    await gateway.stop()
+    assert len(turns) == 20
+    assert [turn.base for turn in turns] == [None, *range(19)]
+    assert any(turn.finish is Finish.LENGTH for turn in turns)
+    identical(turns, engine)
+
+
+async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
+    miniature: Path, codec: tokens.Codec, tmp_path: Path
+) -> None:
+    """A real model behind real HTTP: the same prompt and seed sampled again give the recorded ids and logprobs."""
+    engine = await engines.make("tiny", miniature, log_dir=tmp_path)
+    gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=40), on_turn=lambda *_: None)
+    await gateway.start()
+    try:
+        session = gateway.open("e", limits=Limits(tokens=2000), seed=5)
+        async with aiohttp.ClientSession() as http:
+            client = Client(http, session.endpoint.base_url, random.Random(1))
+            for action in ("go on", "tool results", "parallel", "fork", "stop"):
+                await client.act(action)
+        turns = await gateway.close(session)
+        assert len(turns) == 7
+        turn = turns[1]
+        prompt = sequence(turns, 1)[: -len(turn.output)]
+        ids: list[int] = []
+        logprobs: list[float] = []
+        async for chunk in engine.generate(prompt, turn.sampling, request_seed(5, 1)):
+            ids += chunk.ids
+            logprobs += chunk.logprobs
+        assert tuple(ids) == turn.output.ids
+        assert logprobs == pytest.approx(turn.output.logprobs, abs=1e-5)
+    finally:
+        await gateway.stop()
+        await engine.close()

@@ -1,0 +1,66 @@
+"""Rewards of a group become advantages; void episodes stay outside, flat groups teach nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.learn import group_advantages
+
+WORKED = [0.1, 0.8, 0.3, 0.9, 0.2]  # REQUIREMENTS T3
+rewards = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
+
+
+def test_worked_example_of_the_thesis():
+    group = group_advantages(WORKED, "zscore", eps=0.0)
+    assert group.mean == pytest.approx(0.46, abs=1e-15)
+    assert group.std == pytest.approx(math.sqrt(0.1064), abs=1e-15)  # the population's
+    expected = [d / math.sqrt(0.1064) for d in (-0.36, 0.34, -0.16, 0.44, -0.26)]
+    assert group.values == pytest.approx(expected, abs=1e-14)
+    assert [round(value, 4) for value in group.values] == [-1.1037, 1.0423, -0.4905, 1.3489, -0.7971]
+
+
+def test_conventions_are_explicit():
+    assert group_advantages(WORKED).values[3] == pytest.approx(0.44 / (math.sqrt(0.1064) + 1e-4), abs=1e-14)
+    sample = group_advantages(WORKED, ddof=1)  # TRL's convention
+    assert sample.values[3] == pytest.approx(0.44 / (math.sqrt(0.532 / 4) + 1e-4), abs=1e-14)
+    assert group_advantages(WORKED, "mean").values == pytest.approx([-0.36, 0.34, -0.16, 0.44, -0.26], abs=1e-15)
+
+
+def test_void_episodes_do_not_move_the_baseline():
+    without = group_advantages(WORKED)
+    with_void = group_advantages([*WORKED[:2], None, *WORKED[2:], None])
+    assert tuple(value for value in with_void.values if value is not None) == without.values
+    assert with_void.values[2] is with_void.values[6] is None
+    assert (with_void.mean, with_void.std) == (without.mean, without.std)
+
+
+@pytest.mark.parametrize("group", [[], [None, None], [0.4], [0.4, None], [0.0] * 8, [0.3, 0.1 + 0.2]])
+def test_flat_groups_yield_nothing_and_say_so(group):
+    result = group_advantages(group)
+    assert result.flat
+    assert result.values == (None,) * len(group)
+
+
+@pytest.mark.parametrize("kind", ["zscore", "mean"])
+@given(rewards)
+def test_advantages_are_centred_and_keep_the_order(kind, group):
+    result = group_advantages(group, kind)
+    pairs = [(r, a) for r, a in zip(group, result.values, strict=True) if r is not None and a is not None]
+    if result.flat:
+        assert not pairs
+        return
+    assert len(pairs) == sum(reward is not None for reward in group)
+    assert math.fsum(a for _, a in pairs) == pytest.approx(0, abs=1e-6)
+    assert all((x[1] <= y[1]) for x in pairs for y in pairs if x[0] < y[0])
+
+
+def test_refuses_what_it_does_not_know():
+    with pytest.raises(ConfigError, match="zscore, mean"):
+        group_advantages([0, 1], "median")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not finite"):
+        group_advantages([0.0, math.nan])

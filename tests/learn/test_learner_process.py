@@ -1,0 +1,86 @@
+"""The learner as the controller sees it: a process that answers, refuses and may die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from coderepairrl.errors import LearnerFault, RunError, UsageError
+from coderepairrl.learn import Learner, LearnSettings, init_random
+from coderepairrl.learn.trainer import Trainer
+
+LENGTHS = [20, 9, 31]
+SETTINGS = LearnSettings("grpo", lr=1e-2, beta=0.05)
+
+
+@asynccontextmanager
+async def learner(model, tmp_path, settings=SETTINGS):
+    running = await Learner.start(model, settings, log_dir=tmp_path / "logs", publish_dir=tmp_path / "weights")
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, make_rows, tmp_path):
+    """Through JSON frames and another process: equal metrics, equal checksums, also after a resume."""
+    here = Trainer(miniature, SETTINGS)
+    expected = [here.step(make_rows(LENGTHS, seed)) for seed in range(3)]
+    checksum = here.publish(tmp_path / "expected")[2]
+    async with learner(miniature, tmp_path) as one:
+        assert one.version == 0
+        assert [await one.step(make_rows(LENGTHS, seed)) for seed in range(2)] == expected[:2]
+        await one.save(tmp_path / "checkpoint")
+        with pytest.raises(LearnerFault, match="flat or void"):
+            await one.step([])
+        blocked = tmp_path / "file"
+        blocked.write_text("")
+        with pytest.raises(RunError, match="could not save"):
+            await one.save(blocked / "checkpoint")
+        with pytest.raises(UsageError, match="not a whole checkpoint"):
+            await one.restore(tmp_path / "nowhere")
+        waiting = asyncio.create_task(one.step(make_rows(LENGTHS, 7)))
+        await asyncio.sleep(0)
+        waiting.cancel()  # carried out all the same, and its reply disturbs nobody
+        rows = [row.ids for row in make_rows(LENGTHS)]
+        assert [len(scores) for scores in await one.logprobs(rows)] == [n - 1 for n in LENGTHS]
+        assert one.version == 3
+        assert await one.restore(tmp_path / "checkpoint") == one.version == 2
+        assert await one.step(make_rows(LENGTHS, 2)) == expected[2]
+        published = await one.publish()
+        assert (published.version, published.checksum) == (3, checksum)
+        assert published.path.parent == tmp_path / "weights"
+
+
+async def test_a_killed_learner_is_a_fault_and_its_checkpoint_survives(miniature, make_rows, tmp_path):
+    async with learner(miniature, tmp_path) as one:
+        await one.save(tmp_path / "checkpoint")
+        os.kill(one.pid, signal.SIGSTOP)
+        step = asyncio.create_task(one.step(make_rows(LENGTHS)))
+        await asyncio.sleep(0.05)
+        os.kill(one.pid, signal.SIGKILL)
+        with pytest.raises(LearnerFault, match=r"died during step.*SIGKILL"):
+            await step
+        with pytest.raises(LearnerFault):
+            await one.publish()
+    async with learner(miniature, tmp_path) as two:
+        assert await two.restore(tmp_path / "checkpoint") == 0
+        assert (await two.step(make_rows(LENGTHS)))["rows"] == len(LENGTHS)
+
+
+async def test_random_weights_on_request_and_a_clear_error_for_no_model(miniature, tmp_path):
+    with pytest.raises(UsageError, match=r"config\.json is missing"):
+        await Learner.start(tmp_path, SETTINGS, log_dir=tmp_path, publish_dir=tmp_path)
+    await init_random(miniature, tmp_path / "model", 1, log_dir=tmp_path)
+    assert (tmp_path / "model" / "model.safetensors").is_file()
+
+
+def test_the_controllers_side_loads_no_torch():
+    code = "import sys, coderepairrl.learn; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,166 @@
+"""Packing changes nothing but speed: rows score, and pull, as they would alone or padded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from coderepairrl.errors import UsageError
+from coderepairrl.learn.losses import LOSSES, Scale, Trained
+from coderepairrl.learn.pack import micro_batches, pack, split
+from coderepairrl.learn.policy import Policy, init_random
+
+LENGTHS = [17, 40, 2, 9, 33]
+
+
+def gradients(policy):
+    found = {name: p.grad.clone() for name, p in policy.model.named_parameters()}
+    policy.model.zero_grad()
+    return found
+
+
+def loss_of(logp_N, batch):
+    trained = Trained(logp_N, batch.recorded_N, None, batch.row_N, batch.advantage_R, batch.weight_R, batch.count_R)
+    return LOSSES["gspo"](trained, Scale(len(LENGTHS), 0.3, 0.3)).value
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_packed_equals_padded(miniature, make_rows, temperature):
+    """Against transformers' own padded forward with its SDPA attention: loss and gradients to 1e-5."""
+    from transformers import AutoModelForCausalLM
+
+    rows = make_rows(LENGTHS)
+    policy = Policy.load(miniature)
+    batch = pack(rows)
+    packed = policy.logprobs(batch, temperature)
+    loss = loss_of(packed, batch)
+    loss.backward()
+    ours = gradients(policy)
+
+    model = AutoModelForCausalLM.from_pretrained(miniature, dtype=torch.float32, attn_implementation="sdpa")
+    ids = pad_sequence([torch.tensor(row.ids) for row in rows], batch_first=True)
+    mask = pad_sequence([torch.ones(len(row.ids)) for row in rows], batch_first=True)
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1] / temperature
+    logprobs = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    on = pad_sequence([torch.tensor(row.trained) for row in rows], batch_first=True)[:, 1:]
+    padded = logprobs[on]
+    padded_loss = loss_of(padded, batch)
+    padded_loss.backward()
+
+    assert (packed - padded).abs().max().item() < 1e-5
+    assert loss.item() == pytest.approx(padded_loss.item(), abs=1e-5)
+    assert max(g.abs().max().item() for g in ours.values()) > 1e-3
+    for name, parameter in model.named_parameters():
+        assert (ours[name] - parameter.grad).abs().max().item() < 1e-5, name
+
+
+def test_there_is_no_padding(make_rows):
+    rows = make_rows(LENGTHS)
+    batches = micro_batches(rows, budget=48)
+    assert sum(len(batch.ids_T) for batch in batches) == sum(LENGTHS)  # a padding factor of exactly 1
+    assert all(len(batch.ids_T) <= 48 for batch in batches)
+
+
+def test_a_row_longer_than_the_budget_goes_alone():
+    parts = list(split([5, 50, 5, 5], budget=10))
+    assert [(part.start, part.stop) for part in parts] == [(0, 1), (1, 2), (2, 4)]
+    assert list(split([], budget=10)) == []
+
+
+def test_a_neighbour_has_no_influence(miniature, make_rows):
+    policy = Policy.load(miniature)
+    row, a, b = make_rows([20, 30, 30], seed=1)
+    with torch.no_grad():
+        alone = policy.logprobs(pack([row]), 1.0)
+        after_a = policy.logprobs(pack([a, row]), 1.0)[sum(a.trained) :]
+        after_b = policy.logprobs(pack([b, row]), 1.0)[sum(b.trained) :]
+    assert torch.equal(after_a, after_b)
+    assert (alone - after_a).abs().max().item() < 1e-5
+
+
+def test_chunked_logits_equal_whole_ones(miniature, make_rows):
+    policy = Policy.load(miniature)
+    batch = pack(make_rows(LENGTHS))
+    whole = policy.logprobs(batch, 0.9)
+    loss_of(whole, batch).backward()
+    gradient = gradients(policy)
+    chunked = policy.logprobs(batch, 0.9, logits=7 * 265)
+    loss_of(chunked, batch).backward()
+    assert (whole - chunked).abs().max().item() < 1e-6
+    for name, value in gradients(policy).items():
+        assert (value - gradient[name]).abs().max().item() < 1e-6
+
+
+def test_masked_tokens_pull_on_nothing(miniature, make_rows):
+    """The embedding and the logit of a token that only occurs after the last trained one get no gradient at all."""
+    (row,) = make_rows([24], seed=2)
+    trained = tuple(3 <= i < 12 for i in range(24))
+    ids = (*(i % 50 for i in range(12)), *(200 + i for i in range(12)))
+    row = type(row)("e", ids, trained, row.logprobs, row.versions, 1.0)
+    policy = Policy.load(miniature)
+    hidden = []
+    hook = policy.model.base_model.register_forward_hook(lambda _m, _i, out: hidden.append(out.last_hidden_state))
+    batch = pack([row])
+    logp_N = policy.logprobs(batch, 1.0)
+    hook.remove()
+    hidden[0].retain_grad()
+    loss_of(logp_N, batch).backward()
+    pulled = hidden[0].grad[0].abs().sum(1) > 0
+    assert pulled.tolist() == [2 <= i < 11 for i in range(24)]  # exactly the positions that predict a trained token
+
+
+@pytest.mark.parametrize("broken, message", [("first", "first token"), ("none", "no token to train"), ("long", "diff")])
+def test_refuses_rows_that_cannot_be_trained(make_rows, broken, message):
+    from dataclasses import replace
+
+    (row,) = make_rows([8])
+    bad = {
+        "first": replace(row, trained=(True,) * 8),
+        "none": replace(row, trained=(False,) * 8),
+        "long": replace(row, logprobs=(0.0,) * 9),
+    }[broken]
+    with pytest.raises(ValueError, match=message):
+        micro_batches([bad], 100)
+
+
+def test_random_weights_follow_the_seed(miniature, tmp_path):
+    source = tmp_path / "bare"
+    source.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(miniature / name, source / name)
+    config = json.loads((source / "config.json").read_text())
+    del config["architectures"]  # as one writes it by hand
+    (source / "config.json").write_text(json.dumps(config))
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        init_random(source, tmp_path / name, seed)
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "a")
+    assert model.config.architectures == ["Qwen3ForCausalLM"] and model.config.use_cache
+    assert AutoTokenizer.from_pretrained(tmp_path / "a").decode([65, 66])
+    assert Policy.load(tmp_path / "a").model.config.model_type == "qwen3"
+
+
+def test_refuses_a_folder_without_a_model_and_architectures_that_leak(tmp_path):
+    from transformers import Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    with pytest.raises(UsageError, match=r"config\.json is missing"):
+        Policy.load(tmp_path)
+    with pytest.raises(UsageError, match="cannot read the model configuration"):
+        init_random(tmp_path, tmp_path / "out", 0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 64, "num_key_value_heads": 1, "max_position_embeddings": 128}
+    convolution = Lfm2Config(**sizes, layer_types=["conv", "full_attention"], pad_token_id=0)
+    Lfm2ForCausalLM(convolution).save_pretrained(tmp_path / "conv")
+    with pytest.raises(UsageError, match="packed rows"):
+        Policy.load(tmp_path / "conv")
+    window = Qwen3Config(**sizes, head_dim=16, use_sliding_window=True, sliding_window=4, max_window_layers=0)
+    Qwen3ForCausalLM(window).save_pretrained(tmp_path / "window")
+    with pytest.raises(UsageError, match="sliding window"):
+        Policy.load(tmp_path / "window")

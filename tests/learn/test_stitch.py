@@ -1,0 +1,185 @@
+"""Trees of turns become rows: each sampled token trains at most once, and all are accounted for."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl.learn import Account, batch, stitch
+from coderepairrl.types import Ending, Episode, Finish, Origin, Sampling, Score, TokenSpan, Turn, VersionRange, sequence
+
+fresh = itertools.count(1000)
+
+
+def turn(index, base, given=1, output=1, *, tail=0, masked="", version=0, sampling=None, finish=Finish.STOP):
+    """A turn whose every id is unique in the world, so that a row says where its tokens come from."""
+
+    def said(n):
+        ids = tuple(itertools.islice(fresh, n))
+        return TokenSpan(ids, Origin.POLICY, tuple(-token / 1e5 for token in ids))
+
+    return Turn(
+        index,
+        base,
+        TokenSpan(tuple(itertools.islice(fresh, given)), Origin.GIVEN),
+        said(output),
+        said(tail),
+        versions=(VersionRange(version, 0, output + tail),),
+        sampling=sampling or Sampling(),
+        masked=masked,
+        finish=finish,
+    )
+
+
+def episode(*turns, id="e", group="g", ending=Ending.DONE, reward=0.0):
+    scores = (Score("r", reward),)
+    return Episode(id, "t", "train", 0, group, 0, ending, turns=turns, scores=scores)
+
+
+def trained_ids(samples):
+    return [i for sample in samples for i, trained in zip(sample.ids, sample.trained, strict=True) if trained]
+
+
+def test_a_straight_episode_is_one_row_with_exactly_what_the_engine_saw():
+    turns = (turn(0, None, 3, 2, version=4), turn(1, 0, 2, 3, tail=2, version=5))
+    (row,), account = stitch(episode(*turns), 0.5, max_tokens=100)
+    assert row.ids == sequence(turns, 1)
+    assert row.trained == (False,) * 3 + (True,) * 2 + (False,) * 2 + (True,) * 3
+    assert row.versions == (-1, -1, -1, 4, 4, -1, -1, 5, 5, 5)
+    assert row.logprobs == (0, 0, 0, *turns[0].output.logprobs, 0, 0, *turns[1].output.logprobs)
+    assert (row.advantage, row.weight, row.episode_id) == (0.5, 1.0, "e")
+    assert account == Account(7, 5, {}, {"stop_string": 2}, row_tokens=10, distinct_tokens=10)
+
+
+def test_a_fork_trains_the_shared_prefix_in_its_first_row_only():
+    turns = (turn(0, None, 3, 4), turn(1, 0, 1, 2), turn(2, 0, 1, 6))
+    rows, account = stitch(episode(*turns), 1.0, max_tokens=100)
+    assert [row.ids for row in rows] == [sequence(turns, 1), sequence(turns, 2)]
+    assert [sum(row.trained) for row in rows] == [6, 6]
+    assert rows[1].trained[:8] == (False,) * 8  # the prefix and its output, as context
+    assert rows[1].logprobs[3:7] == turns[0].output.logprobs
+    assert [row.weight for row in rows] == [0.5, 0.5]
+    assert (account.row_tokens, account.distinct_tokens) == (10 + 14, 17)
+    assert account.expansion == pytest.approx(24 / 17)
+    assert account.delivered == 1.0
+
+
+def test_versions_of_a_turn_that_saw_new_weights_on_the_way():
+    mixed = Turn(
+        0,
+        None,
+        TokenSpan((1,), Origin.GIVEN),
+        TokenSpan((2, 3, 4), Origin.POLICY, (-1.0, -1.0, -1.0)),
+        versions=(VersionRange(7, 0, 1), VersionRange(8, 1, 3)),
+    )
+    (row,), _ = stitch(episode(mixed), 1.0, max_tokens=10)
+    assert row.versions == (-1, 7, 8, 8)
+
+
+def test_untrained_leaves_are_dropped_and_untrained_links_masked():
+    turns = (
+        turn(0, None, 2, 3),
+        turn(1, 0, 1, 4, masked="aborted", finish=Finish.ABORT),  # a leaf: in no row
+        turn(2, 0, 1, 5, masked="injected"),  # on the way to a trained turn
+        turn(3, 2, 1, 6),
+        turn(4, 3, 1, 7, sampling=Sampling(top_p=0.9)),
+    )
+    (row,), account = stitch(episode(*turns), 1.0, max_tokens=100)
+    assert row.ids == sequence(turns, 3)
+    assert trained_ids([row]) == [*turns[0].output.ids, *turns[3].output.ids]
+    assert (account.sampled, account.trained) == (25, 9)
+    assert account.masked == {"injected": 5}
+    assert account.dropped == {"aborted": 4, "sampling": 7}
+
+
+def test_overlong_paths_end_before_the_turn_that_does_not_fit():
+    turns = (turn(0, None, 2, 2), turn(1, 0, 1, 2), turn(2, 1, 1, 2), turn(3, 0, 1, 3))
+    rows, account = stitch(episode(*turns), 1.0, max_tokens=8)
+    assert [row.ids for row in rows] == [sequence(turns, 1), sequence(turns, 3)]
+    assert account.dropped == {"overlong": 2}
+    none, account = stitch(episode(*turns), 1.0, max_tokens=3)
+    assert none == () and account.dropped == {"overlong": 9} and account.balanced
+
+
+def test_void_and_flat_give_no_rows_but_an_account():
+    straight = (turn(0, None, 1, 3, tail=1),)
+    assert stitch(episode(*straight, ending=Ending.VOID), None, max_tokens=9) == ((), Account(4, dropped={"void": 4}))
+    assert stitch(episode(*straight), None, max_tokens=9) == ((), Account(4, dropped={"flat_group": 4}))
+
+
+def test_refuses_tokens_without_a_prompt_or_a_version():
+    with pytest.raises(ValueError, match="empty prompt"):
+        stitch(episode(turn(0, None, 0, 1)), 1.0, max_tokens=9)
+    said = TokenSpan((5, 6), Origin.POLICY, (-1.0, -1.0))
+    nobody = Turn(0, None, TokenSpan((1,), Origin.GIVEN), said, versions=(VersionRange(0, 0, 1),))
+    with pytest.raises(ValueError, match="which version sampled its token 1"):
+        stitch(episode(nobody), 1.0, max_tokens=9)
+
+
+def test_a_batch_joins_groups_and_counts_the_flat_ones():
+    attempts = [
+        episode(turn(0, None, 1, 2), id="a0", group="a", reward=0.0),
+        episode(turn(0, None, 1, 3), id="b0", group="b", reward=1.0),
+        episode(turn(0, None, 1, 4), id="a1", group="a", reward=1.0),
+        episode(turn(0, None, 1, 5), id="b1", group="b", reward=1.0),
+        episode(turn(0, None, 1, 6), id="a2", group="a", ending=Ending.VOID),
+        episode(turn(0, None, 1, 7), id="a3", group="a", reward=0.5),
+    ]
+    result = batch(attempts, "mean", max_tokens=100)
+    assert [(row.episode_id, row.advantage) for row in result.samples] == [("a0", -0.5), ("a1", 0.5), ("a3", 0.0)]
+    assert result.groups["b"].flat and not result.groups["a"].flat
+    assert result.account.dropped == {"flat_group": 8, "void": 6}
+    assert (result.account.sampled, result.account.trained) == (27, 13)
+    with pytest.raises(ValueError, match="share an id"):
+        batch([attempts[0], attempts[0]], max_tokens=100)
+
+
+@st.composite
+def trees(draw):
+    turns = []
+    for index in range(draw(st.integers(0, 9))):
+        base = draw(st.one_of(st.none(), st.integers(0, index - 1))) if index else None
+        sampling = Sampling(temperature=draw(st.sampled_from([1.0, 1.0, 1.0, 0.0])))
+        turns.append(
+            turn(
+                index,
+                base,
+                draw(st.integers(1 if base is None else 0, 4)),
+                draw(st.integers(0, 4)),
+                tail=draw(st.sampled_from([0, 0, 2])),
+                masked=draw(st.sampled_from(["", "", "", "aborted", "injected"])),
+                sampling=sampling,
+                version=draw(st.integers(0, 3)),
+            )
+        )
+    return episode(*turns, ending=draw(st.sampled_from([Ending.DONE, Ending.LIMIT, Ending.DONE, Ending.VOID])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees(), st.one_of(st.none(), st.floats(-2, 2)), st.integers(1, 30))
+def test_every_sampled_token_is_accounted_for_and_trains_at_most_once(tree, advantage, max_tokens):
+    rows, account = stitch(tree, advantage, max_tokens=max_tokens)
+    assert account.balanced
+    assert account.sampled == tree.sampled
+    ids = trained_ids(rows)
+    assert len(ids) == len(set(ids)) == account.trained  # ids are unique, so no token trains twice
+    outputs = {token: turn for turn in tree.turns for token in turn.output.ids}
+    assert all(not outputs[token].masked and outputs[token].sampling.trainable for token in ids)
+    seen = {sequence(tree.turns, turn.index) for turn in tree.turns}
+    for row in rows:
+        assert row.ids in seen  # a row is a path, token for token
+        assert row.trained[-1] and not row.trained[0] and len(row.ids) <= max_tokens
+    if rows:
+        assert sum(row.weight for row in rows) == pytest.approx(1)
+        assert account.expansion >= 1
+
+
+@given(st.lists(trees(), max_size=4))
+def test_accounts_add_up(forest):
+    accounts = [stitch(tree, 1.0, max_tokens=20)[1] for tree in forest]
+    total = sum(accounts, Account())
+    assert total.balanced
+    assert total.sampled == sum(tree.sampled for tree in forest)

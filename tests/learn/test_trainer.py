@@ -1,0 +1,280 @@
+"""The optimiser step: accumulation, determinism, checkpoints, learning."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import torch
+
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import LearnSettings, group_advantages
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.types import Sample
+
+LENGTHS = [30, 12, 45, 8, 21, 33]
+
+
+def weights(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.policy.state().items()}
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def gradient_of_step(trainer, rows, monkeypatch):
+    seen = {}
+
+    def keep(parameters, *_, **__):
+        seen.update({name: p.grad.clone() for name, p in trainer.policy.model.named_parameters()})
+        return torch.tensor(0.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
+        metrics = trainer.step(rows)
+    return metrics, seen
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
+def test_micro_batches_add_up_to_the_big_batch(algorithm, miniature, make_rows, monkeypatch):
+    constant = 64 if algorithm == "dr_grpo" else None
+    rows = make_rows(LENGTHS)
+    rows[1] = replace(rows[1], episode_id="e0", advantage=rows[0].advantage, weight=0.3)  # a fork across micro-batches
+    rows[0] = replace(rows[0], weight=0.7)
+    settings = LearnSettings(algorithm, beta=0.1, eps_low=0.3, eps_high=0.3, max_completion_tokens=constant)
+    big, gradient = gradient_of_step(Trainer(miniature, settings), rows, monkeypatch)
+    small_settings = replace(settings, micro_tokens=40)
+    small, accumulated = gradient_of_step(Trainer(miniature, small_settings), rows, monkeypatch)
+    assert (big["micro_batches"], small["micro_batches"]) == (1, 5)
+    assert small["loss"] == pytest.approx(big["loss"], abs=1e-6)
+    assert max(value.abs().max().item() for value in gradient.values()) > 1e-3
+    for name, value in gradient.items():
+        assert (accumulated[name] - value).abs().max().item() < 1e-6, name
+
+
+def test_the_same_samples_give_the_same_bits(miniature, make_rows):
+    runs = []
+    for _ in range(2):
+        trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2, micro_tokens=50))
+        metrics = [trainer.step(make_rows(LENGTHS, seed)) for seed in range(3)]
+        runs.append((metrics, weights(trainer)))
+    assert runs[0][0] == runs[1][0]
+    assert equal(runs[0][1], runs[1][1])
+
+
+def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, tmp_path):
+    settings = LearnSettings("grpo", lr=1e-2, beta=0.1, warmup_updates=4, updates_per_batch=2)
+    straight = Trainer(miniature, settings)
+    for seed in range(2):
+        straight.step(make_rows(LENGTHS, seed))
+    straight.save(tmp_path / "2")
+    expected = [straight.step(make_rows(LENGTHS, seed)) for seed in range(2, 4)]
+
+    resumed = Trainer(miniature, settings)
+    resumed.step(make_rows(LENGTHS, 9))  # a state to be forgotten
+    resumed.restore(tmp_path / "2")
+    assert (resumed.version, resumed.updates) == (2, 4)
+    assert [resumed.step(make_rows(LENGTHS, seed)) for seed in range(2, 4)] == expected
+    assert equal(weights(straight), weights(resumed))
+    assert {entry.name for entry in tmp_path.iterdir()} == {"2"}  # nothing half-written lies about
+
+
+def test_a_checkpoint_before_the_first_step_and_over_an_older_one(miniature, make_rows, tmp_path):
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    start = weights(trainer)
+    trainer.save(tmp_path / "c")
+    trainer.step(make_rows(LENGTHS))
+    after = weights(trainer)
+    assert not equal(start, after)
+    trainer.restore(tmp_path / "c")
+    assert equal(weights(trainer), start) and trainer.version == 0
+    trainer.step(make_rows(LENGTHS))
+    assert equal(weights(trainer), after)
+    trainer.save(tmp_path / "c")
+    fresh = Trainer(miniature, LearnSettings("grpo"))
+    fresh.restore(tmp_path / "c")
+    assert equal(weights(fresh), after) and fresh.version == 1
+
+
+def test_a_checkpoint_is_a_hugging_face_model(miniature, make_rows, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer.step(make_rows(LENGTHS))
+    trainer.save(tmp_path / "c")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights(trainer).items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "c").eos_token == "<|im_end|>"
+
+
+def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniature, make_rows, tmp_path):
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer.save(tmp_path / "c")
+    trainer.step(make_rows(LENGTHS))
+    before = weights(trainer)
+    with pytest.raises(UsageError, match="not a whole checkpoint"):
+        trainer.restore(tmp_path / "nowhere")
+    (tmp_path / "c" / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UsageError, match="not a whole checkpoint"):
+        trainer.restore(tmp_path / "c")
+    safetensors.torch.save_file({"other": torch.zeros(2)}, tmp_path / "c" / "model.safetensors")
+    with pytest.raises(UsageError, match="another model"):
+        trainer.restore(tmp_path / "c")
+    assert equal(weights(trainer), before) and trainer.version == 1
+
+
+def test_a_failed_save_leaves_the_old_checkpoint(miniature, make_rows, tmp_path, monkeypatch):
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer.save(tmp_path / "c")
+    old = (tmp_path / "c" / "model.safetensors").read_bytes()
+    trainer.step(make_rows(LENGTHS))
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        trainer.save(tmp_path / "c")
+    with pytest.raises(OSError, match="No space"):
+        trainer.publish(tmp_path / "published")
+    assert (tmp_path / "c" / "model.safetensors").read_bytes() == old
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name != "published"] == ["c"]
+    assert not list((tmp_path / "published").iterdir())
+
+
+def test_a_crash_between_two_renames_loses_no_checkpoint(miniature, make_rows, tmp_path):
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer.step(make_rows(LENGTHS))
+    trainer.save(tmp_path / "c")
+    (tmp_path / "c").rename(tmp_path / ".c.old")  # the old one moved away, the new one not yet in its place
+    fresh = Trainer(miniature, LearnSettings("grpo"))
+    fresh.restore(tmp_path / "c")
+    assert equal(weights(fresh), weights(trainer))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
+
+
+def test_published_weights_are_versioned_and_checksummed(miniature, make_rows, tmp_path):
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    first, version, _ = trainer.publish(tmp_path)
+    assert version == 0
+    trainer.step(make_rows(LENGTHS))
+    path, version, checksum = trainer.publish(tmp_path)
+    assert version == 1 and path != first and first.exists()
+    assert checksum == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert equal(safetensors.torch.load_file(path), weights(trainer))
+    assert "lm_head.weight" not in weights(trainer)  # tied: once
+
+
+def test_weight_decay_spares_norms_and_warmup_rises(miniature, make_rows):
+    rows = [replace(row, advantage=0.0) for row in make_rows(LENGTHS)]
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=0.1, weight_decay=0.5, warmup_updates=3))
+    before = weights(trainer)
+    rates = [trainer.step(rows)["lr"] for _ in range(5)]
+    assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
+    factor = math.prod(1 - rate * 0.5 for rate in rates)
+    for name, tensor in weights(trainer).items():  # no gradient, so decay is all that moved them
+        expected = before[name] * (factor if tensor.ndim >= 2 else 1.0)
+        assert torch.allclose(tensor, expected, atol=1e-7), name
+
+
+def test_metrics_say_what_happened(miniature, make_rows, on_policy):
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-3, micro_tokens=60))
+    rows = on_policy(trainer, make_rows(LENGTHS))
+    off = rows[0].trained.index(True)
+    shifted = tuple(p + 0.25 * (i == off) for i, p in enumerate(rows[0].logprobs))
+    metrics = trainer.step([replace(rows[0], logprobs=shifted), *rows[1:]])
+    tokens = sum(sum(row.trained) for row in rows)
+    assert metrics["mismatch_max"] == pytest.approx(0.25, abs=1e-5)
+    assert metrics["mismatch_mean"] == pytest.approx(0.25 / tokens, abs=1e-5)
+    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert (metrics["tokens"], metrics["row_tokens"], metrics["rows"]) == (tokens, sum(LENGTHS), len(LENGTHS))
+    assert metrics["entropy"] == pytest.approx(math.log(265), abs=0.3)  # nearly uniform
+    stale = trainer.step(rows)
+    assert stale["staleness_max"] == 1 and "mismatch_max" not in stale
+    assert all(isinstance(value, int | float) and math.isfinite(value) for value in stale.values())
+
+
+def test_old_logprobs_recorded_or_recomputed(miniature, make_rows, monkeypatch):
+    rows = make_rows(LENGTHS)  # recorded logprobs far from the learner's
+    recorded = Trainer(miniature, LearnSettings("grpo")).step(rows)
+    recomputed = Trainer(miniature, LearnSettings("grpo", old_logprobs="recomputed")).step(rows)
+    assert recorded["ratio_max"] > 1.3
+    assert recomputed["ratio_max"] == recomputed["ratio_mean"] == 1.0
+    twice = Trainer(miniature, LearnSettings("grpo", lr=1e-2, old_logprobs="recomputed", updates_per_batch=2))
+    assert twice.step(rows)["ratio_max"] > 1.0 and twice.updates == 2  # against the logprobs before the batch
+
+
+def test_kl_pulls_back_to_the_initial_weights(miniature, make_rows, on_policy):
+    distance = {}
+    for beta in (0.0, 5.0):
+        trainer = Trainer(miniature, LearnSettings("grpo", lr=3e-3, beta=beta, weight_decay=0.0))
+        assert (trainer.reference is None) == (beta == 0)
+        start = trainer.logprobs([row.ids for row in make_rows(LENGTHS)], 1.0)
+        for _ in range(8):
+            metrics = trainer.step(on_policy(trainer, make_rows(LENGTHS)))
+        after = trainer.logprobs([row.ids for row in make_rows(LENGTHS)], 1.0)
+        distance[beta] = sum(abs(a - b) for x, y in zip(start, after, strict=True) for a, b in zip(x, y, strict=True))
+        assert ("kl" in metrics) == (beta > 0)
+    assert distance[5.0] < 0.6 * distance[0.0]
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_forgotten(miniature, make_rows):
+    rows = make_rows(LENGTHS)
+    trainer, control = (Trainer(miniature, LearnSettings("grpo", lr=1e-2)) for _ in range(2))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        trainer.step([replace(rows[0], advantage=math.inf), *rows[1:]])
+    assert trainer.version == 0
+    trainer.step(rows)
+    control.step(rows)
+    assert equal(weights(trainer), weights(control))
+
+
+def test_settings_that_cannot_work_are_refused():
+    for bad in (
+        {"algorithm": "ppo"},
+        {"algorithm": "dr_grpo"},
+        {"max_completion_tokens": 10},
+        {"lr": -1.0},
+        {"temperature": 0.0},
+        {"beta": math.nan},
+        {"betas": (0.9, 1.0)},
+        {"old_logprobs": "guessed"},
+        {"micro_tokens": 0},
+    ):
+        with pytest.raises(ConfigError):
+            LearnSettings(**bad)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("algorithm", ["gspo", "dr_grpo"])
+def test_learns_a_bandit(algorithm, seed, miniature):
+    """16 of 265 tokens pay after a prompt: sampling and training on what was sampled makes them likely."""
+    constant = 1 if algorithm == "dr_grpo" else None
+    settings = LearnSettings(algorithm, lr=2e-3, max_grad_norm=1.0, max_completion_tokens=constant)
+    trainer = Trainer(miniature, settings)
+    generator = torch.Generator().manual_seed(seed)
+    prompt, paying = (65, 66, 67), range(64, 80)
+
+    def probabilities():
+        rows = [(*prompt, token) for token in range(265)]
+        return torch.tensor([logprobs[-1] for logprobs in trainer.logprobs(rows, 1.0)]).exp()
+
+    before = probabilities()[64:80].sum().item()
+    for _ in range(40):
+        p = probabilities()
+        drawn = torch.multinomial(p, 64, replacement=True, generator=generator).tolist()
+        advantages = group_advantages([float(token in paying) for token in drawn]).values
+        trained, versions = (False, False, False, True), (-1, -1, -1, trainer.version)
+        samples = [
+            Sample(f"e{i}", (*prompt, token), trained, (0.0, 0.0, 0.0, math.log(p[token])), versions, advantage)
+            for i, (token, advantage) in enumerate(zip(drawn, advantages, strict=True))
+            if advantage is not None
+        ]
+        if samples:
+            trainer.step(samples)
+    assert before < 0.1
+    assert probabilities()[64:80].sum().item() > 0.8

@@ -1,0 +1,290 @@
+"""A report says what the log says, and of a log that is unfinished, torn or hostile what can be said."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from coderepairrl import report
+from coderepairrl.cli import app
+from coderepairrl.errors import CodeRepairError, UsageError
+from coderepairrl.evaluate import clusters, compare
+from coderepairrl.report import ledger, names, reading
+from coderepairrl.report.analysis import compare_runs, differences
+from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.types import Ending, Score, ToolCall
+
+from .runs import FUNCTIONS, Maker, written
+
+VOID_TAGS = {"meta", "br", "input", "img", "link", "path", "rect", "circle"}
+EVIL = "</style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\"' {{ 7*7 }}"
+
+
+class Reader(HTMLParser):
+    """Elements, attributes and text of a page; raises unless tags are balanced."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.elements: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
+        if tag not in VOID_TAGS:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID_TAGS:
+            assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack[-1:] != ["style"]:
+            self.text += data + " "
+
+
+def read_page(runs: Sequence[Path]) -> Reader:
+    page = report.render(report.load(runs))
+    reader = Reader(page)
+    assert reader.elements.isdisjoint({"script", "img", "iframe", "link", "object", "embed"})
+    assert not any(name.startswith("on") for name in reader.attributes)
+    assert reader.links == [] and "url(" not in page and "@import" not in page
+    assert "default-src 'none'" in page
+    assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan", "", reader.text.lower())
+    return reader
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("runs") / "first", steps=6, evaluations=(0, 3, 6))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "second"
+    return written(path, steps=4, seed=7, train={"lr": 5e-4}, agent={"name": "nano", "options": {"nudge": False}})
+
+
+def test_worked_examples() -> None:
+    for module in (clusters, reading, ledger, names):
+        assert doctest.testmod(module).failed == 0
+
+
+def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
+    episodes = [e for e in logged_episodes(RunFolder(run).records()) if e.phase == "eval"]
+    before, after = ([e for e in episodes if e.step == step] for step in (0, 6))
+    expected = compare(before, after, cluster=lambda task: task.rpartition("/")[0])
+    whole, *slices = report.load([run])[0].comparisons
+    assert {name: change.change for name, change in whole.changes.items()} == expected
+    assert whole.clusters == len(FUNCTIONS)
+    assert whole.early["reward"].value == pytest.approx(sum(e.reward for e in before) / len(before))
+    assert [part.slice for part in slices] == ["quoted issues", "unquoted issues"]
+    tests = whole.changes["tests"]
+    by_task = {e.task_id: e.scores[1].value for e in after}
+    gains = [by_task[e.task_id] - e.scores[1].value for e in before]
+    assert (tests.better, tests.worse) == (sum(g > 0 for g in gains), sum(g < 0 for g in gains))
+    assert 0 < tests.p <= 1
+
+
+def test_per_patch_stands_beside_every_score(run: Path) -> None:
+    found = report.load([run])[0]
+    assert found.scores == ["patch_lines", "tests"]
+    for values in [found.comparisons[0].late, *found.steps]:
+        assert {"patch_lines_per_patch", "tests_per_patch"} <= set(values)
+    text = read_page([run]).text
+    assert "tests passing, per non-empty patch" in text and "empty patches" in text
+
+
+def test_counts_are_those_of_the_log(run: Path) -> None:
+    records = list(RunFolder(run).records())
+    verdicts = [record["verdict"] for record in records if record["type"] == "verdict"]
+    void = sum(verdict["ending"] == "void" for verdict in verdicts)
+    found = report.load([run])[0]
+    assert found.episodes["train"] + found.episodes["eval"] == len(verdicts)
+    assert found.episodes["void"] == found.episodes["retried"] == sum(found.faults.values()) == void > 0
+    assert sum(found.endings.values()) == len(verdicts) - void
+    sampled = sum(
+        len(record["turn"]["output"]["ids"]) + len(record["turn"]["tail"]["ids"])
+        for record in records
+        if record["type"] == "turn"
+    )
+    assert found.account["sampled"] == sampled and found.account["balanced"]
+    assert f"{sampled:,}" in read_page([run]).text
+
+
+def test_the_ledger_of_a_step_is_its_wall_time(run: Path) -> None:
+    found = report.load([run])[0]
+    for step in found.steps:
+        assert sum(step["ledger"].values()) == pytest.approx(step["rollout_seconds"] + step["learn_seconds"])
+        assert min(step["ledger"].values()) >= 0 and 0 < step["engine_busy"] <= 1
+    assert sum(found.ledger.values()) >= sum(sum(step["ledger"].values()) for step in found.steps)
+
+
+def test_evaluation_time_counts_only_the_process_that_spent_it(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "resumed")
+    maker.start()
+    maker.evaluate(0)
+    maker.log.close()
+    lines = maker.folder.log.read_text().splitlines()
+    spent = json.loads(lines[-1])["time"] - json.loads(lines[1])["time"]
+    assert report.load([maker.folder.path])[0].ledger["evaluation"] == pytest.approx(spent, abs=1e-3)
+    # Killed just before the record, resumed: the episodes are known, the evaluation is finished at once.
+    maker.folder.log.write_text("\n".join([*lines[:-1], lines[0], lines[-1]]) + "\n")
+    found = report.load([maker.folder.path])[0]
+    assert [e.step for e in found.evaluations] == [0] and found.ledger["evaluation"] == 0
+    assert found.episodes["starts"] == 2
+
+
+def test_runs_side_by_side(run: Path, other: Path) -> None:
+    first, second = report.load([run, other])
+    text = read_page([run, other]).text
+    assert "second \N{MINUS SIGN} first" in text and "What differs between the runs" in text
+    changed = differences([first, second])
+    assert changed["train.lr"] == [1e-4, 5e-4] and changed["run.seed"] == [0, 7]
+    assert changed["agent.options.nudge"] == [None, False]
+    assert set(changed) == {"train.lr", "run.seed", "run.steps", "agent.options.nudge"}
+    (between,) = compare_runs(first, second)
+    assert between.early == first.comparisons[0].late and between.late == second.comparisons[0].late
+
+
+def test_a_run_does_not_differ_from_itself(run: Path) -> None:
+    first, again = report.load([run, run])
+    assert first.name == again.name
+    (between,) = compare_runs(first, again)
+    assert all(change.change == (0, 0, 0) and change.p == 1 for change in between.changes.values())
+    assert "Nothing: same settings" in read_page([run, run]).text
+
+
+def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
+    result = CliRunner().invoke(app, ["report", str(run), str(other), "--json"])
+    assert result.exit_code == 0
+    data = json.loads(result.stdout, parse_constant=pytest.fail)  # NaN is no JSON
+    first = data["runs"][0]
+    assert first["status"] == "finished" and len(first["steps"]) == 6 and "last" not in first
+    change = first["comparisons"][0]["changes"]["tests"]["change"]
+    assert change["low"] <= change["value"] <= change["high"]
+    text = read_page([run, other]).text
+    assert f"{change['value']:+.3f}".replace("-", "\N{MINUS SIGN}") in text
+    assert data["between_runs"][0][0]["after"] == "second"
+
+
+def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "broken-numbers")
+    maker.start()
+    maker.step(1)
+    maker.log.close()
+    log = maker.folder.log
+    log.write_text(re.sub(r'"learn/(loss|grad_norm)":[-\d.e]+', r'"learn/\1":NaN', log.read_text()))
+    (found,) = report.load([maker.folder.path])
+    data = json.loads(json.dumps(report.numbers([found]), allow_nan=False))
+    assert data["runs"][0]["steps"][0]["learn/loss"] is None
+    read_page([maker.folder.path])
+
+
+def test_a_run_that_never_started(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "new")
+    maker.log.close()
+    text = read_page([maker.folder.path]).text
+    for said in ("never started", "No step is finished", "No evaluation", "nothing was sampled", "no time was logged"):
+        assert said in text
+    maker.folder.log.unlink()
+    maker.folder.config.write_text("= broken")
+    text = read_page([maker.folder.path]).text
+    assert "There is no log.jsonl" in text and "configuration cannot be read" in text
+
+
+def test_an_unfinished_run_with_a_torn_log(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "torn")
+    maker.start()
+    maker.evaluate(0)
+    maker.step(1)
+    maker.record("episode", id="x", phase="train", step=2, group="g", attempt=0, task="t", seed=1)
+    maker.log.close()
+    with maker.folder.log.open("a") as file:
+        file.write('{"type":"turn","ti')
+    (found,) = report.load([maker.folder.path])
+    assert found.status == "unfinished" and found.episodes["interrupted"] == 1
+    text = read_page([maker.folder.path]).text
+    for said in ("last line is incomplete", "1 of 6 steps", "Only one evaluation", "has not ended"):
+        assert said in text
+
+
+def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
+    path = written(tmp_path / "damaged", steps=3, evaluations=())
+    log = RunFolder(path).log
+    lines = log.read_text().splitlines()
+    second = [at for at, line in enumerate(lines) if line.startswith('{"type":"step"')][1]
+    log.write_text("\n".join([*lines[: second + 1], "garbage", *lines[second + 1 :]]) + "\n")
+    (found,) = report.load([path])
+    assert len(found.steps) == 2 and found.account["balanced"]
+    assert f"log.jsonl:{second + 2} is not JSON" in read_page([path]).text
+
+
+def test_a_stopped_run_and_one_without_tests(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "stopped", tests=False)
+    maker.start()
+    maker.step(1)
+    maker.record("stop", step=1, reason="SIGTERM")
+    maker.log.close()
+    text = read_page([maker.folder.path]).text
+    assert "stopped by SIGTERM" in text and "Tests were never run" in text and "not measured" in text
+
+
+def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "evil", agent={"name": "nano", "options": {EVIL: EVIL}})
+    plain = maker._episode
+
+    def hostile(id: str, task: str, ending: Ending, step: int):  # type: ignore[no-untyped-def]
+        from dataclasses import replace
+
+        made = plain(id, task, ending, step)
+        calls = (ToolCall(0, EVIL, EVIL, True, command=EVIL),)
+        return replace(made, tool_calls=calls, scores=(*made.scores, Score(EVIL, 0.5, 0.0, EVIL)), reason=EVIL)
+
+    maker._episode = hostile  # type: ignore[method-assign]
+    path = maker.run(2, evaluations=(0, 2)).folder.path
+    about = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(about | {"name": EVIL, "commit": EVIL, "argv": [EVIL]}))
+    reader = read_page([path])
+    assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
+    assert "\x1b" not in reader.text and "\u202e" not in reader.text
+
+
+def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path) -> None:
+    output = tmp_path / "figure.svg"
+    arguments = ["report", str(run), str(other), "--figure", str(output)]
+    result = CliRunner().invoke(app, [*arguments, "--baseline", "junk a=0.04", "--baseline", "junk b=0.7"])
+    assert result.exit_code == 0 and result.stdout.strip() == str(output)
+    svg = output.read_text()
+    said = [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
+    assert "prefers-color-scheme: dark" in svg and "--b:var(--c1)" in svg
+    assert isinstance(CliRunner().invoke(app, [*arguments, "--baseline", "high"]).exception, UsageError)
+
+
+def test_where_the_page_goes(tmp_path: Path) -> None:
+    path = written(tmp_path / "run", steps=1, evaluations=())
+    result = CliRunner().invoke(app, ["report", str(path)])
+    assert result.stdout.strip() == str(path / "report" / "index.html")
+    assert (path / "report" / "index.html").read_text().startswith("<!DOCTYPE html>")
+    elsewhere = tmp_path / "a" / "page.html"
+    assert CliRunner().invoke(app, ["report", str(path), str(path), "-o", str(elsewhere)]).exit_code == 0
+    assert elsewhere.is_file() and not (path / "report" / "compare.html").exists()
+    blocked = CliRunner().invoke(app, ["report", str(path), "-o", str(path / "run.json" / "page.html")]).exception
+    assert isinstance(blocked, UsageError) and blocked.fix
+    missing = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")]).exception
+    assert isinstance(missing, CodeRepairError) and missing.exit_code == 2

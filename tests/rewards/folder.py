@@ -1,0 +1,107 @@
+"""Real repositories, real diffs, and real processes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import sandbox as sandboxes
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.types import ExecResult, Task
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+def git(folder: Path, *args: str, stdin: bytes = b"") -> bytes:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@t", "-c", "core.autocrlf=false")
+    done = subprocess.run(["git", *identity, *args], cwd=folder, input=stdin, capture_output=True, check=True)
+    return done.stdout
+
+
+class Repository:
+    """A git repository whose edits become diffs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        git(folder, "init", "-q")
+
+    def commit(self, files: Mapping[str, bytes]) -> None:
+        self.put(files)
+        git(self.folder, "add", "-A")
+        git(self.folder, "commit", "-qm", "base", "--allow-empty")
+
+    def put(self, files: Mapping[str, bytes | None]) -> None:
+        for name, content in files.items():
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+
+    def diff(self, *options: str) -> bytes:
+        """The change against the commit, as git writes it; the working tree then goes back to it."""
+        git(self.folder, "add", "-A")
+        patch = git(self.folder, "diff", "--cached", *options)
+        git(self.folder, "reset", "-q", "--hard")
+        return patch
+
+    def edit(self, files: Mapping[str, bytes | None], *options: str) -> bytes:
+        self.put(files)
+        return self.diff(*options)
+
+
+class Watched:
+    """A sandbox that remembers what was run in it."""
+
+    def __init__(self, inner: Sandbox) -> None:
+        self.inner = inner
+        self.commands: list[tuple[str, ...]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
+        self.commands.append(tuple(argv))
+        return await self.inner.exec(argv, **options)
+
+
+class Local:
+    """`unsafe-local`, which works everywhere. `opened` are its sandboxes, which `wrap` may break."""
+
+    name = "unsafe-local"
+
+    def __init__(self, wrap: Callable[[Any], Any] = lambda sandbox: sandbox) -> None:
+        self.opened: list[Watched] = []
+        self._wrap = wrap
+        self._backend = sandboxes.make("unsafe-local")
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Any]:
+        async with self._backend.open(task) as inner:
+            self.opened.append(Watched(inner))
+            yield self._wrap(self.opened[-1])
+
+
+def bwrap() -> SandboxBackend:
+    """The real sandbox, or a skip outside CI where bubblewrap is missing."""
+    if shutil.which("bwrap") is None and os.environ.get("CI") != "true":
+        pytest.skip("bubblewrap is not installed")
+    return sandboxes.make("bwrap")
+
+
+def records(name: str) -> Iterator[dict[str, Any]]:
+    """Rows of a real data set, or a skip outside CI where there is none."""
+    path = DATA / name
+    if not path.exists():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{path} is missing")
+        pytest.skip(f"{path} is missing")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)

@@ -1,0 +1,323 @@
+"""patch_lines: properties of the formula, on diffs that git made."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl.rewards import PatchLines, parse
+from coderepairrl.rewards.lines import common_subsequence, line_similarity
+from coderepairrl.rewards.syntax import tokens
+from rewards.folder import Repository, records
+
+compare = PatchLines().compare
+
+MATHS = b'''"""Sums."""
+
+
+def add(a, b):
+    # the sum
+    return a - b
+
+
+def mul(a, b):
+    if not b:
+        return 0
+    return a * b
+'''
+
+
+def swap(old: bytes, new: bytes, source: bytes = MATHS) -> bytes:
+    assert source.count(old) == 1
+    return source.replace(old, new)
+
+
+@pytest.fixture
+def maths(repository: Repository) -> Callable[..., bytes]:
+    """The diff that turns pairs of old and new text into each other in maths.py."""
+    repository.commit({"maths.py": MATHS, "other.py": b"x = 1\n"})
+
+    def edit(*changes: tuple[bytes, bytes], **files: bytes) -> bytes:
+        source = MATHS
+        for old, new in changes:
+            source = swap(old, new, source)
+        return repository.edit({"maths.py": source, **{name.replace("_", "."): text for name, text in files.items()}})
+
+    return edit
+
+
+FIX = (b"a - b", b"a + b")
+
+
+def test_oracle_is_one_and_nothing_is_zero(maths: Callable[..., bytes]) -> None:
+    oracle = maths(FIX)
+    assert compare(oracle, oracle) == 1.0
+    assert compare(oracle, b"") == compare(b"", oracle) == compare(b"", b"") == 0.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b'"""Sums."""\n', b'"""Sums."""\n\n'),  # a blank line at the top of the right file
+        (b"    return a - b\n", b"\n    return a - b\n"),  # beside the right line
+        (b"    # the sum\n", b"    # the total\n"),
+        (b"    return a - b\n", b"    # return a + b\n    return a - b\n"),
+        (b"    return a - b\n", b"    return a - b  # return a + b\n"),
+        (b"    return a - b\n", b"    return a  -  b\n"),
+        (b"    return a - b\n", b"        return a - b\n"),
+        (b"    return a - b\n", b"    return a - b \n"),
+        (b"    return a - b\n", b"    return a - b\r\n"),
+        (b"    return a - b\n", b"    return a \\\n        - b\n".replace(b"\\", b"")),
+    ],
+)
+def test_no_ops_are_zero(maths: Callable[..., bytes], change: tuple[bytes, bytes]) -> None:
+    assert compare(maths(FIX), maths(change)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [(b"return a * b", b"return a / b"), (b"if not b", b"if not a"), (b"def mul(a, b)", b"def mul(a, c)")],
+)
+def test_other_lines_are_zero_however_alike(maths: Callable[..., bytes], change: tuple[bytes, bytes]) -> None:
+    assert compare(maths(FIX), maths(change)) == 0.0
+
+
+def test_no_op_beside_the_repair_costs_nothing(maths: Callable[..., bytes]) -> None:
+    assert compare(maths(FIX), maths((b"    return a - b\n", b"\n    # sum\n    return a + b\n"))) == 1.0
+
+
+def test_partial_credit_is_ordered(maths: Callable[..., bytes]) -> None:
+    oracle = maths(FIX)
+    junk = compare(oracle, maths((b"return a - b", b"raise KeyError")))
+    near = compare(oracle, maths((b"a - b", b"a * b")))
+    wide = compare(oracle, maths(FIX, (b"return 0", b"raise KeyError"), (b'"""Sums."""', b"import os")))
+    beyond = compare(oracle, maths(FIX, other_py=b"x = 2\n"))
+    assert junk == pytest.approx(1 / 3)
+    assert junk < near < 1.0
+    assert 0.3 < wide < 0.6
+    assert beyond == 0.5
+    assert compare(maths(FIX, other_py=b"x = 2\n"), oracle) == 0.5
+
+
+def test_argument_order_matters(maths: Callable[..., bytes]) -> None:
+    assert compare(maths((b"a - b", b"b - a")), maths((b"a - b", b"a - b, 0"))) < 1.0
+    assert line_similarity((b"f", b"(", b"a", b",", b"b", b")"), (b"f", b"(", b"b", b",", b"a", b")")) < 0.5
+
+
+def test_insertion_earns_where_the_oracle_inserts(repository: Repository) -> None:
+    body = b"".join(b"    step_%d()\n" % i for i in range(30))
+    repository.commit({"a.py": b"def run():\n" + body})
+
+    def insert(after: int, text: bytes) -> bytes:
+        line = b"    step_%d()\n" % after
+        return repository.edit({"a.py": b"def run():\n" + swap(line, line + text, body)})
+
+    oracle = insert(5, b"    check(total, limit=3)\n")
+    near = b"    check(total, limit=4)\n"
+    assert 0.5 < compare(oracle, insert(5, near)) < 1.0
+    assert compare(oracle, insert(6, near)) > 0.5
+    assert compare(oracle, insert(25, near)) == 0.0
+    assert compare(oracle, insert(5, b"    raise ValueError\n")) == 0.0
+    assert compare(oracle, insert(5, b"\tcheck(total, limit=3)\n")) < 1.0  # indentation is part of a Python line
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("comment", b"x = 1  # one\n# old words here\ny = 2\n", b"x = 1  # one\n# new words there\ny = 2\n"),
+        ("trailing comment", b"x = 1  # one\ny = 2\n", b"x = 1  # two\ny = 2\n"),
+        ("indentation", b"for a in b:\n    f(a)\ng(a)\n", b"for a in b:\n    f(a)\n    g(a)\n"),
+        ("line ending", b"a = 1\r\nb = 2\r\n", b"a = 1\nb = 2\n"),
+        ("end of file", b"a = 1\nb = 2", b"a = 1\nb = 2\n"),
+        ("blank lines", b"a = 1\nb = 2\n", b"a = 1\n\n\nb = 2\n"),
+        ("line break", b"f(a, b)\n", b"f(a,\n  b)\n"),
+    ],
+)
+def test_an_oracle_of_that_class_is_no_no_op(repository: Repository, name: str, before: bytes, after: bytes) -> None:
+    repository.commit({"a.py": before})
+    oracle = repository.edit({"a.py": after})
+    junk = repository.edit({"a.py": b"import os\n" + before})
+    assert compare(oracle, oracle) == 1.0, name
+    assert compare(oracle, junk) < 0.5, name
+    real = repository.edit({"a.py": before.replace(b"a", b"q").replace(b"x", b"q")})
+    assert compare(real, oracle) == 0.0, name  # ... and is one beside an oracle that changes code
+
+
+def test_facts_count(repository: Repository) -> None:
+    repository.commit({"a.sh": b"one\ntwo\nthree\n", "b.bin": b"\0\1", "e": b""})
+    (repository.folder / "a.sh").chmod(0o755)
+    mode = repository.diff()
+    binary = repository.edit({"b.bin": b"\0\2"}, "--binary")
+    other = repository.edit({"b.bin": b"\0\3"}, "--binary")
+    rename = repository.edit({"a.sh": None, "c.sh": b"one\ntwo\nthree\n"}, "-M")
+    moved = repository.edit({"a.sh": None, "c.sh": b"one\ntwo\nthree\n"}, "--no-renames")
+    elsewhere = repository.edit({"a.sh": None, "d.sh": b"one\ntwo\nthree\n"}, "-M")
+    create, delete = repository.edit({"f": b""}), repository.edit({"e": None})
+    oracles = [mode, binary, rename, create, delete]
+    for oracle in oracles:
+        assert compare(oracle, oracle) == 1.0
+        assert [compare(oracle, patch) for patch in oracles].count(0.0) == len(oracles) - 1
+    assert compare(binary, other) == compare(rename, elsewhere) == 0.0
+    assert compare(rename, moved) == compare(moved, rename) == 1.0
+
+
+def test_a_patch_without_git_header_is_read(maths: Callable[..., bytes]) -> None:
+    oracle = maths(FIX)
+    bare = oracle[oracle.index(b"--- ") :]
+    assert compare(oracle, bare) == 1.0
+    assert compare(oracle, bare.replace(b"a/maths", b"maths").replace(b"b/maths", b"maths")) == 1.0
+
+
+def test_languages(repository: Repository) -> None:
+    sources = {
+        "a.c": b"/*",
+        "a.js": b"//",
+        "a.sql": b"--",
+        "a.sh": b"#",
+        "a.ini": b";",
+        "a.html": b"<!--",
+        "a.tex": b"%",
+    }
+    ends = {b"/*": b" */", b"<!--": b" -->"}
+    repository.commit(dict.fromkeys(sources, b"alpha beta\n"))
+    oracle = repository.edit(dict.fromkeys(sources, b"alpha gamma\n"))
+    comments = {name: mark + b" note" + ends.get(mark, b"") + b"\nalpha beta\n" for name, mark in sources.items()}
+    assert compare(oracle, oracle) == 1.0
+    assert compare(oracle, repository.edit(comments)) == 0.0
+    swapped = {name: sources["a.sh" if name != "a.sh" else "a.sql"] + b" note\nalpha beta\n" for name in sources}
+    assert compare(repository.edit(swapped), repository.edit(swapped)) == 1.0
+
+
+SOURCE = [f"    value_{i} = compute({i}, scale)" for i in range(40)]
+
+
+def diff(new: list[str], context: int = 3) -> bytes:
+    return "\n".join(difflib.unified_diff(SOURCE, new, "a/m.py", "b/m.py", lineterm="", n=context)).encode() + b"\n"
+
+
+EDITS = st.dictionaries(
+    st.integers(0, 39), st.lists(st.text("abcxyz ()=+", min_size=1, max_size=12), max_size=3), min_size=1, max_size=6
+)
+
+
+def edited(edits: dict[int, list[str]]) -> list[str]:
+    return [line for i, old in enumerate(SOURCE) for line in edits.get(i, [old])]
+
+
+def reordered(patch: bytes, rng: random.Random) -> bytes:
+    """The same patch, its hunks shuffled."""
+    head, *hunks = patch.split(b"\n@@ ")
+    rng.shuffle(hunks)
+    return b"\n@@ ".join([head, *(hunk.removesuffix(b"\n") for hunk in hunks)]) + b"\n"
+
+
+@settings(max_examples=150, deadline=None)
+@given(ours=EDITS, theirs=EDITS, seed=st.integers(0, 9))
+def test_bounds_identity_and_order(ours: dict[int, list[str]], theirs: dict[int, list[str]], seed: int) -> None:
+    a, b = diff(edited(ours)), diff(edited(theirs))
+    value = compare(a, b)
+    assert 0.0 <= value <= 1.0
+    assert compare(a, a) == (1.0 if a.strip() else 0.0)
+    if a.strip() and b.strip():
+        shuffled = reordered(b, random.Random(seed))
+        assert sorted(parse(shuffled)[0].blocks, key=lambda block: block.at) == parse(b)[0].blocks
+        assert compare(a, shuffled) == value
+        assert compare(b, shuffled) == 1.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.permutations(range(40)), st.integers(2, 12))
+def test_monotone_in_noise(order: list[int], size: int) -> None:
+    """The more of the oracle's lines are replaced by junk, or the more junk is added elsewhere, the less it earns."""
+    oracle = {i: [f"    value_{i} = repaired(scale, {i})"] for i in order[:size]}
+    for spoil in (
+        lambda n: {i: (["    junk()"] if k < n else new) for k, (i, new) in enumerate(oracle.items())},
+        lambda n: {**oracle, **{i: ["    junk()"] for i in order[size : size + n]}},
+        lambda n: dict(list(oracle.items())[n:]),
+    ):
+        values = [compare(diff(edited(oracle)), diff(edited(spoil(n)))) for n in range(size + 1)]
+        assert values[0] == 1.0
+        assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(values))
+        assert values[-1] < 0.75
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("abcd", max_size=40), st.text("abcd", max_size=40))
+def test_common_subsequence_is_the_longest(a: str, b: str) -> None:
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            table[i + 1][j + 1] = table[i][j] + 1 if x == y else max(table[i][j + 1], table[i + 1][j])
+    assert common_subsequence(a, b) == common_subsequence(b, a) == table[-1][-1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text("ab( )=+", max_size=20), st.text("ab( )=+", max_size=20))
+def test_line_similarity_is_symmetric_and_bounded(a: str, b: str) -> None:
+    x, y = (tokens(line.encode(), whitespace=False) for line in (a, b))
+    assert line_similarity(x, y) == line_similarity(y, x)
+    assert 0.0 <= line_similarity(x, y) <= 1.0
+    assert (line_similarity(x, y) == 1.0) == (x == y)
+
+
+@pytest.mark.parametrize("kind", ["distinct", "equal", "one line"])
+def test_ten_megabytes_take_seconds(kind: str) -> None:
+    head = b"--- a/m.py\n+++ b/m.py\n@@ -1,1 +1,%d @@\n-    value_0 = compute(0, scale)\n"
+    if kind == "one line":
+        big = head % 1 + b"+" + b"a, b1 = " * 1_250_000 + b"\n"
+    else:
+        line = b"+    value_%d = compute(%d, scale)  # padding padding\n"
+        lines = [line % ((i, i) if kind == "distinct" else (0, 0)) for i in range(180_000)]
+        big = head % len(lines) + b"".join(lines)
+    assert len(big) > 9_000_000
+    started = time.perf_counter()
+    assert 0.0 <= compare(diff(edited({0: ["    repaired()"], 20: []})), big) < 0.5
+    assert time.perf_counter() - started < 30  # about 2 s on an idle core
+
+
+CHANGES_NOTHING = {
+    "bugsinpy__keras-12",  # has no patch
+    "defects4j__Lang-48",  # replaces a line by itself
+}
+REAL = ["swebench/swebench_lite", "swebench/swebench_multilingual", "bugsinpy/bugsinpy_patches"]
+REAL += ["defects4j/defects4j_patches", "gitbug_java/gitbug_java", "swe_gym/swe_gym_examples"]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_real_oracle_earns_one(name: str) -> None:
+    rng = random.Random(0)
+    for row in itertools.islice(records(f"{name}.jsonl.gz"), 400):
+        patch = row["patch"].encode()
+        if row["instance_id"] in CHANGES_NOTHING:
+            assert compare(patch, patch) == 0.0
+            continue
+        assert compare(patch, patch) == 1.0, row["instance_id"]
+        assert compare(patch, b"") == 0.0
+        if len(parse(patch)) == 1 and b"\n\\ No newline" not in patch:
+            assert compare(patch, reordered(patch, rng)) == 1.0
+
+
+def test_cheap_edits_of_real_repositories_earn_almost_nothing() -> None:
+    """A blank line earns 0; junk in place of a random line that the oracle's hunks show, 0.1 at most on average."""
+    rng = random.Random(0)
+    junk = []
+    for row in records("swebench/swebench_lite.jsonl.gz"):
+        patch = row["patch"].encode()
+        shown = [line[1:] for line in patch.split(b"\n@@ ")[1].split(b"\n")[1:] if line[:1] in (b" ", b"-")]
+        name = parse(patch)[0].old.encode()
+        head = b"--- a/%s\n+++ b/%s\n" % (name, name)
+        place = rng.randrange(len(shown))
+        start = max(int(patch.split(b"\n@@ -")[1].split(b",")[0]), 1)
+        hunk = head + b"@@ -%d,1 +%d,%d @@\n" % (start + place, start + place, 1)
+        junk.append(compare(patch, hunk + b"-" + shown[place] + b"\n+raise NotImplementedError\n"))
+        blank = head + b"@@ -%d,1 +%d,2 @@\n %s\n+\n" % (start + place, start + place, shown[place])
+        assert compare(patch, blank) == 0.0, row["instance_id"]
+    assert sum(junk) / len(junk) < 0.1
+    assert any(value > 0 for value in junk)  # where chance struck the right line

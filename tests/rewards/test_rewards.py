@@ -1,0 +1,283 @@
+"""Rewards by name, their sum, the `tests` reward on real processes, the exam, and `crrl score`'s logic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.rewards import ScriptedReward, TestsReward, examine, make, score, score_files
+from coderepairrl.rewards.exam import with_patch
+from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.types import Checks, Command, Episode, ExecResult, Score, Task, total
+from rewards.folder import Local, Repository, bwrap
+
+SOURCE = b"def add(a, b):\n    return a - b\n"
+FIXED = b"def add(a, b):\n    return a + b\n"
+TEST = "from maths import add\nassert add(2, 3) == 5\n"
+CHECK = Command(("python3", "check.py"), timeout=20.0)
+
+
+class Constant:
+    """A user's own reward."""
+
+    name = "constant"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        return Score("whatever", 0.25, note="always")
+
+
+class Twin(Constant):
+    """Another class with the same name."""
+
+
+class NotAReward:
+    pass
+
+
+@pytest.fixture
+def task(repository: Repository) -> Task:
+    repository.commit({"maths.py": SOURCE, "check.py": b"assert False\n"})
+    oracle = repository.edit({"maths.py": FIXED})
+    checks = Checks((CHECK,), {"check.py": TEST})
+    return Task("t/add", "add() subtracts.", "python", f"dir:{repository.folder}", oracle, checks)
+
+
+async def test_names_and_weights(task: Task, backend: Local) -> None:
+    spec = {"patch_lines": 0.5, "patch_similarity": 0.0, f"{__name__}:Constant": 2}
+    rewards = make(spec)
+    assert all(isinstance(reward, Reward) for reward, _ in rewards)
+    scores = await score(rewards, task, with_patch(task, task.reference), backend)
+    assert scores == (
+        Score("patch_lines", 1.0, 0.5),
+        Score("patch_similarity", 1.0, 0.0),
+        Score("constant", 0.25, 2.0, "always"),
+    )
+    assert total(scores) == 1.0
+    assert [weight for _, weight in make("tests")] == [1.0]
+    assert not backend.opened  # comparing texts opens no sandbox
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("patch_line", "did you mean 'patch_lines'?"),
+        ("similarity", "did you mean 'patch_similarity'?"),
+        ("quality", "module:Class"),
+        ({}, "known rewards"),
+        ({"tests": float("nan")}, "tests = 1.0"),
+        ({"tests": True}, "tests = 1.0"),
+        ("no.such.module:Class", "installed"),
+        (f"{__name__}:Constnat", "Constant'?"),
+        (f"{__name__}:NotAReward", "it lacks name, __call__"),
+        ({f"{__name__}:Constant": 1, f"{__name__}:Twin": 1}, "a `name` of its own"),
+    ],
+)
+def test_bad_specs_say_what_to_do(spec: str | dict[str, float], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(spec)
+    assert says in caught.value.fix
+
+
+async def test_not_finite_is_a_fault(task: Task, backend: Local) -> None:
+    with pytest.raises(RewardFault, match="nan"):
+        await score([(ScriptedReward(default=float("nan")), 1.0)], task, with_patch(task, b""), backend)
+
+
+async def test_scripted_reward(task: Task, backend: Local) -> None:
+    scripted = ScriptedReward({b"good": 0.75, b"bad": RewardFault("as told")}, default=0.5)
+    assert isinstance(scripted, Reward)
+    assert (await scripted(task, with_patch(task, b"good"), backend)).value == 0.75
+    assert (await scripted(task, with_patch(task, b"other"), backend)).value == 0.5
+    with pytest.raises(RewardFault):
+        await scripted(task, with_patch(task, b"bad"), backend)
+    assert [episode.patch for episode in scripted.seen] == [b"good", b"other", b"bad"]
+
+
+@pytest.mark.parametrize("name", ["patch_lines", "patch_similarity"])
+async def test_a_text_reward_tells_its_own_faults_from_the_models(name: str, task: Task, backend: Local) -> None:
+    [(reward, _)] = make(name)
+    malformed = await reward(task, with_patch(task, b"I fixed it!\n"), backend)
+    assert malformed.value == 0.0
+    assert (await reward(task, with_patch(task, b" \n"), backend)).note == "empty patch"
+    unreferenced = await reward(replace(task, reference=b""), with_patch(task, task.reference), backend)
+    assert (unreferenced.value, unreferenced.note) == (0.0, "the task has no reference patch")
+
+
+async def test_patch_lines_blames_a_broken_reference_on_the_task(task: Task, backend: Local) -> None:
+    [(reward, _)] = make("patch_lines")
+    assert "line 1" in (await reward(task, with_patch(task, b"I fixed it!\n"), backend)).note
+    with pytest.raises(TaskError, match="t/add: reference: malformed patch, line"):
+        await reward(replace(task, reference=task.reference[:-20]), with_patch(task, task.reference), backend)
+
+
+async def judge(task: Task, patch: bytes, backend: Local) -> Score:
+    return await TestsReward()(task, with_patch(task, patch), backend)
+
+
+async def test_tests_pass_only_for_a_repair(task: Task, repository: Repository, backend: Local) -> None:
+    assert await judge(task, task.reference, backend) == Score("tests", 1.0)
+    other = repository.edit({"maths.py": b"add = lambda *n: sum(n)\n"})
+    assert (await judge(task, other, backend)).value == 1.0
+    noop = await judge(task, repository.edit({"maths.py": b"\n" + SOURCE}), backend)
+    assert noop.value == 0.0
+    assert "exit code 1" in noop.note
+    workdirs = [sandbox.workdir for sandbox in backend.opened]
+    assert len(set(workdirs)) == 3  # fresh each time
+    assert (repository.folder / "maths.py").read_bytes() == SOURCE
+
+
+async def test_empty_and_stale_patches_run_no_check(task: Task, repository: Repository, backend: Local) -> None:
+    assert await judge(task, b"", backend) == Score("tests", 0.0, note="empty patch")
+    assert not backend.opened
+    stale = task.reference.replace(b"a - b", b"a % b")
+    for patch in (stale, b"I fixed it!\n", task.reference[:-20]):
+        found = await judge(task, patch, backend)
+        assert found.value == 0.0
+        assert found.note.startswith("the patch does not apply")
+        assert CHECK.argv not in backend.opened[-1].commands
+
+
+async def test_edited_tests_are_restored(task: Task, repository: Repository, backend: Local) -> None:
+    assert (await judge(task, repository.edit({"check.py": b"pass\n"}), backend)).value == 0.0
+    honest = repository.edit({"check.py": b"assert False\n# more\n", "maths.py": FIXED})
+    assert (await judge(task, honest, backend)).value == 1.0
+    (repository.folder / "check.py").unlink()
+    (repository.folder / "check.py").symlink_to("/etc/hostname")
+    link = repository.diff()
+    found = await judge(task, link, backend)
+    assert found.value == 0.0
+    assert "no way to restore check.py" in found.note
+
+
+async def test_all_commands_must_pass_in_time(task: Task, backend: Local) -> None:
+    slow = Command(("sleep", "20"), timeout=0.2)
+    for commands, value in [((CHECK, CHECK), 1.0), ((CHECK, Command(("false",))), 0.0), ((slow, CHECK), 0.0)]:
+        found = await judge(replace(task, checks=replace(task.checks, commands=commands)), task.reference, backend)
+        assert found.value == value
+    assert "no end within 0.2 s" in found.note
+
+
+async def test_crlf_and_binary_repairs_apply(repository: Repository, backend: Local) -> None:
+    repository.commit({"a.bin": b"\0old", "b.txt": b"x\r\ny\r\n"})
+    patch = repository.edit({"a.bin": b"\0new\xff", "b.txt": b"x\r\nz\r\n", "c/d": b"1"}, "--binary")
+    code = r"assert open('a.bin','rb').read()==b'\0new\xff' and open('b.txt','rb').read()==b'x\r\nz\r\n'"
+    checks = Checks((Command(("python3", "-c", code)),))
+    task = Task("t/bytes", "", "text", f"dir:{repository.folder}", patch, checks)
+    assert (await judge(task, patch, backend)).value == 1.0
+
+
+async def test_a_task_without_checks_is_refused(task: Task, backend: Local) -> None:
+    with pytest.raises(TaskError, match="no checks"):
+        await judge(replace(task, checks=Checks()), b"", backend)
+
+
+class Dying:
+    """A sandbox that dies at its n-th command, or whose git is missing."""
+
+    def __init__(self, inner: Sandbox, at: int, result: ExecResult | None = None) -> None:
+        self.inner, self.left, self.result = inner, at, result
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    async def exec(self, argv: list[str], **options: object) -> ExecResult:
+        self.left -= 1
+        if self.left < 0:
+            if self.result is not None:
+                return self.result
+            raise SandboxFault("the guest is gone", fix="try again")
+        return await self.inner.exec(argv, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+async def test_a_dying_sandbox_is_no_zero(task: Task, at: int) -> None:
+    with pytest.raises(RewardFault, match="the guest is gone") as caught:
+        await judge(task, task.reference, Local(lambda sandbox: Dying(sandbox, at)))
+    assert caught.value.boundary == "reward"
+
+
+@pytest.mark.parametrize("result", [ExecResult(127, b"git: not found"), ExecResult(-9, b"", timed_out=True)])
+async def test_a_sandbox_without_git_is_no_zero(task: Task, result: ExecResult) -> None:
+    with pytest.raises(RewardFault, match="git apply"):
+        await judge(task, task.reference, Local(lambda sandbox: Dying(sandbox, 0, result)))
+
+
+async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Local) -> None:
+    for name in ("patch_lines", "tests"):
+        checks = await examine(make(name)[0][0], backend)
+        assert len(checks) >= 9
+        assert [check for check in checks if not check.ok] == []
+    failed = {check.name for check in await examine(make("patch_similarity")[0][0]) if not check.ok}
+    assert "a blank line earns 0" in failed  # the thesis formula's known weakness
+    assert "the oracle earns 1" not in failed
+    assert not all(check.ok for check in await examine(ScriptedReward(default=1.0)))
+    with pytest.raises(RewardFault, match="no sandbox"):
+        await examine(make("tests")[0][0])
+
+
+async def test_real_sandbox(task: Task) -> None:
+    backend = bwrap()
+    assert await TestsReward()(task, with_patch(task, task.reference), backend) == Score("tests", 1.0)
+    assert (await TestsReward()(task, with_patch(task, b"nonsense\n"), backend)).value == 0.0
+    assert [check for check in await examine(TestsReward(), backend) if not check.ok] == []
+
+
+def test_score_files(task: Task, repository: Repository, tmp_path: Path) -> None:
+    oracle, patch, empty = tmp_path / "oracle.diff", tmp_path / "patch.diff", tmp_path / "empty.diff"
+    oracle.write_bytes(task.reference)
+    patch.write_bytes(repository.edit({"maths.py": SOURCE.replace(b"a - b", b"a * b")}))
+    empty.write_bytes(b"")
+    for name in ("patch_lines", "patch_similarity"):
+        assert score_files(name, oracle, oracle) == 1.0
+        assert score_files(name, oracle, empty) == 0.0
+        assert 0.0 < score_files(name, oracle, patch) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("oracle", "patch", "says"),
+    [
+        (None, b"", "oracle .*: No such file"),
+        (b"prose\n", b"", "oracle .*line 1"),
+        (b"", b"", "oracle .*empty"),
+        ("good", None, "patch .*: No such file"),
+        ("good", b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n", "patch .*line"),
+        ("good", "folder", "patch .*directory"),
+    ],
+)
+def test_score_files_refuses_by_name(task: Task, tmp_path: Path, oracle: object, patch: object, says: str) -> None:
+    paths = []
+    for name, content in (("oracle", oracle), ("patch", patch)):
+        path = tmp_path / name
+        if content == "folder":
+            path.mkdir()
+        elif content is not None:
+            path.write_bytes(task.reference if content == "good" else content)  # type: ignore[arg-type]
+        paths.append(path)
+    for reward in ("patch_lines", "patch_similarity"):
+        with pytest.raises(UsageError, match=says) as caught:
+            score_files(reward, *paths)
+        assert caught.value.fix
+
+
+def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="runs code") as caught:
+        score_files("tests", tmp_path, tmp_path)
+    assert "patch_lines" in caught.value.fix
+
+
+@pytest.mark.parametrize("bug", [ValueError("odd"), SystemExit(0), TimeoutError(), "high", None])
+async def test_a_bug_in_a_reward_is_a_fault_and_no_zero(task: Task, bug: object) -> None:
+    class Odd:
+        name = "odd"
+
+        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+            if isinstance(bug, BaseException):
+                raise bug
+            return bug if bug is None else Score("odd", bug)  # type: ignore[arg-type,return-value]
+
+    with pytest.raises(RewardFault, match=f"odd (raised|returned).*{task.id}"):
+        await score([(Odd(), 1.0)], task, with_patch(task, b""), ScriptedBackend())

@@ -1,0 +1,72 @@
+"""patch_similarity is the thesis formula: difflib's own ratios, and the published values on real predictions."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl.rewards import PatchSimilarity
+from rewards.folder import records
+
+compare = PatchSimilarity().compare
+
+
+def thesis(oracle: str, patch: str) -> float:
+    """The formula again, on difflib itself and written differently."""
+
+    def split(text: str) -> dict[str, str]:
+        starts = [match.start() for match in re.finditer(r"^diff --git", text, re.MULTILINE)]
+        parts = [text[i:j].strip() for i, j in zip([0, *starts], [*starts, len(text)], strict=True)]
+        names = [re.search(r"diff --git a/(.*) b/", (part.splitlines() or [""])[0]) for part in parts]
+        return {name.group(1) if name else "": part for name, part in zip(names, parts, strict=True) if part}
+
+    wanted, given_ = split(oracle), split(patch)
+    if not wanted or not given_:
+        return 0.0
+    both = [difflib.SequenceMatcher(None, wanted[f], given_[f]).ratio() for f in wanted if f in given_]
+    return sum(both) / max(len(wanted), len(given_))
+
+
+def file(name: str, body: str) -> str:
+    return f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n{body}\n"
+
+
+PATCH = st.lists(
+    st.tuples(st.sampled_from("abc"), st.text("ab +-\né", max_size=300)).map(lambda f: file(*f)), max_size=3
+).map("".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(oracle=PATCH, patch=PATCH)
+def test_equals_difflib(oracle: str, patch: str) -> None:
+    assert compare(oracle.encode(), patch.encode()) == pytest.approx(thesis(oracle, patch), abs=0)
+
+
+def test_equals_the_published_values() -> None:
+    gold = {
+        (name, row["instance_id"]): row["patch"]
+        for name in ("lite", "verified")
+        for row in records(f"swebench/swebench_{name}.jsonl.gz")
+    }
+    seen = 0
+    for row in list(records("pairs/swebench_pairs.jsonl.gz"))[:800]:
+        oracle = gold.get((row["dataset"], row["instance_id"]))
+        if oracle and row["sim_paper"] is not None and not row["diff_git_header_missing"] and row["model_patch"]:
+            seen += 1
+            assert compare(oracle.encode(), row["model_patch"].encode()) == pytest.approx(row["sim_paper"], abs=1e-5)
+    assert seen > 400
+
+
+def test_edges() -> None:
+    a, b = file("a", "-x\n+y").encode(), file("b", "-x\n+y").encode()
+    assert compare(a, a) == 1.0
+    assert compare(a, b) == compare(a, b"") == compare(b"", a) == compare(b"", b"") == 0.0
+    assert compare(a, a + b) == compare(a + b, a) == 0.5
+    assert compare(a + b, b + a) == 1.0
+    assert compare(a, file("a", "-q\n+w").encode() + a) == 1.0  # the last of a name counts
+    assert compare(a, a.split(b"\n", 1)[1]) == 0.0  # the known weakness: no `diff --git`, no reward
+    assert 0 < compare(file("a", "+\xff").encode("latin-1"), a) < 1

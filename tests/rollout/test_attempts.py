@@ -1,0 +1,167 @@
+"""What an attempt is: its seeds, its limits, and its place in the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from coderepairrl import tokens
+from coderepairrl.agents.scripted import Say, ScriptedAgent, Wait, Write
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.gateway import Gateway
+from coderepairrl.protocols import Agent, Sandbox
+from coderepairrl.rewards import ScriptedReward
+from coderepairrl.rollout import Group, Rollout, collect, episodes
+from coderepairrl.runs import Log
+from coderepairrl.runs.log import read
+from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.types import AgentReport, Ending, Endpoint, Limits, Sampling, Task
+
+ONE, OTHER = (Task(f"toy/{name}", f"repair {name}", "python", "dir:x", b"") for name in ("one", "other"))
+
+
+@asynccontextmanager
+async def rollout(
+    miniature: Path, folder: Path, agent: Agent, limits: Limits
+) -> AsyncIterator[tuple[Rollout, ScriptedEngine]]:
+    codec = tokens.load(miniature)
+    engine = ScriptedEngine(lambda ids, sampling, seed: [5 + seed % 90, *codec.stop_ids[:1]])
+    log = Log(folder / "log.jsonl")
+    gateway = Gateway(
+        codec, engine, sampling=Sampling(), on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn)
+    )
+    await gateway.start()
+    rewards = {"train": [(ScriptedReward(default=0.5), 2.0)]}
+    backend = ScriptedBackend()
+    try:
+        made = Rollout(
+            gateway=gateway, agent=agent, sandbox=backend, rewards=rewards, log=log, limits=limits, concurrency=4
+        )
+        yield made, engine
+    finally:
+        await gateway.stop()
+        log.close()
+
+
+async def groups(rollout: Rollout, *tasks: Task, step: int = 1, attempts: int = 2) -> list[Group]:
+    return await collect(
+        rollout, tasks, phase="train", step=step, attempts=attempts, sampling=Sampling(), seed=0, retries=0
+    )
+
+
+async def test_an_attempt_is_logged_as_it_happens(miniature: Path, tmp_path: Path) -> None:
+    agent = ScriptedAgent([Say("hello"), Write("a.py", "x\n"), Say("more")])
+    async with rollout(miniature, tmp_path, agent, Limits()) as (made, _):
+        [group] = await groups(made, ONE, attempts=1)
+    assert [record["type"] for record in read(tmp_path / "log.jsonl")] == ["episode", "turn", "turn", "verdict"]
+    [episode] = group.episodes
+    assert (episode.ending, episode.reason, episode.reward) == (Ending.DONE, "submitted", 1.0)
+    assert b"+x" in episode.patch
+    assert set(episode.timings) == {"sandbox", "diff", "generate", "tools", "reward", "total"}
+
+
+async def test_every_attempt_has_seeds_of_its_own_and_the_same_ones_again(miniature: Path, tmp_path: Path) -> None:
+    """A step may have a task twice: its attempts are then as different from each other as any."""
+    agent = ScriptedAgent([Say("hello"), Say("more")])
+    async with rollout(miniature, tmp_path, agent, Limits()) as (made, engine):
+        await groups(made, ONE, OTHER, ONE)
+        first = [asked.seed for asked in engine.requests]
+        assert len(set(first)) == len(first) == 3 * 2 * 2
+        await groups(made, ONE, OTHER, ONE)
+        again = [asked.seed for asked in engine.requests[len(first) :]]
+        assert sorted(again) == sorted(first)
+        await groups(made, ONE, step=2)
+        assert not {asked.seed for asked in engine.requests[2 * len(first) :]} & set(first)
+
+
+async def test_a_limit_is_flagged_and_scored(miniature: Path, tmp_path: Path) -> None:
+    async with rollout(miniature, tmp_path, ScriptedAgent([Say("hello")] * 9), Limits(calls=1)) as (made, _):
+        [group] = await groups(made, ONE, attempts=1)
+    [episode] = group.episodes
+    assert (episode.ending, episode.reason, episode.reward, len(episode.turns)) == (Ending.LIMIT, "calls", 1.0, 3)
+
+
+async def test_an_agent_that_does_not_notice_the_time_is_stopped(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodes, "_GRACE", 0.1)
+    agent = ScriptedAgent([Write("a.py", "x\n"), Wait(60.0)])
+    async with rollout(miniature, tmp_path, agent, Limits(seconds=0.2)) as (made, _):
+        [group] = await groups(made, ONE, attempts=1)
+    [episode] = group.episodes
+    assert (episode.ending, episode.reason, b"+x" in episode.patch) == (Ending.LIMIT, "time", True)
+
+
+class Impatient:
+    """An agent with a timeout of its own, on something that is no limit of the episode."""
+
+    name = "impatient"
+    placement: Literal["host", "sandbox"] = "host"
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        async with asyncio.timeout(0.01):
+            await asyncio.sleep(1.0)
+        return AgentReport("submitted")
+
+
+async def test_a_timeout_of_the_agents_own_is_its_fault(miniature: Path, tmp_path: Path) -> None:
+    async with rollout(miniature, tmp_path, Impatient(), Limits()) as (made, _):
+        [group] = await groups(made, ONE, attempts=1)
+    assert [(episode.ending, episode.reason) for episode in group.episodes] == [(Ending.VOID, "agent")]
+
+
+class Broken:
+    """An agent with bugs, one after the other."""
+
+    name = "broken"
+    placement: Literal["host", "sandbox"] = "host"
+
+    def __init__(self, *bugs: object) -> None:
+        self.bugs = list(bugs)
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        bug = self.bugs.pop(0)
+        if isinstance(bug, BaseException):
+            raise bug
+        return bug  # type: ignore[return-value]
+
+
+async def test_a_bug_of_an_agent_voids_its_episode_and_is_on_record(miniature: Path, tmp_path: Path) -> None:
+    bugs = [ValueError("odd"), SystemExit(0), asyncio.CancelledError(), ExceptionGroup("two", [KeyError("a")]), None]
+    async with rollout(miniature, tmp_path, Broken(*bugs, AgentReport("submitted")), Limits()) as (made, _):
+        [group] = await groups(made, ONE, attempts=6)
+    *void, last = sorted(group.episodes, key=lambda episode: episode.attempt)
+    assert [(episode.ending, episode.reason) for episode in void] == [(Ending.VOID, "agent")] * 5
+    assert last.ending is Ending.DONE
+    faults = [record["verdict"]["fault"] for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict"]
+    for said in ("raised ValueError: odd\n", "SystemExit: 0", "CancelledError", "KeyError: 'a'", "returned None"):
+        assert any(said in fault for fault in faults), said
+    assert any("test_attempts.py" in fault for fault in faults), "the traceback is there"
+
+
+async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(miniature: Path, tmp_path: Path) -> None:
+    async with rollout(miniature, tmp_path, ScriptedAgent([Wait(60.0)]), Limits()) as (made, _):
+        working = asyncio.create_task(groups(made, ONE))
+        await asyncio.sleep(0.2)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+    assert not any(record["type"] == "verdict" for record in read(tmp_path / "log.jsonl"))
+
+
+async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(miniature: Path, tmp_path: Path) -> None:
+    """Somebody has changed the file of tasks in between: what was done at another task is not taken for this one's."""
+    async with rollout(miniature, tmp_path, ScriptedAgent([Say("hello"), Say("more")]), Limits()) as (made, _):
+        [before] = await groups(made, ONE)
+        for task, kept in ((ONE, True), (OTHER, False)):
+            [group] = await collect(
+                made, [task], phase="train", step=1, attempts=2, sampling=Sampling(), seed=0, retries=0,
+                finished=before.episodes, tried={(before.id, 0): 1, (before.id, 1): 1},
+            )  # fmt: skip
+            assert {episode.task_id for episode in group.episodes} == {task.id}
+            assert (group.episodes == before.episodes) is kept

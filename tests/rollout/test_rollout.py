@@ -1,0 +1,277 @@
+"""Groups of episodes with real gateway and sandbox, a scripted agent and engine, and every part that can break."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import rewards, sandbox, tokens
+from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.errors import AgentFault, EngineFault, HealthGateError, RewardFault, SandboxFault
+from coderepairrl.gateway import Gateway
+from coderepairrl.learn import batch
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.rollout import Group, Rollout, SupervisedEngine, check_health, collect, derive_seed, schedule
+from coderepairrl.runs import Log, logged_episodes
+from coderepairrl.runs.log import read
+from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task
+
+TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
+Play = Callable[[Task, Sandbox, Endpoint], Any]
+
+
+OPEN: list[Log] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_logs() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+class Chatter:
+    """Reward that grows with what was said, so that groups are not flat."""
+
+    name = "chatter"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        return Score(self.name, float(episode.sampled))
+
+
+class Breaking:
+    """An agent that says something and, on its n-th run, breaks as told."""
+
+    name, placement = "breaking", "host"
+
+    def __init__(self, breaks: dict[int, Callable[[Sandbox], None]]) -> None:
+        self.breaks = breaks
+        self.runs = 0
+
+    async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:
+        self.runs += 1
+        number = self.runs
+        await ScriptedAgent([Say("hello")]).run(task, box, endpoint)
+        if number in self.breaks:
+            self.breaks[number](box)
+        await box.write("a.py", b"x = 1\n")
+        return AgentReport("submitted")
+
+
+@pytest.fixture
+async def gateway(miniature: Path) -> AsyncIterator[Gateway]:
+    def reply(ids: object, sampling: Sampling, seed: int) -> list[int]:
+        return [65] * (1 + seed % 5) + list(sampling.stop_ids[:1])
+
+    gateway = Gateway(
+        tokens.load(miniature), ScriptedEngine(reply), sampling=Sampling(), on_turn=lambda key, turn: None
+    )
+    await gateway.start()
+    yield gateway
+    await gateway.stop()
+
+
+def make(gateway: Gateway, tmp_path: Path, agent: Any, backend: Any = None, reward: Any = None) -> Rollout:
+    log = Log(tmp_path / "log.jsonl")
+    OPEN.append(log)
+    gateway._on_turn = lambda episode, turn: log.append("turn", episode=episode, turn=turn)
+    return Rollout(
+        gateway=gateway,
+        agent=agent,
+        sandbox=backend or ScriptedBackend({"a.py": b"x = 0\n"}),
+        rewards={"train": [(reward or Chatter(), 1.0)]},
+        log=log,
+        limits=Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16),
+        concurrency=3,
+    )
+
+
+async def groups_of(rollout: Rollout, tasks: list[Task], retries: int = 2, **kwargs: Any) -> list[Group]:
+    return await collect(
+        rollout, tasks, phase="train", step=1, attempts=3, sampling=Sampling(), seed=0, retries=retries, **kwargs
+    )
+
+
+def fault(error: Exception) -> Callable[[Sandbox], None]:
+    def raise_it(box: Sandbox) -> None:
+        raise error
+
+    return raise_it
+
+
+def kill(box: Any) -> None:
+    box.kill()
+
+
+@pytest.mark.parametrize(
+    ("how", "boundary"), [(kill, "sandbox"), (fault(AgentFault("segfault")), "agent")], ids=["sandbox", "agent"]
+)
+async def test_a_spoilt_episode_is_void_and_made_good(
+    gateway: Gateway, tmp_path: Path, how: Callable[[Sandbox], None], boundary: str
+) -> None:
+    """Property 5: it is retried and counted, and the group's mean is that of the group without the fault."""
+    (tmp_path / "calm").mkdir()
+    calm = await groups_of(make(gateway, tmp_path / "calm", Breaking({})), TASKS[:2])
+    spoilt = await groups_of(make(gateway, tmp_path, Breaking({2: how, 4: how})), TASKS[:2])
+    assert [group.void for group in calm] == [0, 0]
+    assert sum(group.void for group in spoilt) == 2
+    assert all(episode.ending is Ending.DONE for group in spoilt for episode in group.episodes)
+    for before, after in zip(calm, spoilt, strict=True):
+        assert [e.reward for e in before.episodes] == [e.reward for e in after.episodes]
+    logged = list(logged_episodes(read(tmp_path / "log.jsonl")))
+    void = [episode for episode in logged if episode.ending is Ending.VOID]
+    assert {episode.reason for episode in void} == {boundary}
+    assert all(not episode.scores and episode.turns for episode in void)
+    assert len({episode.id for episode in logged}) == len(logged) == 8
+
+
+async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_path: Path) -> None:
+    agent = Breaking({number: fault(AgentFault("broken")) for number in (1, 4, 5)})
+    rollout = make(gateway, tmp_path, agent)
+    rollout._slots._value = 1  # one at a time, so that runs 1, 4 and 5 are tries of the same attempt or its retries
+    [group] = await groups_of(rollout, TASKS[:1], retries=0)
+    endings = [episode.ending for episode in group.episodes]
+    assert endings.count(Ending.VOID) == group.void == 1
+    valid = [episode for episode in group.episodes if episode.ending is not Ending.VOID]
+    made = batch(group.episodes, "mean", max_tokens=2000)
+    [advantages] = made.groups.values()
+    assert advantages.mean == pytest.approx(sum(e.reward for e in valid) / len(valid))
+    assert made.account.balanced
+    with pytest.raises(HealthGateError, match="1 of 3 episodes are void: AgentFault: broken"):
+        check_health([group], 0.3)
+    check_health([group], 0.34)
+
+
+async def test_an_engine_fault_is_the_engines_though_the_agent_saw_it(miniature: Path, tmp_path: Path) -> None:
+    dead = ScriptedEngine([[65]])
+    dead.kill("out of memory")
+    gateway = Gateway(tokens.load(miniature), dead, sampling=Sampling(), on_turn=lambda key, turn: None)
+    await gateway.start()
+    try:
+        [group] = await groups_of(make(gateway, tmp_path, Breaking({})), TASKS[:1], retries=0)
+    finally:
+        await gateway.stop()
+    assert {episode.reason for episode in group.episodes} == {"engine"}
+    assert "out of memory" in group.episodes[0].fault
+
+
+async def test_a_reward_that_cannot_be_computed_is_no_zero(gateway: Gateway, tmp_path: Path) -> None:
+    async def broken(task: Task, episode: Episode, box: SandboxBackend) -> Score:
+        raise RewardFault("its sandbox died")
+
+    broken.name = "broken"  # type: ignore[attr-defined]
+    [group] = await groups_of(make(gateway, tmp_path, Breaking({}), reward=broken), TASKS[:1], retries=0)
+    assert {(e.ending, e.reason) for e in group.episodes} == {(Ending.VOID, "reward")}
+
+
+async def test_a_sandbox_that_does_not_open(gateway: Gateway, tmp_path: Path) -> None:
+    backend = ScriptedBackend({}, fault=SandboxFault("no user namespaces"))
+    [group] = await groups_of(make(gateway, tmp_path, Breaking({}), backend=backend), TASKS[:1], retries=1)
+    assert group.void == 6
+    assert "no user namespaces" in group.episodes[0].fault
+
+
+async def test_an_agent_out_of_time_is_scored_on_what_stands(gateway: Gateway, tmp_path: Path) -> None:
+    class Slow:
+        name, placement = "slow", "host"
+
+        async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:
+            await ScriptedAgent([Write("a.py", "x = 2\n"), Say("thinking")]).run(task, box, endpoint)
+            return AgentReport("time")
+
+    [group] = await groups_of(make(gateway, tmp_path, Slow()), TASKS[:1])
+    for episode in group.episodes:
+        assert (episode.ending, episode.reason) == (Ending.LIMIT, "time")
+        assert episode.patch
+        assert episode.reward > 0
+
+
+async def test_an_interrupted_step_keeps_what_it_has(gateway: Gateway, tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    [first] = await groups_of(make(gateway, tmp_path / "first", Breaking({})), TASKS[:1])
+    agent = Breaking({})
+    kept = [episode for episode in first.episodes if episode.attempt != 1]
+    tried = {(first.id, 0): 1, (first.id, 1): 2, (first.id, 2): 1}
+    [again] = await groups_of(make(gateway, tmp_path, agent), TASKS[:1], finished=kept, tried=tried)
+    assert agent.runs == 1
+    assert [e.id for e in again.episodes] == [kept[0].id, f"{first.id}-01-retry2", kept[1].id]
+    assert [e.reward for e in again.episodes] == [e.reward for e in first.episodes], "seeds do not depend on tries"
+
+
+async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: Path) -> None:
+    folder = tmp_path / "repo"
+    folder.mkdir(mode=0o755)
+    tmp_path.chmod(0o755)
+    (folder / "a.py").write_text("x = 0\n")
+    agent = ScriptedAgent([Say("hello"), Write("a.py", "x = 1\n")])
+    oracle = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 0\n+x = 1\n"
+    task = replace(TASKS[0], workspace=f"dir:{folder}", reference=oracle)
+    backend = sandbox.make(sandbox.default_name())
+    rollout = make(gateway, tmp_path, agent, backend=backend)
+    rollout.rewards = {"train": rewards.make({"patch_lines": 1.0})}
+    [group] = await groups_of(rollout, [task])
+    assert [episode.reward for episode in group.episodes] == [1.0, 1.0, 1.0]
+    logged = [record["verdict"] for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict"]
+    assert all(json.dumps(verdict["timings"]) for verdict in logged)
+    assert {"sandbox", "diff", "generate", "tools", "reward", "total"} <= set(logged[0]["timings"])
+
+
+def test_every_task_comes_once_an_epoch_wherever_a_run_resumes() -> None:
+    steps = [schedule(TASKS, 2, step, seed=3) for step in range(1, 11)]
+    flat = [task.id for step in steps for task in step]
+    for epoch in range(4):
+        assert Counter(flat[5 * epoch : 5 * epoch + 5]) == Counter(task.id for task in TASKS)
+    assert flat[:5] != flat[5:10], "epochs have orders of their own"
+    assert schedule(TASKS, 2, 7, seed=3) == steps[6]
+    assert [t.id for t in schedule(TASKS, 5, 1, seed=4)] != flat[:5]
+
+
+def test_seeds_are_the_same_on_every_machine() -> None:
+    assert derive_seed(0, "train", 1, "toy/0", 0) == 8794020450185706182
+    assert derive_seed(0, "a", "bc") != derive_seed(0, "ab", "c")
+    assert derive_seed(1) < 1 << 63
+
+
+async def test_a_dead_engine_is_replaced_with_the_current_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(b"w")
+    checksum = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
+    made: list[ScriptedEngine] = []
+
+    async def start() -> ScriptedEngine:
+        made.append(ScriptedEngine(lambda ids, sampling, seed: [65, 66]))
+        return made[-1]
+
+    async def ask(engine: SupervisedEngine) -> list[int]:
+        return [token async for chunk in engine.generate([1], Sampling(), 0) for token in chunk.ids]
+
+    engine = SupervisedEngine(await start(), start, restarts=2)
+    await engine.load(weights, 3, checksum)
+    assert await ask(engine) == [65, 66]
+    made[0].kill("killed")
+    with pytest.raises(EngineFault, match="killed"):
+        await ask(engine)
+    assert await ask(engine) == [65, 66]
+    assert len(made) == 2
+    assert made[1].version == 3, "the new one serves the weights of the old one"
+    assert (await engine.health())["restarts"] == 1
+
+    async def stillborn() -> ScriptedEngine:
+        born = await start()
+        born.kill("stillborn")
+        return born
+
+    engine._start = stillborn
+    made[1].kill("again")
+    for _ in range(4):
+        with pytest.raises(EngineFault):
+            await ask(engine)
+    assert len(made) <= 5, "it does not restart for ever"

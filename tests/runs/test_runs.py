@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coderepairrl.errors import RunError, UsageError
+from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
+from coderepairrl.types import (
+    Checks,
+    Command,
+    Ending,
+    Episode,
+    Origin,
+    Sampling,
+    Score,
+    Task,
+    TokenSpan,
+    ToolCall,
+    Turn,
+    VersionRange,
+)
+
+floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.binary(max_size=40), st.lists(floats, min_size=1, max_size=5), st.text(max_size=20))
+def test_codec_is_exact(patch: bytes, logprobs: list[float], text: str) -> None:
+    output = TokenSpan(tuple(range(len(logprobs))), Origin.POLICY, tuple(logprobs))
+    turn = Turn(
+        index=0,
+        base=None,
+        given=TokenSpan((1, 2), Origin.GIVEN),
+        output=output,
+        versions=(VersionRange(3, 0, len(logprobs)),),
+        sampling=Sampling(stop=(text,)),
+        messages=({"role": "user", "content": text},),
+    )
+    call = ToolCall(0, "shell", text, ok=False)
+    episode = Episode("e", "t", "train", 1, "g", 0, Ending.LIMIT, "calls", turns=(turn,), tool_calls=(call,))
+    episode = replace(episode, patch=patch, scores=(Score("tests", 1.0, 0.5, text),), timings={"total": 1.5})
+    assert codec.load(Episode, json.loads(json.dumps(codec.dump(episode)))) == episode
+    task = Task("t", text, "python", "dir:/x", patch, Checks((Command(("true",)),), {"a": text}), difficulty=0.5)
+    assert codec.load(Task, json.loads(json.dumps(codec.dump(task)))) == task
+
+
+def test_codec_refuses_unknown_fields() -> None:
+    with pytest.raises(ValueError, match="no field 'colour'"):
+        codec.load(Score, {"name": "x", "value": 1.0, "colour": "red"})
+
+
+def test_log_survives_a_torn_line_and_has_one_writer(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    log = run.writer()
+    log.append("one", value=1)
+    other = f"from coderepairrl.runs import Log; from pathlib import Path; Log(Path({str(run.log)!r}))"
+    second = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)
+    assert second.returncode != 0
+    assert "another process is writing" in second.stderr
+    log.close()
+    with run.log.open("ab") as file:
+        file.write(b'{"type": "two", "va')
+    assert [record["type"] for record in run.records()] == ["one"]
+    log = run.writer()
+    log.append("three")
+    log.close()
+    assert [record["type"] for record in run.records()] == ["one", "three"]
+
+
+def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"type":"a"}\nnot json\n{"type":"b"}\n')
+    with pytest.raises(RunError, match="log.jsonl:2"):
+        list(RunFolder(tmp_path).records())
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
+    # A file size limit fails the write half way, as a full disk does.
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from coderepairrl.errors import RunError
+from coderepairrl.runs import Log
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+log = Log(Path(sys.argv[1]))
+try:
+    for number in range(100):
+        log.append("line", number=number, filler="x" * 100)
+except RunError as error:
+    print(number, error, error.fix)
+"""
+    path = tmp_path / "log.jsonl"
+    result = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    written = int(result.stdout.split()[0])
+    assert "--resume" in result.stdout
+    assert [record["number"] for record in RunFolder(tmp_path).records()] == list(range(written))
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a run folder"):
+        open_run(tmp_path)
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    about = run.path / "run.json"
+    about.write_text(about.read_text().replace('"schema": 1', '"schema": 99'))
+    with pytest.raises(UsageError, match="schema 99"):
+        open_run(run.path)
+
+
+def test_episodes_are_put_together_from_the_log(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    turn = Turn(0, None, TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-0.5,)))
+    episode = Episode("e", "t", "train", 1, "g", 0, Ending.DONE, turns=(turn,))
+    log = run.writer()
+    log.append("turn", episode="e", turn=turn)
+    log.append("turn", episode="interrupted", turn=turn)
+    log.append("verdict", verdict=replace(episode, turns=()))
+    log.close()
+    assert list(logged_episodes(run.records())) == [episode]
+    run.write_episodes("train-00001", [episode])
+    assert list(run.episodes()) == [episode]
+
+
+def test_a_start_that_failed_before_the_first_record_is_no_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("first = 1", {})
+    run.create("second = 2", {})
+    assert run.config.read_text() == "second = 2"
+    with closing(run.writer()) as log:
+        with pytest.raises(UsageError, match="another process"):
+            run.create("third = 3", {})
+        log.append("start")
+    with pytest.raises(UsageError, match="already holds a run"):
+        run.create("third = 3", {})
+    assert run.config.read_text() == "second = 2"
+
+
+def test_a_folder_of_somebody_elses_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("mine")
+    with pytest.raises(UsageError, match="other files"):
+        RunFolder(tmp_path).create("theirs", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+    assert (tmp_path / "config.toml").read_text() == "mine"
+
+
+def test_a_line_that_another_process_is_writing_is_not_torn(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    with closing(run.writer()) as log:
+        log.append("start")
+        with run.log.open("ab") as half:
+            half.write(b'{"type":"tu')
+        with pytest.raises(UsageError, match="another process"):
+            run.writer()
+        assert run.log.read_bytes().endswith(b'{"type":"tu')

@@ -1,0 +1,70 @@
+"""Sandboxes to test on. A missing prerequisite skips with its reason, except in CI, where it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.local import UnsafeLocal
+from coderepairrl.sandbox.sandlock import Sandlock
+from coderepairrl.types import Task
+
+T = TypeVar("T", Bubblewrap, Sandlock)
+FILES = {
+    "app.py": b"def add(a, b):\n    return a - b\n",
+    "notes.txt": b"one\r\ntwo\r\n",
+    "bin/run": b"#!/bin/sh\necho run\n",
+    "logo.bin": bytes(range(256)),
+    ".gitattributes": b"* text=auto\n",
+}
+
+
+@pytest.fixture(scope="session")
+def bwrap() -> Iterator[Bubblewrap]:
+    yield from _checked(Bubblewrap())
+
+
+@pytest.fixture(scope="session")
+def sandlock() -> Iterator[Sandlock]:
+    yield from _checked(Sandlock())
+
+
+def _checked(backend: T) -> Iterator[T]:
+    try:
+        backend.check()
+    except PrerequisiteError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"{error} (fix: {error.fix})")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="session")
+def local() -> Iterator[UnsafeLocal]:
+    backend = UnsafeLocal()
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A plain folder with text, CRLF, an executable and a binary."""
+    root = tmp_path / "repository"
+    for name, data in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    (root / "bin/run").chmod(0o755)
+    (root / "link").symlink_to("app.py")
+    return root
+
+
+@pytest.fixture
+def task(folder: Path) -> Task:
+    return Task("test/1", "", "python", f"dir:{folder}", b"")

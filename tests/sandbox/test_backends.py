@@ -1,0 +1,141 @@
+"""Backends by name, what this machine can do, and the fake."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError, SandboxFault
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.sandbox import bwrap as bwrap_module
+from coderepairrl.sandbox import fake, session
+from coderepairrl.sandbox import sandlock as sandlock_module
+from coderepairrl.sandbox.bwrap import Bubblewrap, install_command
+from coderepairrl.sandbox.fake import ScriptedBackend, ScriptedSandbox
+from coderepairrl.types import ExecResult, Task
+
+TASK = Task("t", "", "python", "dir:/nowhere", b"")
+
+
+def test_examples_in_docstrings() -> None:
+    for module in (fake, session):
+        assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["bwrap", "sandlock", "unsafe-local", "scripted", "coderepairrl.sandbox.fake:ScriptedBackend"]
+)
+def test_names_and_import_paths(name: str) -> None:
+    assert isinstance(sandbox.make(name), SandboxBackend)
+
+
+def test_unknown_names_and_options_name_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="bwarp") as caught:
+        sandbox.make("bwarp")
+    assert "'bwrap'" in caught.value.fix
+    for options, expected in (({"memry": 1}, "'memory'"), ({"memory": "2G"}, ""), ({"processes": 0}, "")):
+        with pytest.raises(ConfigError, match=next(iter(options))) as caught:
+            sandbox.make("bwrap", **options)
+        assert expected in caught.value.fix
+    for name in ("nowhere.at.all:X", "coderepairrl.sandbox.fake:Missing"):
+        with pytest.raises(ConfigError):
+            sandbox.make(name)
+
+
+def test_what_works_here_is_the_default(bwrap: Bubblewrap) -> None:
+    assert sandbox.default_name() == "bwrap"
+    assert {entry.name for entry in sandbox.available()} >= {"bwrap", "unsafe-local"}
+
+
+async def test_without_bubblewrap_the_fix_is_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And nothing weaker than sandlock, which is not there either, takes its place."""
+    monkeypatch.setattr(bwrap_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sandlock_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PrerequisiteError) as caught:
+        sandbox.default_name()
+    assert caught.value.fix.startswith("sudo ") and caught.value.fix.endswith(" bubblewrap")
+    assert caught.value.exit_code == ExitCode.PREREQUISITE
+    with pytest.raises(PrerequisiteError):
+        async with sandbox.make("bwrap").open(TASK):
+            pass
+
+
+def test_a_bubblewrap_that_may_not_make_namespaces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bwrap: Bubblewrap
+) -> None:
+    broken = tmp_path / "bwrap"
+    broken.write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2; exit 1\n")
+    broken.chmod(0o755)
+    for parent in (tmp_path, *tmp_path.parents):
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    which = bwrap_module.shutil.which
+    monkeypatch.setattr(bwrap_module.shutil, "which", lambda name: str(broken) if name == "bwrap" else which(name))
+    entry = sandbox.available()[0]
+    assert not entry.ok and "uid map" in entry.detail and "sysctl" in entry.fix
+
+
+@pytest.mark.parametrize(
+    ("release", "command"),
+    [
+        ("ID=debian\n", "sudo apt-get install bubblewrap"),
+        ('ID=rocky\nID_LIKE="rhel centos fedora"\n', "sudo dnf install bubblewrap"),
+        ("ID=arch\n", "sudo pacman -S bubblewrap"),
+        ("ID=opensuse-leap\nID_LIKE='suse opensuse'\n", "sudo zypper install bubblewrap"),
+    ],
+)
+def test_the_install_command_is_this_distributions(release: str, command: str, tmp_path: Path) -> None:
+    (tmp_path / "os-release").write_text(release)
+    assert install_command("bubblewrap", tmp_path / "os-release") == command
+
+
+async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task, tmp_path: Path) -> None:
+    tools = Path("/opt") if Path("/opt").is_dir() else Path("/srv")
+    async with bwrap.open(task) as box:
+        assert not (await box.exec(["ls", str(tools)])).ok  # control
+    backend = Bubblewrap(binds=[str(tools)], env={"PATH": "/usr/bin", "MINE": "1"})
+    async with backend.open(task) as box:
+        assert (await box.exec(["ls", str(tools)])).ok
+        assert not (await box.exec(["touch", f"{tools}/x"])).ok
+        assert (await box.exec(["bash", "-c", "echo $PATH $MINE"])).output == b"/usr/bin 1\n"
+    backend.close()
+
+
+# -- the fake
+
+
+async def test_the_fake_keeps_files_and_answers_from_its_script() -> None:
+    def rewrite(argv: tuple[str, ...], box: ScriptedSandbox) -> ExecResult:
+        box.files["a.py"] = b"x = 2\n"
+        return ExecResult(0, b"done")
+
+    backend = ScriptedBackend({"a.py": b"x = 1\n"}, {"fix": rewrite, "ls -l": b"listing", "die": SandboxFault("x")})
+    async with backend.open(TASK) as box:
+        assert isinstance(box, Sandbox)
+        assert (await box.exec(["ls", "-l"])).output == b"listing"
+        assert (await box.exec(["ls"])).exit_code == 127
+        assert await box.diff() == b""
+        await box.exec(["fix"])
+        await box.write("new.py", b"no newline")
+        assert (await box.diff()).count(b"diff --git") == 2 and b"-x = 1\n+x = 2\n" in await box.diff()
+        with pytest.raises(SandboxFault):
+            await box.exec(["die"])
+        with pytest.raises(FileNotFoundError):
+            await box.read("missing")
+        with pytest.raises(PermissionError):
+            await box.write("../x", b"")
+    assert backend.sandboxes[0].calls[0] == ("ls", "-l")
+    with pytest.raises(SandboxFault):
+        await backend.sandboxes[0].read("a.py")
+    with pytest.raises(SandboxFault):
+        async with ScriptedBackend(fault=SandboxFault("no room")).open(TASK):
+            pass
+
+
+@pytest.mark.parametrize("limit", ["processes", "tmp_bytes"])
+def test_unsafe_local_refuses_limits_it_could_not_keep(limit: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot bound {limit}"):
+        sandbox.make("unsafe-local", **{limit: 8})

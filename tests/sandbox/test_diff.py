@@ -1,0 +1,241 @@
+"""The diff says exactly what changed, whatever was done to git, and applies back byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coderepairrl.sandbox import apply_patch
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.session import GuestSandbox
+from coderepairrl.types import Task
+
+
+async def snapshot(box: GuestSandbox) -> dict[str, tuple[str, bytes]]:
+    """Every file of a sandbox as git sees it: path to kind and content, `.git` left out."""
+    code = """
+import os, stat, sys
+for d, ds, fs in os.walk("."):
+    ds[:] = [n for n in ds if n != ".git"]
+    for n in fs + [n for n in ds if os.path.islink(os.path.join(d, n))]:
+        p = os.path.join(d, n); m = os.lstat(p).st_mode
+        kind = "l" if stat.S_ISLNK(m) else "x" if m & 0o100 else "f"
+        data = os.fsencode(os.readlink(p)) if kind == "l" else open(p, "rb").read()
+        sys.stdout.buffer.write(b"%s %s %s\\n" % (os.fsencode(p).hex().encode(), kind.encode(), data.hex().encode()))
+"""
+    result = await box.exec(["python3", "-c", code], max_bytes=1 << 26)
+    assert result.ok, result.output
+    rows = (line.split(b" ") for line in result.output.splitlines())
+    return {bytes.fromhex(p.decode()).decode(errors="surrogateescape"): (k.decode(), d) for p, k, d in rows}
+
+
+async def round_trip(backend: GuestBackend, task: Task, script: str) -> bytes:
+    """Run `script`, take the diff, apply it to a fresh copy: the trees and the diffs must be equal."""
+    async with backend.open(task) as box:
+        result = await box.exec(["bash", "-c", script])
+        assert result.exit_code == 0, result.output
+        patch = await box.diff()
+        after = await snapshot(box)
+    async with backend.open(task) as fresh:
+        assert await apply_patch(fresh, patch)
+        assert await snapshot(fresh) == after
+        assert await fresh.diff() == patch
+    return patch
+
+
+TAMPERING = {
+    "nothing": "true",
+    "staged": "git add -A",
+    "committed": "git add -A && git commit -qm done",
+    "amended": "git add -A && git commit -q --amend -m done",
+    "orphaned": "git checkout -q --orphan x && git add -A && git commit -qm x",
+    "reset": "git add -A; git commit -qm x; git reset -q --soft HEAD~ 2>/dev/null; true",
+    "git deleted": "rm -rf .git",
+    "git a file": "rm -rf .git; echo garbage > .git",
+    "git a link": "rm -rf .git; ln -s /nonexistent .git",
+    "head gone": "rm .git/HEAD",
+    "index broken": "echo x > .git/index",
+    "assumed unchanged": "git update-index --assume-unchanged app.py notes.txt",
+    "skipped": "git update-index --skip-worktree app.py",
+    "ignored": "echo '*' > .git/info/exclude",
+    "excludes file": "git config core.excludesFile /tmp/x; echo '*' > /tmp/x",
+    "hooks": "printf '#!/bin/sh\\ntouch RAN\\n' > .git/hooks-x; mkdir -p .git/hooks;"
+    "for h in pre-commit post-index-change; do cp .git/hooks-x .git/hooks/$h; chmod +x .git/hooks/$h; done",
+    "fsmonitor": "git config core.fsmonitor 'touch RAN; false'",
+    "filter": "git config filter.x.clean 'touch RAN; echo gone'; echo '* filter=x' > .git/info/attributes",
+    "textconv": "git config diff.x.textconv 'touch RAN; echo gone'; echo '* diff=x' > .git/info/attributes",
+    "external diff": "git config diff.external 'touch RAN'",
+    "worktree moved": "git config core.worktree /tmp",
+    "old times": "touch -d 2000-01-01 app.py notes.txt added; touch -r notes.txt app.py",
+    "mode 000": "chmod 000 app.py",
+    "folder mode 000": "mkdir shut; echo x > shut/file; chmod 000 shut",
+}
+EDIT = "sed -i 's/a - b/a + b/' app.py; printf 'one\\r\\n2\\r\\n' > notes.txt; echo new > added; rm link;"
+
+
+@pytest.mark.parametrize("name", TAMPERING)
+async def test_no_tampering_loses_or_adds_anything(bwrap: Bubblewrap, task: Task, name: str) -> None:
+    async with bwrap.open(task) as box:
+        assert (await box.exec(["bash", "-c", EDIT + TAMPERING[name]])).exit_code == 0
+        patch = await box.diff()
+        ran = await box.exec(["ls", "RAN"])
+    assert ran.exit_code != 0 and b"RAN" not in patch, "the diff ran the agent's code"
+    for part in (b"+    return a + b\n", b"-two\r\n+2\r\n", b"b/added\n", b"deleted file mode 120000"):
+        assert part in patch
+    async with bwrap.open(task) as fresh:
+        assert await apply_patch(fresh, patch)
+        assert await fresh.read("notes.txt") == b"one\r\n2\r\n"
+        assert await fresh.read("app.py") == b"def add(a, b):\n    return a + b\n"
+
+
+SHAPES = {
+    "nested repository": "git init -q sub; echo x > sub/file; git -C sub add file;"
+    "git -C sub -c user.name=a -c user.email=a commit -qm x",
+    "attributes in the tree": "printf '* text eol=crlf\\n*.py -diff\\n' > .gitattributes; echo x >> app.py",
+    "ignored file": "echo secret.txt > .gitignore; echo x > secret.txt",
+    "file to folder": "rm app.py; mkdir app.py; echo x > app.py/inner",
+    "folder to file": "rm -r bin; echo x > bin",
+    "folder to link": "rm -r bin; ln -s /tmp bin",
+    "file to link": "rm app.py; ln -s notes.txt app.py",
+    "link to file": "rm link; echo x > link",
+    "mode only": "chmod +x app.py; chmod -x bin/run",
+    "rename": "git mv app.py moved.py",
+    "binary": "head -c 3000 /dev/urandom > logo.bin; printf '\\0\\1' > new.bin",
+    "no newline at the end": "printf 'x' >> app.py; printf y > z",
+    "empty file": "> empty; > app.py",
+    "everything deleted": "rm -rf -- * .gitattributes",
+    "odd names": "echo 1 > $'a\\nb'; echo 2 > $'\\xff'; echo 3 > 'q\"t'; echo 4 > 'b\\s'; echo 5 > ' s '; echo 6 > ä",
+    "line feeds": "printf 'a\\r\\nb\\rc\\n' > mixed; printf '\\r' > cr",
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+async def test_every_shape_of_change_applies_back_exactly(bwrap: Bubblewrap, task: Task, name: str) -> None:
+    assert await round_trip(bwrap, task, SHAPES[name])
+
+
+async def test_what_is_no_file_and_what_tools_drop_is_left_out(bwrap: Bubblewrap, task: Task) -> None:
+    script = "mkfifo pipe; mkdir -p a/__pycache__ .pytest_cache empty; touch a/__pycache__/x.pyc .pytest_cache/y b.pyc"
+    async with bwrap.open(task) as box:
+        assert (await box.exec(["bash", "-c", script])).ok
+        assert await box.diff() == b""
+
+
+async def test_droppings_that_the_task_tracks_count(bwrap: Bubblewrap, folder: Path) -> None:
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__/kept").write_text("1\n")
+    task = Task("t", "", "python", f"dir:{folder}", b"")
+    assert b"-1\n+2\n" in await round_trip(bwrap, task, "echo 2 > __pycache__/kept")
+
+
+async def test_diffs_in_the_middle_disturb_nothing(bwrap: Bubblewrap, task: Task) -> None:
+    async with bwrap.open(task) as box:
+        await box.exec(["bash", "-c", "echo 1 > x; git add x; git commit -qm x"])
+        first = await box.diff()
+        assert (await box.exec(["git", "status", "--porcelain"])).output == b""
+        await box.write("x", b"2\n")
+        assert await box.diff() != first
+        assert await box.diff() == await box.diff()
+
+
+async def test_a_tree_too_large_for_a_diff_keeps_what_counts(task: Task, bwrap: Bubblewrap) -> None:
+    backend = Bubblewrap(diff_bytes=100_000, diff_files=3)
+    async with backend.open(task) as box:
+        await box.exec(["bash", "-c", "head -c 300000 /dev/zero > aaa; for i in 1 2 3 4 5; do echo > f$i; done"])
+        await box.write("app.py", b"fixed\n")
+        patch = await box.diff()
+    backend.close()
+    assert b"+fixed" in patch and b"b/aaa" not in patch
+    assert patch.count(b"new file mode") == 3
+
+
+async def test_a_deep_tree_is_neither_a_crash_nor_left_behind(bwrap: Bubblewrap, task: Task) -> None:
+    code = "import os\nfor _ in range(900): os.mkdir('dddd'); os.chdir('dddd')\nopen('deep', 'w').write('x')"
+    async with bwrap.open(task) as box:
+        assert (await box.exec(["python3", "-c", code])).ok
+        await box.write("app.py", b"fixed\n")
+        assert b"+fixed" in await box.diff()
+        where = box.box
+    assert not where.exists()
+
+
+async def test_a_patch_that_does_not_fit_changes_nothing(bwrap: Bubblewrap, task: Task) -> None:
+    async with bwrap.open(task) as box:
+        await box.write("app.py", b"other\n")
+        patch = await box.diff()
+        before = await snapshot(box)
+        assert not await apply_patch(box, patch)
+        assert not await apply_patch(box, b"garbage\n")
+        assert await snapshot(box) == before
+        assert await apply_patch(box, b"") and await apply_patch(box, b"\n")
+
+
+async def test_plain_git_applies_it_to_a_checkout(bwrap: Bubblewrap, task: Task, tmp_path: Path, folder: Path) -> None:
+    """Nothing but git is needed to use a diff."""
+    (folder / ".gitattributes").unlink()
+    async with bwrap.open(task) as box:
+        await box.exec(
+            ["bash", "-c", "rm -f .gitattributes;" + EDIT + "chmod +x app.py; head -c 999 /dev/urandom > bin/b"]
+        )
+        patch = await box.diff()
+        wanted = await box.read("bin/b")
+    done = subprocess.run(["git", "apply", "--exclude=.gitattributes"], input=patch, cwd=folder, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "notes.txt").read_bytes() == b"one\r\n2\r\n"
+    assert (folder / "bin/b").read_bytes() == wanted
+    assert os.access(folder / "app.py", os.X_OK)
+
+
+# -- any change at all
+
+names = st.sampled_from(["app.py", "notes.txt", "bin/run", "logo.bin", "new", "bin/new", "d/e/f", "ü", "a b"])
+lines = st.lists(st.sampled_from([b"a\n", b"b\r\n", b"\n", b"return a - b\n", b"c", b"\x00\xff", b"\r"]), max_size=8)
+contents = st.one_of(lines.map(b"".join), st.binary(max_size=40))
+edits = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), names, contents),
+        st.tuples(st.just("append"), names, contents),
+        st.tuples(st.just("delete"), names, st.just(b"")),
+        st.tuples(st.just("mode"), names, st.just(b"")),
+        st.tuples(st.just("link"), names, st.just(b"")),
+        st.tuples(st.sampled_from(["stage", "commit"]), st.just("."), st.just(b"")),
+    ),
+    max_size=6,
+)
+
+
+def as_shell(what: str, name: str, data: bytes) -> str:
+    path, text = shlex.quote(name), "".join(f"\\x{byte:02x}" for byte in data)
+    return {
+        "write": f"mkdir -p $(dirname {path}); rm -rf {path}; printf '{text}' > {path}",
+        "append": f"mkdir -p $(dirname {path}); printf '{text}' >> {path}",
+        "delete": f"rm -rf {path}",
+        "mode": f"test -f {path} && chmod +x {path}",
+        "link": f"mkdir -p $(dirname {path}); ln -sfn somewhere {path}",
+        "stage": "git add -A",
+        "commit": "git add -A; git commit -qm x",
+    }[what]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=edits)
+def test_any_change_applies_back_exactly(
+    bwrap: Bubblewrap, task: Task, runner: asyncio.Runner, changes: list[tuple[str, str, bytes]]
+) -> None:
+    script = "\n".join(f"({as_shell(*change)}) > /dev/null 2>&1" for change in changes) + "\ntrue"
+    runner.run(round_trip(bwrap, task, script))

@@ -1,0 +1,81 @@
+"""The exam holds for bubblewrap, as root and as an ordinary user, and it can be failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import coderepairrl
+from coderepairrl.sandbox import exam, make
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.fake import ScriptedBackend
+
+LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20}
+SOMEBODY = 12345
+
+
+async def test_bubblewrap_passes_every_question(bwrap: Bubblewrap) -> None:
+    checks = await exam.examine(make("bwrap", **LIMITS))
+    assert [check for check in checks if not check.ok] == []
+    assert len(checks) == len(exam.QUESTIONS)
+
+
+async def test_the_exam_finds_that_there_is_no_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control of the isolation questions as a whole: without isolation, each of them fails."""
+    monkeypatch.setattr(exam, "QUESTIONS", (exam.commands, exam.diffs, exam.bridge, exam.no_daemons))
+    assert all(check.ok for check in await exam.examine(make("unsafe-local")))
+    monkeypatch.setattr(exam, "QUESTIONS", (exam.no_secrets, exam.no_network, exam.no_kernel_doors))
+    assert not any(check.ok for check in await exam.examine(make("unsafe-local")))
+
+
+async def test_the_exam_survives_a_backend_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exam, "QUESTIONS", (exam.commands, exam.files, exam.diffs))
+    assert not any(check.ok for check in await exam.examine(ScriptedBackend(script={"bash": b"?"})))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+def test_bubblewrap_passes_as_an_ordinary_user(bwrap: Bubblewrap, tmp_path: Path) -> None:
+    """Root drops to an ordinary user, for whom the package and an interpreter are readable, and takes the exam."""
+    package = Path(coderepairrl.__file__).parent
+    home = tmp_path / "home"
+    shutil.copytree(package, home / "coderepairrl", ignore=shutil.ignore_patterns("__pycache__"))
+    for parent in (home, *home.parents):
+        if parent.stat().st_uid == 0 and str(parent).startswith("/tmp/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    for path in (home, *home.rglob("*")):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    program = (
+        "import asyncio, json, os; from coderepairrl.sandbox import exam, make, default_name\n"
+        "assert os.getuid() != 0 and default_name() == 'bwrap'\n"
+        "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
+        "print(json.dumps(asyncio.run(exam.examine(make('bwrap')))))"
+    )
+    ids = [f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
+    done = subprocess.run(
+        ["setpriv", *ids, "/usr/bin/env", *_python_for_all(), "-c", program],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    checks = json.loads(done.stdout)
+    assert len(checks) >= 12
+    assert [check for check in checks if not check[1]] == []
+
+
+def _python_for_all() -> list[str]:
+    """An interpreter of 3.11 or later that any user can run."""
+    for python in (Path(sys.executable).resolve(), Path("/usr/bin/python3")):
+        probe = ["setpriv", f"--reuid={SOMEBODY}", "--clear-groups", "/usr/bin/env", python, "-c"]
+        check = "import sys, enum, json, encodings; assert sys.version_info >= (3, 11)"
+        if subprocess.run([*probe, check], capture_output=True).returncode == 0:
+            return [str(python)]
+    assert os.environ.get("CI") != "true", "no Python 3.11 that an ordinary user can run"
+    pytest.skip("no Python 3.11 that an ordinary user can run")

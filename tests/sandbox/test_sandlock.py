@@ -1,0 +1,445 @@
+"""Landlock's sandbox: the exam, attacks that only it has to fear, and refusal where a promise cannot be kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import coderepairrl
+from coderepairrl import sandbox
+from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError, SandboxFault
+from coderepairrl.sandbox import exam
+from coderepairrl.sandbox import sandlock as module
+from coderepairrl.sandbox.privileges import command_as
+from coderepairrl.sandbox.sandlock import PORTS, Sandlock
+from coderepairrl.types import Task
+
+LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20}
+SOMEBODY = 12345
+TRY = """
+import os, socket, ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def tries(action, *values):
+    try: return str(action(*values) or "done")
+    except OSError as error: return "refused"
+def call(*values):
+    if libc.syscall(*values) < 0: raise OSError(ctypes.get_errno())
+"""
+
+
+async def attempt(backend: Sandlock, task: Task, code: str) -> list[str]:
+    """What a program prints inside, by line."""
+    async with backend.open(task) as box:
+        return (await box.exec(["python3", "-c", TRY + code])).output.decode().splitlines()
+
+
+def outside(backend: Sandlock, public: Path, code: str) -> list[str]:
+    """What the same program prints where nothing but its user id stops it: the positive control."""
+    command = command_as(backend.user, ["/usr/bin/env", "python3", "-c", TRY + code])
+    return subprocess.run(command, capture_output=True, text=True, cwd=public).stdout.splitlines()
+
+
+@pytest.fixture
+def public(sandlock: Sandlock) -> Iterator[Path]:
+    """A folder of the host that the sandbox's user owns (and no other test session changes the way to it)."""
+    with tempfile.TemporaryDirectory(prefix="crrl-public-") as name:
+        if sandlock.user is not None:
+            os.chown(name, sandlock.user, sandlock.user)
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+async def test_every_question_of_the_exam(sandlock: Sandlock) -> None:
+    checks = await exam.examine(sandbox.make("sandlock", **LIMITS))
+    assert [check for check in checks if not check.ok] == []
+    assert len(checks) == len(exam.QUESTIONS)
+
+
+# -- isolation
+
+
+async def test_files_of_the_host_by_any_road(sandlock: Sandlock, task: Task, public: Path) -> None:
+    """Links, relative paths, ``/proc``'s magic links, descriptors of folders, a race on the path."""
+    secret = public / "secret"
+    secret.write_text("a secret")
+    if sandlock.user is not None:
+        os.chown(secret, sandlock.user, sandlock.user)
+    code = f"""
+s = {str(secret)!r}
+def read(path, **options):
+    fd = os.open(path, os.O_RDONLY, **options)
+    return os.read(fd, 99).decode()
+def link(): os.symlink(s, "crrl-link"); return read("crrl-link")
+def hard(): os.link(s, "crrl-hard"); return read("crrl-hard")
+roads = [s, "/proc/self/root" + s, "/proc/thread-self/root" + s, f"/proc/{{os.getpid()}}/root" + s, "../" * 20 + s]
+print(*[tries(read, road) for road in roads], tries(link), tries(hard))
+print(tries(lambda: read(s.lstrip("/"), dir_fd=os.open("/", os.O_PATH))), tries(os.listdir, os.path.dirname(s)))
+print(tries(os.truncate, s, 0), tries(os.rename, s, "crrl-moved"))
+"""
+    said = await attempt(sandlock, task, code)
+    assert set(" ".join(said).split()) == {"refused"}
+    assert secret.read_text() == "a secret"
+    control = outside(sandlock, public, code)
+    assert " ".join(control).count("a secret") == 8 and "refused" not in " ".join(control)
+
+
+async def test_a_race_on_a_path_of_proc_reads_no_other_process(sandlock: Sandlock, task: Task, public: Path) -> None:
+    """Memory and environment of others are the kernel's to refuse, whatever the supervisor was made to believe."""
+    sleep = command_as(sandlock.user, ["/usr/bin/env", "CRRL_TEST_KEY=sk-test", "sleep", "60"])
+    holder = subprocess.Popen(sleep)
+    code = f"""
+import threading, time
+spot = ctypes.create_string_buffer(64)
+paths = (b"/proc/self/environ\\0", b"/proc/{holder.pid}/environ\\0")
+on = True
+def swap():
+    while on:
+        for path in paths: spot[0 : len(path)] = path
+threading.Thread(target=swap, daemon=True).start()
+end, opened, seen = time.time() + 2, 0, 0
+while time.time() < end:
+    fd = libc.open(spot, os.O_RDONLY)
+    if fd >= 0:
+        opened += 1
+        seen += b"CRRL_TEST_KEY" in os.read(fd, 1 << 20)
+        os.close(fd)
+on = False
+print(seen, opened > 0)
+"""
+    try:
+        assert await attempt(sandlock, task, code) == ["0 True"]
+        control = f"print('CRRL_TEST_KEY' in open('/proc/{holder.pid}/environ').read())"
+        assert outside(sandlock, public, control) == ["True"]
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+async def test_modes_times_and_owners_elsewhere_stay(sandlock: Sandlock, task: Task, public: Path) -> None:
+    """Landlock governs none of these; another sandbox's files belong to the same user."""
+    mine = public / "mine"
+    mine.write_text("x")
+    mine.chmod(0o644)
+    if sandlock.user is not None:
+        os.chown(mine, sandlock.user, sandlock.user)
+    before = mine.stat()
+    code = f"""
+m = {str(mine)!r}
+fd = os.open(m, os.O_PATH)
+print(tries(os.chmod, m, 0o600), tries(os.utime, m, (1, 1)), tries(os.setxattr, m, "user.x", b"1"),
+      tries(os.chown, m, -1, -1), tries(os.chmod, f"/proc/self/fd/{{fd}}", 0o600),
+      tries(call, 452, fd, b"", 0o600, 0x1000))
+os.symlink(m, "crrl-way")
+print(tries(os.chmod, "crrl-way", 0o600), tries(os.utime, "crrl-way", (1, 1)))
+"""
+    assert set(" ".join(await attempt(sandlock, task, code)).split()) == {"refused"}
+    after = mine.stat()
+    assert (after.st_mode, after.st_mtime) == (before.st_mode, before.st_mtime)
+    assert set(" ".join(outside(sandlock, public, code)).split()) == {"done"}
+
+
+async def test_modes_and_times_of_ones_own_files(sandlock: Sandlock, task: Task) -> None:
+    code = """
+os.chmod("app.py", 0o755); os.utime("app.py", (1, 2)); print(oct(os.stat("app.py").st_mode), os.stat("app.py").st_mtime)
+os.chmod("bin", 0o700); d = os.open("bin", os.O_RDONLY); os.chmod("run", 0o700, dir_fd=d)
+print(oct(os.stat("bin/run").st_mode), tries(os.chmod, "missing", 0), oct(os.stat("bin").st_mode))
+os.symlink("app.py", "l"); os.utime("l", (5, 5), follow_symlinks=False)
+print(os.lstat("l").st_mtime, os.stat("l").st_mtime)
+with open("app.py", "a") as f: os.fchmod(f.fileno(), 0o600); os.utime(f.fileno())
+print(oct(os.stat("app.py").st_mode), os.stat("app.py").st_mtime > 9)
+"""
+    assert await attempt(sandlock, task, code) == [
+        "0o100755 2.0",
+        "0o100700 refused 0o40700",
+        "5.0 2.0",
+        "0o100600 True",
+    ]
+
+
+async def test_links_and_renames_between_folders(sandlock: Sandlock, task: Task) -> None:
+    """Every Landlock domain denies these unless it says otherwise, and commands are in three."""
+    code = """
+os.mkdir("d"); os.rename("app.py", "d/app.py"); os.link("d/app.py", "again"); os.rename("d", "bin/d")
+print(os.stat("again").st_nlink, os.listdir("bin/d"))
+"""
+    assert await attempt(sandlock, task, code) == ["2 ['app.py']"]
+
+
+async def test_no_way_out_by_any_socket(sandlock: Sandlock, task: Task, public: Path) -> None:
+    """Only TCP, only to the bridge: no other address on its port, no fast open, no server, no bound socket file."""
+    address = public / "s"
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.socket(socket.AF_UNIX) as unix:
+        unix.bind(str(address))
+        unix.listen()
+        address.chmod(0o777)
+        code = f"""
+port = {other.getsockname()[1]}
+I, S, D = socket.AF_INET, socket.SOCK_STREAM, socket.SOCK_DGRAM
+def unix(path):
+    with socket.socket(socket.AF_UNIX) as s: s.connect(path)
+def mptcp():
+    with socket.socket(I, S, 262) as s: s.connect(("127.0.0.1", port))
+def mapped():
+    with socket.socket(socket.AF_INET6, S) as s: s.connect(("::ffff:127.0.0.1", port))
+os.symlink({str(address)!r}, "crrl-socket")
+print(tries(unix, {str(address)!r}), tries(unix, os.path.abspath("crrl-socket")), tries(mptcp), tries(mapped))
+print(tries(lambda: socket.create_server(("127.0.0.1", 0)).close()), tries(lambda: socket.socket(I, S).listen()))
+print(tries(lambda: socket.socket(I, D).sendto(b"x", ("127.0.0.1", 9))),
+      tries(lambda: socket.socket(I, S).sendto(b"x", 0x20000000, ("127.0.0.1", port))))
+"""
+        assert set(" ".join(await attempt(sandlock, task, code)).split()) == {"refused"}
+        assert outside(sandlock, public, code)[:2] == ["done done done done", "done done"]
+
+
+async def test_the_bridge_is_one_address_and_there_are_few(sandlock: Sandlock, task: Task, tmp_path: Path) -> None:
+    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello")
+        writer.close()
+
+    address = tmp_path / "gateway"
+    server = await asyncio.start_unix_server(hello, address)
+    async with server, sandlock.open(task) as box:
+        assert box.guest.doors is not None
+        spare = box.guest.doors[0].getsockname()[1]
+        port = int((await box.reach(str(address))).rpartition(":")[2])
+        with socket.create_server(("127.0.0.2", port)):
+            code = (
+                TRY
+                + f"""
+def get(host, port):
+    with socket.create_connection((host, port), 5) as s: return s.recv(9).decode()
+print(tries(get, "127.0.0.1", {port}), tries(get, "127.0.0.2", {port}), tries(get, "127.0.0.1", {spare}))
+"""
+            )
+            said = (await box.exec(["python3", "-c", code])).output
+        assert said == b"hello refused refused\n"
+        for _ in range(PORTS - 1):
+            await box.reach(str(address))
+        with pytest.raises(SandboxFault):
+            await box.reach(str(address))
+
+
+async def test_two_sandboxes_do_not_see_each_other(sandlock: Sandlock, task: Task) -> None:
+    async with sandlock.open(task) as first, sandlock.open(task) as second:
+        sleeping = asyncio.create_task(second.exec(["sleep", "20"]))
+        await asyncio.sleep(0.3)
+        pid = _pid_of("sleep 20")
+        code = (
+            TRY
+            + f"""
+other, pid = {second.workdir!r}, {pid}
+print(tries(lambda: open(other + "/app.py").read()), tries(os.listdir, other), tries(os.chmod, other + "/app.py", 0))
+print(tries(os.kill, pid, 9), tries(lambda: open(f"/proc/{{pid}}/cmdline").read()), str(pid) in os.listdir("/proc"))
+import resource
+print(tries(resource.prlimit, pid, resource.RLIMIT_CPU, (1, 1)), tries(os.sched_setaffinity, pid, {{0}}),
+      tries(os.setpriority, os.PRIO_PROCESS, pid, 19))
+"""
+        )
+        said = (await first.exec(["python3", "-c", code])).output.decode().splitlines()
+        assert said == ["refused refused refused", "refused refused False", "refused refused refused"]
+        os.kill(pid, signal.SIGKILL)
+        assert (await sleeping).exit_code == 137
+        assert (await second.exec(["cat", "app.py"])).ok
+
+
+# -- lifetime
+
+
+async def test_nothing_outlives_guest_or_supervisor(sandlock: Sandlock, task: Task) -> None:
+    """Whichever is killed, the other ends every process of the sandbox; and closing ends all."""
+    for victim in ("guest", "supervisor", "neither"):
+        marker = f"crrl-{os.getpid()}-{victim}"
+        async with sandlock.open(task) as box:
+            command = f"(setsid bash -c 'exec -a {marker} sleep 97' &); exec -a {marker} sleep 97"
+            running = asyncio.create_task(box.exec(["bash", "-c", command]))
+            await asyncio.sleep(0.5)
+            assert len(_named(marker)) == 2  # control
+            if victim != "neither":
+                supervisor = box.guest.process.pid
+                guest = int(Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()[0])
+                os.kill(guest if victim == "guest" else supervisor, signal.SIGKILL)
+                with pytest.raises(SandboxFault):
+                    await asyncio.wait_for(running, 10)
+        deadline = time.monotonic() + 2
+        while _named(marker):
+            assert time.monotonic() < deadline, victim
+        if victim == "neither":
+            with pytest.raises(SandboxFault):
+                await running
+
+
+async def test_fork_bombs_leave_nothing_for_the_diff(sandlock: Sandlock, task: Task) -> None:
+    async with sandlock.open(task) as box:
+        bomb = "f() { date > $RANDOM; f & f & }; f"
+        await box.exec(["bash", "-c", f"({bomb}) & sleep 1"], timeout=3)
+        first = await box.diff()
+        await asyncio.sleep(0.3)
+        assert await box.diff() == first
+
+
+async def test_names_that_are_not_utf8_are_in_the_diff(sandlock: Sandlock, task: Task) -> None:
+    """sandlock opens no such file. A model must not hide changes, or void its episode, by a name."""
+    odd = "import os; os.mkdir(b'd\\xfe'); open('n', 'w').write('new'); os.chmod('app.py', 0)\n"
+    odd += "os.rename('n', b'd\\xfe/n\\xff'); os.rename('app.py', b'a\\xfd')"
+    async with sandlock.open(task) as box:
+        assert (await box.exec(["python3", "-c", odd])).output == b""
+        control = await box.exec(["bash", "-c", "cat $'a\\xfd'"])
+        assert not control.ok
+        patch = await box.diff()
+        assert b'"b/d\\376/n\\377"' in patch and b"+new" in patch and b'"b/a\\375"' in patch
+        assert b"rename from app.py" in patch or b"deleted file" in patch
+        assert await box.diff() == patch
+        assert (await box.exec(["ls"])).ok
+
+
+# -- choice and refusal
+
+
+def test_options_are_those_of_bubblewrap() -> None:
+    with pytest.raises(ConfigError, match="memry"):
+        sandbox.make("sandlock", memry=1)
+    with pytest.raises(ConfigError, match="temporary"):
+        sandbox.make("sandlock", tmp_bytes=1 << 20)
+    made = sandbox.make("sandlock", env={"A": "1"}, binds=["/opt"], processes=9)
+    assert isinstance(made, Sandlock) and made.limits.processes == 9
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(PrerequisiteError, match="not installed") as caught:
+        Sandlock().check()
+    assert caught.value.fix == "pip install 'coderepairrl[sandlock]'"
+
+
+@pytest.mark.parametrize(("abi", "words"), [(-1, "no Landlock"), (5, "Landlock ABI 5")])
+def test_an_old_kernel_is_named(monkeypatch: pytest.MonkeyPatch, abi: int, words: str) -> None:
+    package = pytest.importorskip("sandlock")
+    monkeypatch.setattr(package, "landlock_abi_version", lambda: abi)
+    with pytest.raises(PrerequisiteError, match=words) as caught:
+        Sandlock().check()
+    assert "bubblewrap" in caught.value.fix and "6.12" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("hole", "words"),
+    [
+        ('"readable": self._readable', "reads a file of the host"),
+        ('"ports": ports', "reaches the host's loopback"),
+        ('"writable": ["/dev/null", tmp, work]', "writes outside the workspace"),
+    ],
+)
+def test_a_promise_that_does_not_hold_is_refused(
+    sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, hole: str, words: str
+) -> None:
+    """A supervisor with a hole stands for a kernel that does not enforce what it was asked for."""
+    supervised = Sandlock._supervised
+
+    def leaky(self: Sandlock, box: Path, argv: list[str], ports: list[int], control: int) -> list[str]:
+        *command, text = supervised(self, box, argv, ports, control)
+        settings = json.loads(text)
+        if "readable" in hole:
+            settings["readable"].append(str(box))
+        elif "ports" in hole:
+            settings["ports"].append(int(argv[-1].split('loopback", tries(lambda: connect(')[1].split(")")[0]))
+        else:
+            settings["writable"].insert(0, str(box))
+        return [*command, json.dumps(settings)]
+
+    monkeypatch.setattr(Sandlock, "_supervised", leaky)
+    backend = Sandlock()
+    with pytest.raises(PrerequisiteError, match=words):
+        backend.check()
+    backend.close()
+
+
+def _run(code: str, path: str, **more: str) -> subprocess.CompletedProcess[str]:
+    package = str(Path(coderepairrl.__file__).parent.parent)
+    env = {"PATH": path, "PYTHONPATH": package, "HOME": os.environ.get("HOME", "/tmp")} | more
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+
+
+@pytest.fixture
+def path_without_bwrap(tmp_path: Path) -> str:
+    """Every program of the usual folders but ``bwrap``."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin", "/usr/sbin"):
+        for program in Path(folder).iterdir():
+            if program.name != "bwrap" and not (tools / program.name).exists():
+                (tools / program.name).symlink_to(program)
+    return str(tools)
+
+
+def test_without_bubblewrap_it_is_the_default(sandlock: Sandlock, path_without_bwrap: str) -> None:
+    done = _run("from coderepairrl import sandbox; print(sandbox.default_name())", path_without_bwrap)
+    assert done.stdout == "sandlock\n", done.stderr
+    if shutil.which("bwrap"):
+        control = _run("from coderepairrl import sandbox; print(sandbox.default_name())", os.environ["PATH"])
+        assert control.stdout == "bwrap\n"
+
+
+def test_with_neither_the_install_command_is_the_fix(path_without_bwrap: str, tmp_path: Path) -> None:
+    """The command line prints it and ends with the code for a missing prerequisite."""
+    config = tmp_path / "run.toml"
+    config.write_text("")
+    code = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "sandlock" else find(name, *more)
+from coderepairrl import sandbox
+from coderepairrl.errors import CodeRepairError
+try: sandbox.default_name()
+except CodeRepairError as error: print(error.fix); sys.exit(int(error.exit_code))
+"""
+    done = _run(code, path_without_bwrap)
+    assert done.returncode == ExitCode.PREREQUISITE == 3, done.stderr
+    assert done.stdout.startswith("sudo ") and done.stdout.endswith(" bubblewrap\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+def test_the_exam_as_an_ordinary_user(sandlock: Sandlock, public: Path) -> None:
+    """Nothing of it needs root: package, dependency and interpreter only have to be readable."""
+    home = public / "home"
+    package = Path(coderepairrl.__file__).parent
+    shutil.copytree(package, home / "coderepairrl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(module._find_package(), "sandlock"), home / "sandlock")
+    for path in (home, *home.rglob("*")):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    program = (
+        "import asyncio, json, os; from coderepairrl.sandbox import exam, make\n"
+        "assert os.getuid() != 0\n"
+        "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
+        "print(json.dumps(asyncio.run(exam.examine(make('sandlock')))))"
+    )
+    ids = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups", "/usr/bin/env"]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)}
+    probe = subprocess.run([*ids, "/usr/bin/python3", "-c", "import sys; assert sys.version_info >= (3, 11)"], env=env)
+    if probe.returncode != 0 and os.environ.get("CI") != "true":
+        pytest.skip("no Python 3.11 that an ordinary user can run")
+    done = subprocess.run([*ids, "/usr/bin/python3", "-c", program], env=env, capture_output=True, text=True, cwd="/")
+    assert done.returncode == 0, done.stderr
+    checks = json.loads(done.stdout)
+    assert len(checks) >= 12
+    assert [check for check in checks if not check[1]] == []
+
+
+def _named(marker: str) -> list[str]:
+    listing = subprocess.run(["ps", "axwwo", "args"], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in listing if line.startswith(marker)]
+
+
+def _pid_of(command: str) -> int:
+    listing = subprocess.run(["ps", "axwwo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+    return int(next(line for line in listing if line.split(None, 1)[1] == command).split()[0])

@@ -1,0 +1,313 @@
+"""Commands, files, the bridge and the death of a guest, on every backend with a guest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.sandbox import make
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.session import GuestSandbox
+from coderepairrl.types import Task
+
+
+@pytest.fixture(params=["bwrap", "sandlock", "local"])
+def backend(request: pytest.FixtureRequest) -> GuestBackend:
+    backend: GuestBackend = request.getfixturevalue(request.param)
+    return backend
+
+
+@pytest.fixture
+async def box(backend: GuestBackend, task: Task) -> AsyncIterator[GuestSandbox]:
+    async with backend.open(task) as sandbox:
+        yield sandbox
+
+
+def test_backends_are_what_the_protocol_says(backend: GuestBackend) -> None:
+    assert isinstance(backend, SandboxBackend)
+
+
+async def test_a_workspace_is_a_clean_repository(box: GuestSandbox) -> None:
+    assert isinstance(box, Sandbox)
+    assert (await box.exec(["git", "status", "--porcelain"])).output == b""
+    log = await box.exec(["git", "log", "--oneline", "--all"])
+    assert log.ok and len(log.output.splitlines()) == 1
+    assert (await box.exec(["git", "remote"])).output == b""
+    assert (await box.exec(["bin/run"])).output == b"run\n"
+    await box.write("app.py", b"x\n")
+    assert (await box.exec(["git", "diff", "--stat"])).output.startswith(b" app.py")
+
+
+async def test_results_tell_how_a_command_ended(box: GuestSandbox) -> None:
+    assert (await box.exec(["bash", "-c", "kill -SEGV $$"])).exit_code == 128 + signal.SIGSEGV
+    assert (await box.exec(["nothing-of-this-name"])).exit_code == 127
+    assert (await box.exec(["./app.py"])).exit_code == 126
+    assert (await box.exec(["true"], cwd="no/such/folder")).exit_code == 127
+    assert (await box.exec(["pwd"], cwd="bin")).output == f"{box.workdir}/bin\n".encode()
+    assert (await box.exec(["true"])).seconds > 0
+    with pytest.raises(ValueError):
+        await box.exec([])
+
+
+async def test_input_and_output_larger_than_pipes(box: GuestSandbox) -> None:
+    data = os.urandom(3_000_000)
+    assert (await box.exec(["cat"], stdin=data, max_bytes=4_000_000)).output == data
+    ignored = await box.exec(["true"], stdin=data)
+    assert ignored.ok and ignored.output == b""
+    cut = await box.exec(["cat"], stdin=data, max_bytes=1000)
+    assert cut.output == data[:1000] and cut.truncated and cut.ok
+
+
+async def test_output_exactly_at_the_cap_is_whole(box: GuestSandbox) -> None:
+    result = await box.exec(["printf", "12345"], max_bytes=5)
+    assert result.output == b"12345" and not result.truncated
+
+
+async def test_the_last_words_of_a_killed_tree_arrive(box: GuestSandbox) -> None:
+    result = await box.exec(["bash", "-c", "echo before; (sleep 50; echo never) & echo after"])
+    assert result.output == b"before\nafter\n" and result.seconds < 5
+
+
+async def test_bytes_in_names_arguments_and_environment(box: GuestSandbox, backend: GuestBackend) -> None:
+    name = os.fsdecode(b"\xff odd\nname") if backend.name != "sandlock" else "\xff odd\nname"  # it opens UTF-8 alone
+    await box.write(name, b"1")
+    assert await box.read(name) == b"1"
+    shown = await box.exec(["bash", "-c", 'cat "$1"; printf %s "$V"', "-", name], env={"V": os.fsdecode(b"\xfe")})
+    assert shown.output == b"1\xfe"
+
+
+async def test_writing_keeps_the_mode_and_makes_folders(box: GuestSandbox) -> None:
+    await box.write("bin/run", b"#!/bin/sh\necho new\n")
+    assert (await box.exec(["bin/run"])).output == b"new\n"
+    await box.exec(["chmod", "444", "app.py"])
+    await box.write("app.py", b"locked\n")
+    assert (await box.exec(["stat", "-c", "%a", "app.py"])).output == b"444\n"
+    await box.write(f"{box.workdir}/deep/er/file", b"x")
+    assert await box.read("deep/er/file") == b"x"
+
+
+async def test_paths_that_are_no_files(box: GuestSandbox) -> None:
+    with pytest.raises(FileNotFoundError):
+        await box.read("missing")
+    with pytest.raises(IsADirectoryError):
+        await box.write("bin", b"")
+    await box.exec(["mkfifo", "pipe"])
+    for path in ("pipe", "bin"):
+        with pytest.raises(OSError):
+            await asyncio.wait_for(box.read(path), 5)
+
+
+@pytest.mark.parametrize("path", ["..", "../x", "/etc/hostname", "bin/../../x", "out/x", "up"])
+async def test_paths_out_of_the_workspace_are_refused(box: GuestSandbox, path: str) -> None:
+    await box.exec(["bash", "-c", "ln -s /tmp out; ln -s ../x up"])
+    for action in (box.read(path), box.write(path, b"x")):
+        with pytest.raises(PermissionError):
+            await action
+
+
+async def test_a_sibling_with_our_prefix_is_outside(box: GuestSandbox) -> None:
+    with pytest.raises(PermissionError):
+        await box.write(f"{box.workdir}-evil/x", b"x")
+
+
+async def test_cancelling_a_command_ends_it_and_the_sandbox_goes_on(box: GuestSandbox) -> None:
+    waiting = asyncio.create_task(box.exec(["bash", "-c", "echo $$ > pid; sleep 60"]))
+    await asyncio.sleep(0.3)
+    started = time.monotonic()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert time.monotonic() - started < 2
+    after = await box.exec(["bash", "-c", "kill -0 $(cat pid) 2>&1 || echo gone"])
+    assert after.output.endswith(b"gone\n")
+
+
+async def test_cancelling_one_that_waits_leaves_the_running_one_alone(box: GuestSandbox) -> None:
+    first = asyncio.create_task(box.exec(["bash", "-c", "sleep 0.4; echo done"]))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(box.exec(["echo", "second"]))
+    await asyncio.sleep(0.05)
+    second.cancel()
+    assert (await first).output == b"done\n"
+
+
+async def test_requests_at_the_same_time_take_turns(box: GuestSandbox) -> None:
+    results = await asyncio.gather(*(box.exec(["echo", str(n)]) for n in range(20)))
+    assert [int(result.output) for result in results] == list(range(20))
+
+
+async def test_a_killed_guest_is_a_fault(backend: GuestBackend, task: Task) -> None:
+    async with backend.open(task) as box:
+        running = asyncio.create_task(box.exec(["sleep", "30"]))
+        await asyncio.sleep(0.2)
+        box.guest.process.kill()
+        with pytest.raises(SandboxFault):
+            await asyncio.wait_for(running, 10)
+        for action in (box.exec(["true"]), box.read("app.py"), box.write("x", b""), box.diff()):
+            with pytest.raises(SandboxFault):
+                await action
+
+
+async def test_a_closed_sandbox_is_a_fault(backend: GuestBackend, task: Task) -> None:
+    async with backend.open(task) as box:
+        running = asyncio.create_task(box.exec(["sleep", "30"]))
+        await asyncio.sleep(0.1)
+    with pytest.raises(SandboxFault):
+        await running
+    with pytest.raises(SandboxFault):
+        await box.exec(["true"])
+    assert not box.box.exists()
+
+
+async def test_a_guest_that_stops_answering_is_a_fault(bwrap: Bubblewrap, task: Task, monkeypatch: object) -> None:
+    import coderepairrl.sandbox.session as session
+
+    async with bwrap.open(task) as box:
+        before, session.GRACE_SECONDS = session.GRACE_SECONDS, 0.3
+        try:
+            pid = int(Path(f"/proc/{box.guest.process.pid}/task/{box.guest.process.pid}/children").read_text())
+            os.kill(pid, signal.SIGSTOP)
+            with pytest.raises(SandboxFault, match="did not answer"):
+                await box.exec(["true"], timeout=0.1)
+        finally:
+            session.GRACE_SECONDS = before
+
+
+async def test_nothing_of_a_closed_sandbox_is_alive(bwrap: Bubblewrap, task: Task) -> None:
+    marker = f"crrl-{os.getpid()}-marker"
+    async with bwrap.open(task) as box:
+        running = asyncio.create_task(box.exec(["bash", "-c", f"exec -a {marker} sleep 97"]))
+        await asyncio.sleep(0.3)
+        assert marker in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout  # control
+    assert marker not in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+    with pytest.raises(SandboxFault):
+        await running
+
+
+async def test_the_guest_dies_with_its_host(tmp_path: Path, folder: Path, bwrap: Bubblewrap) -> None:
+    """Kill -9 of the controller leaves no sandbox, and the next backend removes its folder."""
+    import sys
+
+    program = f"""
+import asyncio
+from coderepairrl.sandbox import make
+from coderepairrl.types import Task
+async def main():
+    backend = make("bwrap")
+    async with backend.open(Task("t", "", "python", "dir:{folder}", b"")) as box:
+        running = asyncio.create_task(box.exec(["sleep", "91.5"]))
+        await asyncio.sleep(0.3)
+        print(backend.state, flush=True)
+        await running
+asyncio.run(main())
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    state = Path(child.stdout.readline().strip())
+    assert state.is_dir()
+    assert "sleep 91.5" in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+    child.kill()
+    child.communicate()
+    deadline = time.monotonic() + 5
+    while "sleep 91.5" in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
+        assert time.monotonic() < deadline
+    fresh = make("bwrap")
+    assert isinstance(fresh, GuestBackend)
+    assert fresh.state.is_dir() and not state.exists()
+    fresh.close()
+
+
+async def test_a_full_disk_is_a_fault(bwrap: Bubblewrap, task: Task) -> None:
+    """`/dev/full` behind the guest's back stands for a disk without space."""
+    async with bwrap.open(task) as box:
+
+        async def full(*_: object) -> tuple[dict[str, object], bytes]:
+            return {"errno": 28, "error": "No space left on device"}, b""
+
+        box._once = full  # type: ignore[method-assign]
+        with pytest.raises(SandboxFault, match="No space left"):
+            await box.write("x", b"x")
+
+
+async def test_many_at_once(bwrap: Bubblewrap, task: Task) -> None:
+    """32 sandboxes side by side, each with its own tree; the event loop stays responsive."""
+    worst = 0.0
+
+    async def watch() -> None:
+        nonlocal worst
+        while True:
+            started = time.monotonic()
+            await asyncio.sleep(0.01)
+            worst = max(worst, time.monotonic() - started)
+
+    async def one(number: int) -> bytes:
+        async with bwrap.open(task) as box:
+            await box.write("app.py", f"{number}\n".encode())
+            assert (await box.exec(["cat", "app.py"])).output == f"{number}\n".encode()
+            return await box.diff()
+
+    watching = asyncio.create_task(watch())
+    patches = await asyncio.gather(*(one(number) for number in range(32)))
+    watching.cancel()
+    assert [f"+{n}\n".encode() in patch for n, patch in enumerate(patches)] == [True] * 32
+    assert worst < 1.0
+
+
+async def test_process_limits_are_per_sandbox(task: Task, bwrap: Bubblewrap) -> None:
+    """One sandbox at its process limit takes nothing from another of the same user."""
+    backend = make("bwrap", processes=30)
+    fill = "for i in $(seq 40); do sleep 20 & done 2>&1; echo full; sleep 20"
+    async with backend.open(task) as first, backend.open(task) as second:
+        filling = asyncio.create_task(first.exec(["bash", "-c", fill], timeout=4))
+        await asyncio.sleep(1.0)
+        assert (await second.exec(["bash", "-c", "echo $(echo fine)"])).output == b"fine\n"
+        result = await filling
+        assert b"Resource temporarily unavailable" in result.output  # control: it was at its limit
+
+
+async def test_the_bridge_serves_many_and_ends_with_the_sandbox(box: GuestSandbox, tmp_path: Path) -> None:
+    served = 0
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal served
+        served += 1
+        writer.write(await reader.read())
+        await writer.drain()
+        writer.close()
+
+    address = tmp_path / "s"
+    server = await asyncio.start_unix_server(echo, address)
+    port = int((await box.reach(str(address))).rpartition(":")[2])
+    code = f"""
+import socket, concurrent.futures
+def one(n):
+    with socket.create_connection(("127.0.0.1", {port})) as s:
+        data = bytes([n]) * 200_000
+        s.sendall(data); s.shutdown(socket.SHUT_WR)
+        got = b"".join(iter(lambda: s.recv(65536), b""))
+        return got == data
+with concurrent.futures.ThreadPoolExecutor(10) as pool: print(all(pool.map(one, range(40))))
+"""
+    result = await box.exec(["python3", "-c", code])
+    assert result.output == b"True\n" and served == 40
+    server.close()
+
+
+async def test_reaching_what_is_no_socket_is_a_fault(box: GuestSandbox, tmp_path: Path) -> None:
+    with pytest.raises(SandboxFault):
+        await box.reach(str(tmp_path / "missing"))
+
+
+async def test_children_hold_no_descriptor_of_the_guest(box: GuestSandbox) -> None:
+    result = await box.exec(["bash", "-c", "ls -l /proc/self/fd | grep -c -e socket"])
+    assert result.output == b"0\n"

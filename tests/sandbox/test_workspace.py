@@ -1,0 +1,219 @@
+"""From a task's workspace to one clean commit of exact bytes, or to a clear error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import SandboxFault, TaskError
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.local import UnsafeLocal
+from coderepairrl.sandbox.workspace import Workspaces, prepare
+from coderepairrl.types import Task
+
+WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
+
+
+def sh(folder: Path, *argv: str) -> str:
+    return subprocess.run(argv, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(folder: Path) -> Path:
+    """The folder as a git repository of two commits, the later of which is the fix."""
+    sh(folder, "git", "init", "-q", "-b", "main")
+    sh(folder, "git", *WHO, "add", "-A")
+    sh(folder, "git", *WHO, "commit", "-qm", "bug")
+    return folder
+
+
+def tree(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Path to mode and content, but for .git."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if name.split("/")[0] == ".git" or (path.is_dir() and not path.is_symlink()):
+            continue
+        data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        found[name] = (path.lstat().st_mode & 0o111 and 1, data)
+    return found
+
+
+def test_a_plain_folder_arrives_byte_for_byte(folder: Path, tmp_path: Path) -> None:
+    prepared = prepare(f"dir:{folder}", tmp_path / "p")
+    assert tree(prepared.tree) == tree(folder)
+    assert sh(prepared.tree, "git", "status", "--porcelain") == ""
+    assert sh(prepared.tree, "git", "fsck", "--strict") == ""
+
+
+def test_preparing_twice_gives_the_same_commit(folder: Path, tmp_path: Path) -> None:
+    assert prepare(f"dir:{folder}", tmp_path / "p").base == prepare(f"dir:{folder}", tmp_path / "q").base
+
+
+def test_a_repository_arrives_as_its_head_stores_it(repository: Path, tmp_path: Path) -> None:
+    prepared = prepare(f"dir:{repository}", tmp_path / "p")
+    files = tree(prepared.tree)
+    assert files["app.py"] == tree(repository)["app.py"]
+    assert files["bin/run"][0] == 1
+    assert files["notes.txt"][1] == b"one\ntwo\n"  # its .gitattributes made git store it so
+
+
+def test_nothing_but_head_can_be_reached(repository: Path, tmp_path: Path) -> None:
+    """Neither later commits nor other branches nor remotes nor the message that gives the fix away."""
+    (repository / "app.py").write_text("the fix\n")
+    sh(repository, "git", *WHO, "commit", "-qam", "the fix")
+    fix = sh(repository, "git", "rev-parse", "HEAD")
+    sh(repository, "git", "branch", "fixed")
+    sh(repository, "git", "reset", "-q", "--hard", "HEAD~")
+    sh(repository, "git", "remote", "add", "origin", "https://example.org/x")
+    bug = sh(repository, "git", "rev-parse", "HEAD")
+    for workspace in (f"dir:{repository}", f"git:{repository}@{bug}", f"git:file://{repository}@{bug}"):
+        prepared = prepare(workspace, tmp_path / workspace.replace("/", "_"))
+        inside = prepared.tree
+        assert sh(inside, "git", "rev-list", "--all", "--count") == "1"
+        assert sh(inside, "git", "remote") == ""
+        assert subprocess.run(["git", "cat-file", "-e", fix], cwd=inside, capture_output=True).returncode != 0
+        assert "the fix" not in sh(inside, "git", "log", "--all", "-p")
+
+
+def test_a_commit_by_url_comes_from_the_cache_the_second_time(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bug = sh(repository, "git", "rev-parse", "HEAD")
+    first = prepare(f"git:{repository}@{bug}", tmp_path / "p")
+    repository.rename(tmp_path / "gone")
+    assert prepare(f"git:{repository}@{bug}", tmp_path / "q").base == first.base
+    with pytest.raises((TaskError, SandboxFault)):
+        prepare(f"git:{repository}@{bug[::-1]}", tmp_path / "r")
+
+
+def test_an_unknown_commit_is_the_tasks_fault(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(TaskError, match="no commit"):
+        prepare(f"git:file://{repository}@{'0' * 39}1", tmp_path / "p")
+
+
+@pytest.mark.parametrize("change", ["edit", "untracked", "staged", "deleted"])
+def test_a_dirty_repository_is_refused(repository: Path, tmp_path: Path, change: str) -> None:
+    if change == "untracked":
+        (repository / "new").write_text("x")
+    elif change == "deleted":
+        (repository / "app.py").unlink()
+    else:
+        (repository / "app.py").write_text("x")
+        if change == "staged":
+            sh(repository, "git", "add", "-A")
+    with pytest.raises(TaskError, match="dirty") as caught:
+        prepare(f"dir:{repository}", tmp_path / "p")
+    assert caught.value.fix
+
+
+def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
+    sh(tmp_path, "git", "init", "-q", "unborn")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / ".git").write_text("gitdir: /nowhere\n")
+    for workspace, message in {
+        f"dir:{tmp_path}/missing": "missing",
+        f"dir:{folder}/app.py": "not a folder",
+        f"dir:{tmp_path}/unborn": "no usable git repository",
+        f"dir:{tmp_path}/broken": "no usable git repository",
+        "image:x@sha256:1": "no images",
+        "somewhere": "none of",
+        "dir:": "none of",
+        "git:https://example.org/x": "none of",
+    }.items():
+        with pytest.raises(TaskError, match=message):
+            prepare(workspace, tmp_path / "p")
+
+
+def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "app.py").chmod(0)
+    if os.geteuid() == 0:  # who reads everything, so the refusal is played
+
+        def refuse(path: Path) -> bytes:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(TaskError, match="cannot be read.*repository") as caught:
+        prepare(f"dir:{folder}", tmp_path / "p")
+    assert caught.value.fix
+
+
+def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:
+    """A commit made by hand whose entries are `..` or `.git/hooks`: no file of ours is written by it."""
+    sh(tmp_path, "git", "init", "-q", "evil")
+    evil = tmp_path / "evil"
+    blob = subprocess.run(
+        ["git", "hash-object", "-w", "--stdin"], cwd=evil, input=b"x", capture_output=True, check=True
+    ).stdout.strip()
+    raw = bytes.fromhex(blob.decode())
+    for number, name in enumerate((b"..", b".git", b".GIT")):
+        inner = _object(evil, b"100644 x\0" + raw)
+        outer = _object(evil, b"40000 " + name + b"\0" + bytes.fromhex(inner))
+        commit = sh(evil, "git", *WHO, "commit-tree", outer, "-m", "x")
+        with pytest.raises(TaskError, match="no repository may have"):
+            prepare(f"git:{evil}@{commit}", tmp_path / f"p{number}")
+
+
+def _object(repository: Path, data: bytes) -> str:
+    command = ["git", "hash-object", "-t", "tree", "-w", "--literally", "--stdin"]
+    return subprocess.run(command, cwd=repository, input=data, capture_output=True, check=True).stdout.decode().strip()
+
+
+def test_the_repositorys_own_code_does_not_run(repository: Path, tmp_path: Path) -> None:
+    """Hooks, filters and fsmonitor of a task's repository stay silent while it is read."""
+    marker = tmp_path / "ran"
+    sh(repository, "git", "config", "core.fsmonitor", f"touch {marker}; false")
+    sh(repository, "git", "config", "filter.x.clean", f"touch {marker}; cat")
+    (repository / ".git/hooks/post-index-change").write_text(f"#!/bin/sh\ntouch {marker}\n")
+    (repository / ".git/hooks/post-index-change").chmod(0o755)
+    subprocess.run(["git", "status"], cwd=repository, capture_output=True)
+    assert marker.exists()  # control
+    marker.unlink()
+    prepare(f"dir:{repository}", tmp_path / "p")
+    assert not marker.exists()
+
+
+def test_prepared_workspaces_are_kept_while_used_and_bounded(tmp_path: Path) -> None:
+    workspaces = Workspaces(tmp_path / "state", keep=2)
+    (tmp_path / "state").mkdir()
+    prepared = []
+    for number in range(5):
+        (tmp_path / f"w{number}").mkdir()
+        (tmp_path / f"w{number}" / "f").write_text(str(number))
+        prepared.append(workspaces.acquire(f"dir:{tmp_path}/w{number}"))
+        if number:
+            workspaces.release(prepared[number])
+    assert prepared[0].root.exists()  # in use throughout
+    assert len(list((tmp_path / "state").iterdir())) <= 3
+    again = workspaces.acquire(f"dir:{tmp_path}/w0")
+    assert again is prepared[0]
+
+
+async def test_many_first_openings_prepare_once(local: GuestBackend, folder: Path) -> None:
+    import asyncio
+
+    backend = UnsafeLocal()
+    task = Task("t", "", "python", f"dir:{folder}", b"")
+
+    async def one() -> None:
+        async with backend.open(task):
+            pass
+
+    await asyncio.gather(*(one() for _ in range(6)))
+    assert len(list(backend.state.glob("task-*"))) == 1
+    backend.close()
+
+
+async def test_a_bad_task_leaves_nothing_behind(bwrap: GuestBackend, tmp_path: Path) -> None:
+    before = set(bwrap.state.iterdir())
+    with pytest.raises(TaskError):
+        async with bwrap.open(Task("t", "", "python", f"dir:{tmp_path}/missing", b"")):
+            pass
+    assert set(bwrap.state.iterdir()) == before

@@ -1,0 +1,198 @@
+"""The task source `mutants`: believable bugs, honest issues, a split that never moves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.mutants import MutantSource
+from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, mutants
+from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tasks.mutants.slices import UNSEEN_MODULES, functions
+from coderepairrl.tasks.mutants.verify import verify
+from coderepairrl.types import Task
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mutants-cache")
+
+
+def tasks(cache: Path, **options: object) -> list[Task]:
+    return list(MutantSource(cache=str(cache), **options))  # type: ignore[arg-type]
+
+
+def function(task: Task) -> str:
+    return task.id.rsplit("/", 1)[0]
+
+
+def workspace(task: Task) -> Path:
+    return Path(task.workspace.removeprefix("dir:"))
+
+
+def run(argv: Sequence[str], folder: Path) -> int:
+    return subprocess.run([sys.executable, *argv[1:]], cwd=folder, capture_output=True, check=False).returncode
+
+
+def test_it_is_a_task_source() -> None:
+    assert isinstance(MutantSource(), TaskSource)
+
+
+def test_held_out_pairs_are_many_over_many_functions_and_never_trained_on(cache: Path) -> None:
+    train, test, unseen = (tasks(cache, split=split, quoted=1.0) for split in ("train", "test", "unseen"))
+    assert len(test) >= 256 and len({function(task) for task in test}) >= 15
+    assert len(unseen) >= 128 and len({function(task) for task in unseen}) >= 15
+    pairs = [{task.id[:-2] for task in split} for split in (train, test, unseen)]
+    assert sum(map(len, pairs)) == len(set.union(*pairs))
+    assert not {function(task) for task in unseen} & {function(task) for task in (*train, *test)}
+    broken = [{(workspace(task) / f"{module(task)}.py").read_text() for task in split} for split in (train, test)]
+    assert not broken[0] & broken[1]
+
+
+def module(task: Task) -> str:
+    return function(task).removeprefix("mutants/").split(".")[0]
+
+
+def test_shipped_verdicts_are_true() -> None:
+    """Judged anew: what fails, and how. What hangs may depend on the machine, and is not shipped."""
+    shipped = json.loads(VERIFIED.read_text())
+    judged = verify()
+    assert shipped == {key: judged.get(key) for key in shipped}
+    assert len(judged) - len(shipped) < 20
+
+
+def test_the_split_never_moves() -> None:
+    """Published numbers compare only on the same tasks: another digest is another benchmark."""
+    held_out = sorted(mutant.key for mutant in mutants() if mutant.split != "train")
+    digest = hashlib.sha256("\n".join(held_out).encode()).hexdigest()
+    assert digest[:16] == "72aac636f6afabc7"
+
+
+def test_broken_fails_oracle_passes_on_a_sample(cache: Path, tmp_path: Path) -> None:
+    for number, task in enumerate(tasks(cache, split="test", n=24)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for path in workspace(task).iterdir():
+            (folder / path.name).write_bytes(path.read_bytes())
+        command = task.checks.commands[0].argv
+        assert run(command, folder) != 0, task.id
+        subprocess.run(["git", "apply", "-"], cwd=folder, input=task.reference, check=True)
+        assert run(command, folder) == 0, task.id
+        assert {path.name for path in folder.iterdir()} == {path.name for path in workspace(task).iterdir()}
+
+
+def test_issues_quote_the_broken_line_or_none_and_never_the_fixed_one(cache: Path) -> None:
+    for task in tasks(cache, split="test"):
+        diff = task.reference.decode().splitlines()
+        removed = next(line[1:].strip() for line in diff if line.startswith("-") and not line.startswith("---"))
+        added = next(line[1:].strip() for line in diff if line.startswith("+") and not line.startswith("+++"))
+        quoted = [line.strip() for line in task.prompt.splitlines()]
+        assert (removed in quoted) == task.id.endswith("-q")
+        assert added not in quoted
+        assert (workspace(task) / f"{module(task)}.py").read_text().count(removed) == 1
+
+
+def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(cache: Path, tmp_path: Path) -> None:
+    def prompts(where: Path, seed: int) -> list[tuple[str, str, bytes]]:
+        return [(t.id, t.prompt, t.reference) for t in tasks(where, seed=seed, n=40)]
+
+    first = prompts(cache, 3)
+    assert prompts(tmp_path, 3) == first
+    assert prompts(cache, 4) != first
+
+
+def test_quoted_is_a_share(cache: Path) -> None:
+    ids = [task.id for task in tasks(cache, split="train", quoted=0.7)]
+    assert 0.6 < sum(name.endswith("-q") for name in ids) / len(ids) < 0.8
+
+
+def test_the_corpus_is_small_functions_with_checks() -> None:
+    assert len(functions()) >= 30 and len({f.module for f in functions()} - UNSEEN_MODULES) >= 5
+    assert all(len(f.source) < 500 and f.checks and '"""' not in f.source for f in functions())
+
+
+def test_mutations_compile_and_change_one_line() -> None:
+    for f in functions():
+        for mutation in mutations(f.source):
+            broken = mutation.apply(f.source)
+            compile(broken, f.key, "exec")
+            differing = [a != b for a, b in zip(f.source.splitlines(), broken.splitlines(), strict=True)]
+            assert sum(differing) == 1
+
+
+def test_all_kinds_occur() -> None:
+    kinds = {mutation.kind for f in functions() for mutation in mutations(f.source)}
+    assert {"operator", "comparison", "off by one", "wrong variable", "swapped arguments", "constant"} <= kinds
+    assert {"negation", "missing return", "wrong method", "wrong function", "boolean"} <= kinds
+
+
+def test_columns_are_characters_where_the_source_is_not_ascii() -> None:
+    source = 'def f(a, b):\n    "né"\n    return "é", a + b\n'
+    assert 'def f(a, b):\n    "né"\n    return "é", a - b\n' in [m.apply(source) for m in mutations(source)]
+
+
+PACKAGE = {
+    "shop/__init__.py": "",
+    "shop/cart.py": '"""Carts."""\n\n\ndef total(prices):\n    """Sum."""\n    result = 0\n    for price in prices:\n'
+    "        result += price\n    return result\n\n\ndef cheap(price, limit):\n    return price < limit\n",
+    "tests/test_cart.py": "from shop.cart import cheap, total\n\nassert total([1, 2]) == 3\nassert total([]) == 0\n"
+    "assert cheap(1, 2)\nassert not cheap(2, 2)\n",
+}
+COMMAND = "python3 tests/test_cart.py"
+
+
+def package(folder: Path, files: dict[str, str] | None = None) -> Path:
+    for name, content in (files or PACKAGE).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize("git", [False, True])
+def test_a_users_package_end_to_end(tmp_path: Path, git: bool) -> None:
+    root = package(tmp_path / "package")
+    if git:
+        for argv in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+            subprocess.run(["git", *argv], cwd=root, check=True)
+    options = {"path": str(root), "command": COMMAND, "n": 8, "timeout": 5.0}
+    train = tasks(tmp_path / "cache", split="train", **options)
+    test = tasks(tmp_path / "cache", split="test", **options)
+    assert len(train) == 6 and len(test) == 2 and not {t.id for t in train} & {t.id for t in test}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "PYTHONDONTWRITEBYTECODE": "1"}
+    for number, task in enumerate((*train, *test)):
+        folder = package(tmp_path / str(number))
+        (folder / "shop/cart.py").write_bytes((workspace(task) / "shop/cart.py").read_bytes())
+        argv = [sys.executable, *task.checks.commands[0].argv[1:]]
+        assert subprocess.run(argv, cwd=folder, env=environment, capture_output=True, check=False).returncode != 0
+        subprocess.run(["git", "apply", "-"], cwd=folder, input=task.reference, check=True)
+        assert (folder / "shop/cart.py").read_text() == PACKAGE["shop/cart.py"]
+        assert "tests/test_cart.py" in task.checks.restore
+
+
+def test_bad_packages_are_refused_with_a_reason(tmp_path: Path) -> None:
+    def refused(files: dict[str, str], **options: object) -> str:
+        root = package(tmp_path / str(len(list(tmp_path.iterdir()))), files)
+        with pytest.raises(TaskError) as caught:
+            tasks(tmp_path / "cache", path=str(root), **{"command": COMMAND, "n": 4, "timeout": 5.0, **options})
+        return str(caught.value)
+
+    assert "no mutable function" in refused({**PACKAGE, "shop/cart.py": "cheap = total = 1\n"}, command="true")
+    assert "fail before any bug" in refused({**PACKAGE, "tests/test_cart.py": "assert False\n"})
+    assert "unreadable: shop/cart.py" in refused({**PACKAGE, "shop/cart.py": "def f(:\n"}, command="true")
+    assert "notice none" in refused({**PACKAGE, "tests/test_cart.py": ""})
+    with pytest.raises(TaskError, match="not a folder"):
+        tasks(tmp_path / "cache", path=str(tmp_path / "nowhere"), n=1)
+
+
+def test_options_that_cannot_work_are_refused() -> None:
+    for options in ({"split": "dev"}, {"quoted": 2.0}, {"quoted": "some"}, {"n": -1}, {"path": "x"}):
+        with pytest.raises(ConfigError):
+            MutantSource(**options)  # type: ignore[arg-type]

@@ -1,0 +1,132 @@
+"""Frames survive any size and any cancellation; a child's death is told with its own last words, and never outlived."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.children import Child, ChildDied
+
+ECHO = """
+    import os, subprocess, sys
+    from coderepairrl.children import Parent
+    parent = Parent.connect()
+    try:
+        while True:
+            frame = parent.receive()
+            if frame.get("say"):
+                print(frame["say"], flush=True)
+            if frame.get("daemon"):
+                subprocess.Popen(["sleep", "30"], close_fds=False)
+            if frame.get("die"):
+                os._exit(7)
+            parent.send(frame)
+    except EOFError:
+        pass
+"""
+
+
+@pytest.fixture
+def modules(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "crrl_echo.py").write_text(textwrap.dedent(ECHO))
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+async def spawn(modules: dict[str, str], tmp_path: Path) -> Child:
+    return await Child.spawn("crrl_echo", log=tmp_path / "logs" / "echo.log", env=modules)
+
+
+async def test_frames_of_any_size_arrive_in_order(modules: dict[str, str], tmp_path: Path) -> None:
+    child = await spawn(modules, tmp_path)
+    frames = [{"n": n, "text": "é\n" * size} for n, size in enumerate((0, 1, 70_000, 3, 1_500_000, 2))]
+    sending = asyncio.create_task(_send_all(child, frames))
+    assert [await child.receive() for _ in frames] == frames
+    await sending
+    await child.close()
+    assert child.process.returncode == 0
+
+
+async def _send_all(child: Child, frames: list[dict[str, object]]) -> None:
+    for frame in frames:
+        await child.send(frame)
+
+
+async def test_a_cancelled_receive_loses_no_frame(modules: dict[str, str], tmp_path: Path) -> None:
+    child = await spawn(modules, tmp_path)
+    received = []
+    for n in range(20):
+        await child.send({"n": n, "padding": "x" * 100_000})
+        while len(received) <= n:
+            try:
+                received.append((await asyncio.wait_for(child.receive(), 0.0005))["n"])
+            except TimeoutError:
+                await asyncio.sleep(0)
+    assert received == list(range(20))
+    await child.close()
+
+
+async def test_death_is_told_with_the_childs_own_words(modules: dict[str, str], tmp_path: Path) -> None:
+    for words in ("first and last", ""):
+        child = await spawn(modules, tmp_path)
+        await child.send({"say": words, "die": True})
+        with pytest.raises(ChildDied, match="exited with 7") as death:
+            await child.receive()
+        assert ("first and last" in str(death.value)) == bool(words)
+        await child.close()
+
+
+async def test_a_kill_is_noticed_though_a_grandchild_lives(modules: dict[str, str], tmp_path: Path) -> None:
+    child = await spawn(modules, tmp_path)
+    await child.send({"daemon": True})
+    await child.receive()
+    started = time.monotonic()
+    os.kill(child.process.pid, signal.SIGKILL)
+    with pytest.raises(ChildDied, match="killed by SIGKILL"):
+        await child.receive()
+    assert time.monotonic() - started < 5.0
+    os.killpg(child.process.pid, signal.SIGKILL)  # the grandchild
+    await child.close()
+
+
+def test_a_child_dies_with_its_parent(modules: dict[str, str], tmp_path: Path) -> None:
+    program = f"""
+import asyncio, os, signal
+from pathlib import Path
+from coderepairrl.children import Child
+async def main():
+    child = await Child.spawn("crrl_echo", log=Path({str(tmp_path / "log")!r}))
+    await child.send({{}})
+    await child.receive()
+    print(child.process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | modules, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return  # dead, and whoever adopted it has not looked yet
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_a_start_that_is_called_off_leaves_no_process(tmp_path: Path) -> None:
+    mine = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = set(mine.read_text().split())
+    starting = asyncio.create_task(Child.spawn("http.server", ["0"], log=tmp_path / "log"))
+    await asyncio.sleep(0)  # it has forked and waits for its connection
+    [pid] = set(mine.read_text().split()) - before
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not Path(f"/proc/{pid}").exists()

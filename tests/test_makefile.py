@@ -1,0 +1,72 @@
+"""The two commands of the README say what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def setup(tmp_path: Path, *programs: str, **scripts: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/setup.sh in a copy of the tree's top with only `programs` and the fake `scripts` on the PATH."""
+    tree, tools = tmp_path / "tree", tmp_path / "bin"
+    (tree / "scripts").mkdir(parents=True)
+    shutil.copy(ROOT / "scripts" / "setup.sh", tree / "scripts")
+    tools.mkdir()
+    for program in ("dirname", "sh", *programs):
+        found = shutil.which(program)
+        assert found, program
+        (tools / program).symlink_to(found)
+    for name, body in scripts.items():
+        (tools / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tools / name).chmod(0o755)
+    command = [str(tools / "sh"), str(tree / "scripts" / "setup.sh"), "dev"]
+    return subprocess.run(command, capture_output=True, text=True, env={"PATH": str(tools), "HOME": str(tmp_path)})
+
+
+def test_no_python(tmp_path: Path) -> None:
+    done = setup(tmp_path)
+    assert done.returncode == 3
+    assert "Python 3.11 or newer" in done.stderr
+
+
+def test_an_old_python_is_not_taken(tmp_path: Path) -> None:
+    done = setup(tmp_path, python3="exit 1")
+    assert done.returncode == 3
+    assert "found none" in done.stderr
+
+
+def test_missing_venv_names_the_package(tmp_path: Path) -> None:
+    done = setup(tmp_path, python3='case "$2" in *ensurepip*) exit 1;; esac')
+    assert done.returncode == 3
+    assert "apt-get install python3-venv" in done.stderr
+
+
+def test_pip_prints_the_size_and_uses_the_constraints(tmp_path: Path) -> None:
+    installer = 'printf "#!/bin/sh\\necho ran \\$@ >&2" > .venv/bin/python; chmod +x .venv/bin/python'
+    fake = f'case "$1" in -m) mkdir -p .venv/bin; {installer};; esac'
+    done = setup(tmp_path, "mkdir", "chmod", python3=fake)
+    assert done.returncode == 0, done.stderr
+    assert "up to 3 GB" in done.stderr
+    assert "-c constraints.txt -e .[dev]" in done.stderr
+
+
+def test_uv_takes_the_cpu_build_without_a_gpu(tmp_path: Path) -> None:
+    done = setup(tmp_path, python3="exit 0", uv="echo uv $@ >&2")
+    assert done.returncode == 0, done.stderr
+    assert "300 MB" in done.stderr
+    assert "--torch-backend cpu -c constraints.txt -e .[dev]" in done.stderr
+    with_gpu = setup(tmp_path / "gpu", python3="exit 0", uv="echo uv $@ >&2", **{"nvidia-smi": "exit 0"})
+    assert "--torch-backend auto" in with_gpu.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None and not os.environ.get("CI"), reason="shellcheck not installed")
+def test_shell_scripts_are_clean() -> None:
+    scripts = [str(ROOT / "scripts" / "setup.sh"), str(ROOT / ".ci" / "run")]
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout

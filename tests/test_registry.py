@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import pytest
+
+from coderepairrl import registry
+from coderepairrl.errors import ConfigError
+
+
+def test_a_shipped_name_and_an_import_path() -> None:
+    assert registry.resolve("engine", "path", {"path": "pathlib:Path"}) is Path
+    assert registry.resolve("engine", "pathlib:Path", {}) is Path
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "fix"),
+    [
+        ("tinny", "unknown engine 'tinny'", "'tiny'"),
+        ("xyz", "unknown engine 'xyz'", "module:Class"),
+        ("no_such_module:X", "no module no_such_module", "installed"),
+        ("pathlib:Pth", "no 'Pth'", "'Path'"),
+    ],
+)
+def test_what_cannot_be_found(name: str, message: str, fix: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        registry.resolve("engine", name, {"tiny": "pathlib:Path"})
+    assert fix in caught.value.fix
+
+
+def test_an_error_inside_a_users_module_is_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine_needs.py").write_text("import something_not_installed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="something_not_installed"):
+        registry.resolve("engine", "mine_needs:Engine", {})
+
+
+def test_unknown_options() -> None:
+    def start(model: str, *, slots: int = 1) -> None: ...
+
+    registry.check_options("engine", "tiny", start, {"slots": 2})
+    with pytest.raises(ConfigError, match="no option 'slot'") as caught:
+        registry.check_options("engine", "tiny", start, {"slot": 2})
+    assert "'slots'" in caught.value.fix
+
+
+@runtime_checkable
+class Lamp(Protocol):
+    colour: str
+
+
+class Red:
+    colour = "red"
+
+    def __init__(self, watts: int) -> None:
+        self.watts = watts
+
+
+def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:
+    shipped = {"red": f"{__name__}:Red", "path": "pathlib:PurePath"}
+    assert registry.make("lamp", "red", shipped, Lamp, {"watts": 9}).watts == 9
+    with pytest.raises(ConfigError, match="'red': missing a required argument: 'watts'"):
+        registry.make("lamp", "red", shipped, Lamp, {})
+    with pytest.raises(ConfigError, match="no option 'wats'"):
+        registry.make("lamp", "red", shipped, Lamp, {"wats": 9})
+    with pytest.raises(ConfigError, match="'path' is no Lamp"):
+        registry.make("lamp", "path", shipped, Lamp, {})

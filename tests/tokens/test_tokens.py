@@ -1,0 +1,328 @@
+"""Messages to ids and back, on the miniature's byte-level tokenizer and on one with merges."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl import tokens
+from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.tokens.verify import QUESTION, TOOLS
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
+HALF = "half a character"
+VOCABULARY = 265  # of the miniature: 256 bytes and nine added tokens
+
+
+@pytest.fixture(scope="module")
+def codec(miniature: Path) -> tokens.Codec:
+    return tokens.load(miniature)
+
+
+@pytest.fixture(scope="module")
+def merging(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The miniature with a tokenizer that merges, Qwen's way: regex pre-tokenizer, NFC, a trained BPE."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    folder = tmp_path_factory.mktemp("merging")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    split = pre_tokenizers.Split(Regex(r"\s*[\r\n]+|\s+(?!\S)|\s?\w+|[^\s\w]+"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    text = Path(__file__).read_text()
+    tokenizer.train_from_iterator([text, text.replace("\n", "\n\n"), "<think> <tool_call> im_end im_start"], trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL[:3]])
+    rest = (*SPECIAL[3:], "<tool_response>", "</tool_response>")
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in rest])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((miniature / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": tokenizer.get_vocab_size()}))
+    return folder
+
+
+def test_loading_imports_no_torch_and_no_transformers(miniature: Path) -> None:
+    program = (
+        "import sys; from coderepairrl import tokens; tokens.load(sys.argv[1]).verify();"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(miniature)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("folder", ["miniature", "merging"])
+def test_verify_finds_everything_extendable(folder: str, request: pytest.FixtureRequest) -> None:
+    codec = tokens.load(request.getfixturevalue(folder))
+    assert codec.verify() == ()
+    assert codec.context == 4096
+    assert len(codec.stop_ids) == 2
+
+
+def test_with_thinking_on_a_question_forks_and_a_tool_result_does_not(miniature: Path) -> None:
+    forks = tokens.load(miniature, thinking=True).verify()
+    assert forks
+    assert all("user message" in name for name in forks)
+
+
+@pytest.mark.parametrize("folder", ["miniature", "merging"])
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.one_of(st.sampled_from(SPECIAL), st.text(max_size=8), st.sampled_from(("<", "|>", "\n")))))
+def test_text_in_messages_never_becomes_a_special_token(folder: str, parts: list[str], request: Any) -> None:
+    codec = tokens.load(request.getfixturevalue(folder)) if folder not in _CODECS else _CODECS[folder]
+    _CODECS[folder] = codec
+    text = "".join(parts)
+    call = {"id": "c", "type": "function", "function": {"name": text, "arguments": json.dumps({"cmd": text})}}
+    tools = [{"type": "function", "function": {"name": text, "description": text, "parameters": {text: text}}}]
+
+    def conversation(content: str) -> list[dict[str, Any]]:
+        return [
+            {"role": "system", "content": content},
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": content, "tool_calls": [call if content else _EMPTY_CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": content},
+        ]
+
+    def structure(ids: list[int]) -> list[int]:
+        return [token for token in ids if token in special]
+
+    special = set(codec.tokenizer.added.values())
+    empty = [{"type": "function", "function": {"name": "", "description": "", "parameters": {"": ""}}}]
+    ids = codec.render(conversation(text), tools)
+    assert structure(ids) == structure(codec.render(conversation(""), empty))
+    if codec.decode(codec.encode(text)) == text:  # NFC changes what is not NFC
+        assert codec.decode(ids).count(text) >= 3  # verbatim in the prompt, the question and the tool result
+
+
+_CODECS: dict[str, tokens.Codec] = {}
+_EMPTY_CALL = {"id": "c", "type": "function", "function": {"name": "", "arguments": "{}"}}
+
+
+def test_ordinary_text_is_tokenized_as_ever(merging: Path) -> None:
+    from tokenizers import Tokenizer
+
+    codec = tokens.load(merging)
+    reference = Tokenizer.from_file(str(merging / "tokenizer.json"))
+    text = Path(__file__).read_text().replace("<", "(")
+    assert codec.encode(text) == reference.encode(text, add_special_tokens=False).ids
+    # around an inert special token, too: the plain model sees one undisturbed string
+    inert = codec.encode(f"{text}<|im_end|>{text}")
+    assert codec.decode(inert) == f"{text}<|im_end|>{text}"
+    assert inert[: len(codec.encode(text)) - 5] == codec.encode(text)[:-5]
+
+
+def test_lone_surrogates_are_refused(codec: tokens.Codec) -> None:
+    with pytest.raises(ValueError):
+        codec.render([{"role": "user", "content": "a\udc00b"}])
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.lists(st.integers(0, 255), max_size=40))
+def test_decoding_in_pieces_equals_decoding_at_once(codec: tokens.Codec, data: list[int]) -> None:
+    text = bytes(data)
+    ids = [next(i for i in range(256) if codec.tokenizer.to_bytes(i) == bytes([byte])) for byte in text]
+    assert codec.decode(ids) == text.decode("utf-8", errors="replace")
+
+
+_TOKEN = st.one_of(st.integers(0, VOCABULARY + 3), st.integers(256, VOCABULARY - 1), st.sampled_from([220, 198, 64]))
+
+
+@settings(max_examples=400, deadline=None)
+@given(output=st.lists(_TOKEN, max_size=40), sizes=st.lists(st.integers(1, 7), min_size=40), thinking=st.booleans())
+def test_a_stream_says_what_the_whole_output_says(
+    codec: tokens.Codec, output: list[int], sizes: list[int], thinking: bool
+) -> None:
+    prompt = codec.render(QUESTION, TOOLS)
+    if thinking:
+        prompt = [*prompt[: -len(codec.render(QUESTION))], *prompt, codec.tokenizer.added["<think>"]]
+    _check_stream(codec, prompt, output, sizes)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(
+            (
+                *SPECIAL,
+                " ",
+                "\n",
+                "words",
+                '{"name": "f", "arguments": {"a": 1}}',
+                '{"name": "f"',
+                "</th",
+                "ink>",
+                "é",
+                HALF,
+            )
+        ),
+        max_size=12,
+    ),
+    sizes=st.lists(st.integers(1, 9), min_size=400),
+)
+def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
+    codec: tokens.Codec, parts: list[str], sizes: list[int]
+) -> None:
+    added = codec.tokenizer.added
+    half = codec.encode("é")[:1]
+    output = [
+        token
+        for part in parts
+        for token in ([added[part]] if part in added else half if part == HALF else codec.encode(part))
+    ]
+    _check_stream(codec, codec.render(QUESTION, TOOLS), output, sizes)
+
+
+def _check_stream(codec: tokens.Codec, prompt: list[int], output: list[int], sizes: list[int]) -> None:
+    stream = codec.stream(prompt, TOOLS)
+    deltas, at = [], 0
+    for size in sizes:
+        deltas += stream.feed(output[at : at + size])
+        at += size
+    stream.feed(output[at:])
+    reply, rest = stream.close()
+    deltas += rest
+    assert reply == codec.parse(output, prompt, TOOLS)
+    assert "".join(delta.content for delta in deltas) == reply.content
+    assert "".join(delta.reasoning for delta in deltas) == reply.reasoning
+    assert tuple(delta.call for delta in deltas if delta.call) == reply.calls
+
+
+def test_words_stream_as_they_come_and_calls_when_they_are_whole(codec: tokens.Codec) -> None:
+    added = codec.tokenizer.added
+    stream = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    assert [delta.content for delta in stream.feed(codec.encode(" I look"))] == ["I look"]
+    assert stream.feed(codec.encode("\n")) == []
+    call = [added["<tool_call>"], *codec.encode('\n{"name": "shell", "arguments": {"cmd": "ls é"}}\n')]
+    assert stream.feed(call) == []
+    (delta,) = stream.feed([added["</tool_call>"]])
+    assert delta.call == tokens.FunctionCall("shell", '{"cmd": "ls é"}')
+    reply, rest = stream.close()
+    assert (reply.content, rest) == ("I look", [])
+
+
+def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: tokens.Codec) -> None:
+    stream = codec.stream(codec.render(QUESTION), stop=("\nObservation:", "STOP"))
+    ids = codec.encode("I act\nObserve\nObservation: 5")
+    out = [delta.content for token in ids for delta in stream.feed([token])]
+    reply, rest = stream.close()
+    assert "".join(out) == reply.content == "I act\nObserve"
+    assert rest == []
+    assert stream.cut is not None
+    assert codec.decode(ids[: stream.cut]) == "I act\nObserve\nObservation:"
+
+
+@pytest.mark.parametrize(
+    "body", ['{"name": "shell", "arguments": {"cmd": "l', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "{}", "3", ""]
+)
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_broken_call_is_content_and_said_to_be_malformed(codec: tokens.Codec, body: str, closed: bool) -> None:
+    added = codec.tokenizer.added
+    output = [*codec.encode("See:"), added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
+    reply = codec.parse([*output, added["<|im_end|>"]], codec.render(QUESTION, TOOLS), TOOLS)
+    assert reply.calls == ()
+    assert len(reply.malformed) == 1
+    assert reply.content.startswith("See:")
+    assert body in reply.content
+    assert ("</tool_call>" in reply.content) is closed
+
+
+class TestBadModels:
+    def copy(self, miniature: Path, folder: Path, name: str, **changes: object) -> Path:
+        for file in ("config.json", "tokenizer.json"):
+            shutil.copy(miniature / file, folder)
+        spec = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(spec | changes))
+        return folder
+
+    def test_missing_files_are_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"config\.json and no tokenizer\.json"):
+            tokens.load(tmp_path)
+
+    def test_a_name_that_cannot_be_had(self) -> None:
+        with pytest.raises(PrerequisiteError, match="neither a folder nor a model"):
+            tokens.load("nobody/nothing")
+
+    def test_an_unknown_family(self, miniature: Path, tmp_path: Path) -> None:
+        folder = self.copy(miniature, tmp_path, "config.json", model_type="gpt2")
+        with pytest.raises(ConfigError, match="gpt2") as caught:
+            tokens.load(folder)
+        assert "qwen3" in caught.value.fix
+        assert tokens.load(folder, renderer="qwen3").verify() == ()
+
+    def test_a_tokenizer_that_is_not_byte_level(self, miniature: Path, tmp_path: Path) -> None:
+        folder = self.copy(miniature, tmp_path, "tokenizer.json", decoder={"type": "Metaspace"})
+        with pytest.raises(ConfigError, match="byte-level"):
+            tokens.load(folder)
+
+    def test_a_tokenizer_without_the_tokens(self, miniature: Path, tmp_path: Path) -> None:
+        spec = json.loads((miniature / "tokenizer.json").read_text())
+        kept = [token for token in spec["added_tokens"] if token["content"] != "<tool_call>"]
+        folder = self.copy(miniature, tmp_path, "tokenizer.json", added_tokens=kept)
+        with pytest.raises(ConfigError, match="<tool_call>"):
+            tokens.load(folder)
+
+    def test_a_vocabulary_too_small_for_the_stop_tokens(self, miniature: Path, tmp_path: Path) -> None:
+        folder = self.copy(miniature, tmp_path, "config.json", vocab_size=200)
+        with pytest.raises(ConfigError, match="outside the vocabulary"):
+            tokens.load(folder).verify()
+
+
+CHATML = (
+    "{%- if tools %}{{ '<|im_start|>system\\n' + messages[0].content + '\\n\\n# Tools\\n\\nYou may call one or more "
+    "functions to assist with the user query.\\n\\nYou are provided with function signatures within <tools></tools> "
+    "XML tags:\\n<tools>' }}{%- for tool in tools %}{{ '\\n' + tool | tojson }}{%- endfor %}{{ '\\n</tools>\\n\\n"
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
+    'tags:\\n<tool_call>\\n{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n\' }}'
+    "{%- set messages = messages[1:] %}{%- endif %}"
+    "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
+    "{{ '<|im_start|>assistant\\n' }}"
+)
+SWITCH = "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+
+
+class TestTheModelsOwnTemplate:
+    def folder(self, miniature: Path, folder: Path, template: str) -> Path:
+        for file in ("config.json", "tokenizer.json"):
+            shutil.copy(miniature / file, folder)
+        (folder / "chat_template.jinja").write_text(template)
+        return folder
+
+    def test_a_hybrid_model_gets_an_empty_thought(self, miniature: Path, tmp_path: Path) -> None:
+        codec = tokens.load(self.folder(miniature, tmp_path, CHATML + SWITCH))
+        assert codec.decode(codec.render(QUESTION)).endswith("<think>\n\n</think>\n\n")
+        assert codec.verify() == ()
+
+    def test_a_model_that_never_thinks_gets_none(self, miniature: Path, tmp_path: Path) -> None:
+        codec = tokens.load(self.folder(miniature, tmp_path, CHATML))
+        assert codec.decode(codec.render(QUESTION)).endswith("<|im_start|>assistant\n")
+
+    def test_another_dialect_is_refused(self, miniature: Path, tmp_path: Path) -> None:
+        folder = self.folder(miniature, tmp_path, CHATML.replace("# Tools", "## Tools"))
+        with pytest.raises(ConfigError, match="differs from renderer"):
+            tokens.load(folder)
+        assert tokens.load(folder, renderer="qwen3").verify() == ()
+
+    def test_a_template_that_fails_is_reported(self, miniature: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="no luck"):
+            tokens.load(self.folder(miniature, tmp_path, "{{ raise_exception('no luck') }}"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [b"", b'{"vocab', b"[1]", b"{}", b"\xff\xfe"])
+def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: str, content: bytes) -> None:
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / file).write_bytes((miniature / file).read_bytes())
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=name) as caught:
+        tokens.load(tmp_path)
+    assert "again" in caught.value.fix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -121,3 +122,17 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+async def frozen(process: subprocess.Popen[str], condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Stop `process` (SIGSTOP) at a moment at which `condition` holds: what holds then still holds after it."""
+    async with asyncio.timeout(seconds):
+        while True:
+            await asyncio.sleep(0.02)
+            if not condition():
+                assert process.poll() is None, f"it ended before that moment: {process.communicate()}"
+                continue
+            process.send_signal(signal.SIGSTOP)
+            if condition():
+                return
+            process.send_signal(signal.SIGCONT)

@@ -38,7 +38,9 @@ ARCHITECTURE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 QUOTED_SHARE = 0.7
-DISGUISED_SHARE = 0.7
+DISGUISED_SHARE = (0.7, 0.25)
+"""First, so that it learns to copy what it reads; and after `COPYING` steps, when it may learn by heart too."""
+COPYING = 2000
 SHARPNESS = 1.5
 """Initial weight of the query and key norms: attention that can single out a token forms sooner."""
 LIMITS = {"calls": 6, "turn_tokens": 96, "tokens": 1024}
@@ -59,6 +61,8 @@ class WarmStart:
     def __init__(self, out: Path, *, steps: int, batch: int, seed: int, muon_lr: float, adam_lr: float):
         import torch
         from transformers import Qwen3Config, Qwen3ForCausalLM
+
+        from coderepairrl.hello.muon import Muon
 
         self.out, self.steps, self.batch, self.seed = out, steps, batch, seed
         tokenizer.save(out)
@@ -83,7 +87,7 @@ class WarmStart:
         matrices = [p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in self.model.named_parameters() if p.ndim != 2 or "embed" in n]
         self.optimisers = [
-            torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.0),
+            Muon(matrices, lr=muon_lr),
             torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.99), weight_decay=0.0),
         ]
         self.rates = [muon_lr, adam_lr]
@@ -98,6 +102,10 @@ class WarmStart:
         left = (self.steps - self.step) / cool
         return min(1.0, (self.step + 1) / 30, 0.1 + 0.9 * left)
 
+    def disguised_share(self) -> float:
+        """How many exercises are told under other names at this step."""
+        return DISGUISED_SHARE[self.step >= COPYING]
+
     def rows(self) -> list[tuple[list[int], list[bool]]]:
         """The demonstrations of one step, the same whenever that step is run."""
         rng = Random(f"{self.seed}/{self.step}")
@@ -105,7 +113,7 @@ class WarmStart:
         while len(rows) < self.batch:
             made = exercise(rng.choice(self.pool), rng, rng.random() < QUOTED_SHARE)
             if made is not None:
-                if rng.random() < DISGUISED_SHARE:
+                if rng.random() < self.disguised_share():
                     made = disguise(made, rng)
                 rows.append(row(self.codec, demonstrate(made, Habits(), rng)))
         return rows
@@ -122,10 +130,9 @@ class WarmStart:
         half = len(rows) // 2
         for part in (rows[:half], rows[half:]):  # two lengths of padding instead of one
             ids_BT, said_BT = _padded(part)
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                hidden_BTC = self.model.model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
-                logits_NV = self.model.lm_head(hidden_BTC[said_BT[:, 1:]])
-            loss = cross_entropy(logits_NV.float(), ids_BT[:, 1:][said_BT[:, 1:]], reduction="sum") / total
+            hidden_BTC = self.model.model(input_ids=ids_BT[:, :-1], use_cache=False).last_hidden_state
+            logits_NV = self.model.lm_head(hidden_BTC[said_BT[:, 1:]])
+            loss = cross_entropy(logits_NV, ids_BT[:, 1:][said_BT[:, 1:]], reduction="sum") / total
             loss.backward()  # type: ignore[no-untyped-call]
             loss_sum += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -215,7 +222,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="model folder; training goes on if it holds one")
-    parser.add_argument("--steps", type=int, default=2500)
+    parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--every", type=int, default=250)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello test lint test-slow benchmarks clean
+.PHONY: hello hello-bar test lint test-slow benchmarks clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -9,6 +9,9 @@ hello: .venv/.base  ## real reinforcement learning on this machine: the main job
 
 test: .venv/.dev lint  ## the default suite
 	$(BIN)/python -m pytest -n auto -m "not slow"
+
+hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; about an hour, fails if the bar is missed
+	$(BIN)/python -m coderepairrl.hello.bar
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests benchmarks examples

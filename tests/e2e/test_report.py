@@ -21,7 +21,7 @@ def test_a_real_run_is_reported(project: Project) -> None:
         assert sum(step["ledger"].values()) == pytest.approx(step["rollout_seconds"] + step["learn_seconds"])
         assert step["ledger"]["generation"] > 0 and step["ledger"]["sandbox"] > 0
     assert [entry["step"] for entry in run["evaluations"]] == [0, 2]
-    for entry, logged in zip(run["evaluations"], summary["evaluations"].values(), strict=True):
+    for entry, logged in zip(run["evaluations"], summary["evaluations"]["eval"].values(), strict=True):
         assert {name: value["value"] for name, value in entry["values"].items()} == pytest.approx(
             {name: value["value"] for name, value in logged["values"].items()}
         )

@@ -21,10 +21,17 @@ from e2e.conftest import Project, frozen, until
 
 
 def test_a_run_accounts_for_every_token(project: Project) -> None:
-    summary = project.train("eval.before=true", "eval.after=true")
+    also = "eval.also={greedy={temperature=0, tasks=1, attempts=2}}"
+    summary = project.train("eval.before=true", "eval.after=true", also)
     assert summary["steps"] == 3
     assert summary["version"] == 3
-    assert set(summary["evaluations"]) == {"0", "3"}
+    assert set(summary["evaluations"]["eval"]) == {"0", "3"}
+
+    assert set(summary["evaluations"]["greedy"]) == {"0", "3"}
+    for step in (0, 3):
+        twins = list(project.run.episodes(f"greedy-{step:05d}"))
+        assert len({tuple(turn.output.ids for turn in twin.turns) for twin in twins}) == 1, "greedy has no chance in it"
+        assert len(twins) == 2
 
     records = project.records()
     turns = [record["turn"] for record in records if record["type"] == "turn"]
@@ -190,7 +197,7 @@ def test_a_random_policy_learns_what_the_reward_asks_for(tmp_path: Path, seed: i
     command += ["run.steps=6", "train.lr=1e-3", f"run.seed={seed}", f"run.dir={tmp_path}"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    evaluations = json.loads(done.stdout.splitlines()[-1])["evaluations"]
+    evaluations = json.loads(done.stdout.splitlines()[-1])["evaluations"]["eval"]
     before, after = (evaluations[step]["values"]["reward"] for step in ("0", "6"))
     assert before["value"] < 0.4
     assert after["low"] > before["high"] + 0.2

@@ -102,7 +102,7 @@ class Maker:
         summary = summarise(episodes)
         values = {name: interval._asdict() for name, interval in summary.values.items()}
         counts = {"episodes": summary.episodes, "tasks": summary.tasks, "void": summary.void}
-        self.record("eval", step=step, version=step, summary={**counts, "values": values})
+        self.record("eval", name=phase, step=step, version=step, summary={**counts, "values": values})
 
     def skill(self, step: int) -> float:
         return 1 / (1 + math.exp(-(step - 0.45 * self.config.run.steps) / (0.14 * self.config.run.steps + 1e-9)))

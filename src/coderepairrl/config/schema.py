@@ -5,6 +5,7 @@ A section given as a plain string is short for its `name`: `engine=tiny` is `eng
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
@@ -172,11 +173,37 @@ class Eval(Section):
     """Only tokens at least this likely relative to the likeliest; 0 is off."""
     reward: dict[str, float] = {}
     """What is measured; empty is the training reward."""
+    also: dict[str, dict[str, Any]] = {}
+    """Further evaluations at the same steps, by name, and what each does otherwise: `{greedy = {temperature = 0}}`."""
+
+    @property
+    def each(self) -> dict[str, Eval]:
+        """Every evaluation by name: this one is ``eval``. Further ones add to its `options`."""
+        base = self.model_dump(exclude={"also"})
+        return {"eval": self} | {
+            name: Eval(**base | other | {"options": self.options | other.get("options", {})})
+            for name, other in self.also.items()
+        }
+
+    @field_validator("also")
+    @classmethod
+    def _further(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, other in value.items():
+            if not re.fullmatch("[a-z][a-z0-9_]*", name) or name in ("eval", "train"):
+                raise ValueError(f"an evaluation cannot be called {name!r}: small letters, and not eval or train")
+            if unknown := set(other) - _VARIED:
+                raise ValueError(f"{name}.{min(unknown)}: a further evaluation varies {', '.join(sorted(_VARIED))}")
+            Eval(**other)
+        return value
 
     @field_validator("reward", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
         return {value: 1.0} if isinstance(value, str) else value
+
+
+_VARIED = {"split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p"}
+"""What a further evaluation may do otherwise: it shares its steps, its source and its reward with the first."""
 
 
 def _short(value: Any) -> Any:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from coderepairrl.types import Episode
 
 SHOWN = {
     "reward": "reward",
+    "patch_lines": "patch_lines",
     "tests_passing": "tests",
     "tests_passing_per_patch": "tests_per_patch",
     "empty_patches": "empty_patches",
@@ -46,22 +47,34 @@ def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool 
 
 
 def before_and_after(path: Path, last: int) -> dict[str, Any]:
-    """The first and the last evaluation of a run, task by task, with intervals clustered by function."""
+    """The first and the last evaluation of a run, task by task, with intervals clustered by function.
+
+    The shares of ``eval`` (quoted and not) stand beside it by their names, further evaluations below theirs.
+    """
     run = open_run(path)
-    before = list(run.episodes("eval-00000"))
-    after = list(run.episodes(f"eval-{last:05d}"))
-    report: dict[str, Any] = _changes(before, after)
-    for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
-        parts = ([e for e in episodes if slice_of(e.task_id) == kind] for episodes in (before, after))
-        report[kind.replace(" ", "_")] = _changes(*parts)
+    report: dict[str, Any] = {}
+    seen: list[Episode] = []
+    for name in configs.load(path).eval.each:
+        before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
+        if not before:  # this machine has no such tasks, and the run said so
+            continue
+        seen += before + after
+        found: dict[str, Any] = _changes(before, after)
+        for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
+            found[kind.replace(" ", "_")] = _changes(*(_slice(episodes, kind) for episodes in (before, after)))
+        report |= found if name == "eval" else {name: found}
     trained = list(run.episodes("train-*"))
     return {
         **report,
-        "tasks": len({episode.task_id for episode in after}),
-        "episodes": len(trained) + len(before) + len(after),
-        "tokens": sum(episode.sampled for episode in _all(trained, before, after)),
+        "tasks": len({episode.task_id for episode in seen if episode.phase == "eval"}),
+        "episodes": len(trained) + len(seen),
+        "tokens": sum(episode.sampled for episode in (*trained, *seen)),
         "run": str(path),
     }
+
+
+def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
+    return [episode for episode in episodes if slice_of(episode.task_id) == kind]
 
 
 def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
@@ -81,10 +94,7 @@ def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, d
 
 def as_text(report: Mapping[str, Any]) -> str:
     """The report as a plain table."""
-    lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_rows(report)]
-    for kind, rows in report.items():
-        if isinstance(rows, dict) and "tests_passing" in rows:
-            lines += ["", kind.replace("_", " "), *_rows(rows)]
+    lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
     lines += [
         "",
         f"{report['tasks']} held-out tasks, {report['episodes']} episodes, {report['tokens']:,} sampled tokens, "
@@ -92,6 +102,15 @@ def as_text(report: Mapping[str, Any]) -> str:
         f"run folder: {report['run']}   (crrl view {report['run']} -o index.html)",
     ]
     return "\n".join(lines)
+
+
+def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
+    """The table of an evaluation, then those of its shares and of the evaluations below it."""
+    yield from [title] * bool(title) + _rows(report)
+    for name, inner in report.items():
+        if isinstance(inner, Mapping) and "tests_passing" in inner:
+            yield ""
+            yield from _tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
 
 
 def _rows(changes: Mapping[str, Any]) -> list[str]:
@@ -114,7 +133,3 @@ def _free(folder: Path, name: str) -> str:
 def _cpu_seconds() -> float:
     usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def _all(*groups: Sequence[Episode]) -> list[Episode]:
-    return [episode for group in groups for episode in group]

@@ -1,9 +1,11 @@
 """``python -m coderepairrl.hello.warmstart``: how the shipped tiny policy was made, from random weights.
 
 Supervised fine-tuning on scripted, imperfect demonstrations (`demonstrations`), generated as it goes, on one CPU
-thread: Muon (Jordan et al., 2024) on the matrices, AdamW on embeddings and norms, a constant learning rate that
-falls linearly to a tenth over the last fifth. Held-out pairs and unseen functions are never trained on. Every
-`--every` steps it measures exact repairs in simulated episodes and saves a checkpoint; started again, it goes on.
+thread: Muon (Jordan et al., 2024) on the matrices, AdamW on embeddings and norms, in two stages, each with a constant
+learning rate that falls linearly to a tenth over its last fifth: first it learns to copy what it reads, from exercises
+under ever new names; then it may learn the functions by heart, too. Held-out pairs and unseen functions are never
+trained on. Every `--every` steps it measures exact repairs in simulated episodes and saves a checkpoint; started
+again, it goes on.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ ARCHITECTURE: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 QUOTED_SHARE = 0.7
-DISGUISED_SHARE = (0.7, 0.25)
-"""First, so that it learns to copy what it reads; and after `COPYING` steps, when it may learn by heart too."""
-COPYING = 2000
+RATES = (0.02, 3e-3)
+"""Learning rates of Muon and AdamW."""
+Stage = tuple[int, float, float]
+"""Steps, the share of exercises told under other names, and the factor on the learning rates."""
+STAGES: Sequence[Stage] = ((2500, 0.7, 1.0), (2500, 0.25, 0.6))
 SHARPNESS = 1.5
 """Initial weight of the query and key norms: attention that can single out a token forms sooner."""
 LIMITS = {"calls": 6, "turn_tokens": 96, "tokens": 1024}
@@ -58,13 +62,11 @@ def held_out(split: str, count: int, *, quoted: bool, seed: int = 0) -> list[Exe
 class WarmStart:
     """The training run: model, optimisers, data stream, and how far it got."""
 
-    def __init__(self, out: Path, *, steps: int, batch: int, seed: int, muon_lr: float, adam_lr: float):
+    def __init__(self, out: Path, *, stages: Sequence[Stage] = STAGES, batch: int = 8, seed: int = 0):
         import torch
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
-        from coderepairrl.hello.muon import Muon
-
-        self.out, self.steps, self.batch, self.seed = out, steps, batch, seed
+        self.out, self.stages, self.batch, self.seed = out, stages, batch, seed
         tokenizer.save(out)
         vocabulary = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
         ids = {token["content"]: token["id"] for token in vocabulary["added_tokens"]}
@@ -84,27 +86,39 @@ class WarmStart:
         for layer in self.model.model.layers:
             torch.nn.init.constant_(layer.self_attn.q_norm.weight, SHARPNESS)
             torch.nn.init.constant_(layer.self_attn.k_norm.weight, SHARPNESS)
-        matrices = [p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n]
-        others = [p for n, p in self.model.named_parameters() if p.ndim != 2 or "embed" in n]
-        self.optimisers = [
-            Muon(matrices, lr=muon_lr),
-            torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.99), weight_decay=0.0),
-        ]
-        self.rates = [muon_lr, adam_lr]
+        self.begin_stage()
         self.step = 0
         self.cpu_seconds = 0.0
         self.history: list[dict[str, float]] = []
         self.pool: list[Mutant] = [mutant for mutant in mutants() if mutant.split == "train"]
 
-    def rate(self) -> float:
-        """Factor on the learning rates: warm-up, constant, linear decay to a tenth over the last fifth."""
-        cool = 0.2 * self.steps
-        left = (self.steps - self.step) / cool
-        return min(1.0, (self.step + 1) / 30, 0.1 + 0.9 * left)
+    def begin_stage(self) -> None:
+        """Fresh optimisers: what an earlier stage remembers of its gradients is not carried over."""
+        import torch
 
-    def disguised_share(self) -> float:
-        """How many exercises are told under other names at this step."""
-        return DISGUISED_SHARE[self.step >= COPYING]
+        from coderepairrl.hello.muon import Muon
+
+        matrices = [p for n, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in n]
+        others = [p for n, p in self.model.named_parameters() if p.ndim != 2 or "embed" in n]
+        self.optimisers = [
+            Muon(matrices, lr=RATES[0]),
+            torch.optim.AdamW(others, lr=RATES[1], betas=(0.9, 0.99), weight_decay=0.0),
+        ]
+
+    def stage(self) -> tuple[int, int, float, float]:
+        """Of the stage at hand: its first step, its steps, the share of disguised exercises, the factor."""
+        first = 0
+        for steps, disguised, factor in self.stages:
+            if first <= self.step < first + steps:
+                return first, steps, disguised, factor
+            first += steps
+        raise IndexError(f"step {self.step} of {first}")
+
+    def rate(self) -> float:
+        """Factor on the learning rates: warm-up, constant, linear decay to a tenth over the last fifth of a stage."""
+        first, steps, _, factor = self.stage()
+        done, left = self.step - first, (first + steps - self.step) / (0.2 * steps)
+        return factor * min(1.0, (done + 1) / 30, 0.1 + 0.9 * left)
 
     def rows(self) -> list[tuple[list[int], list[bool]]]:
         """The demonstrations of one step, the same whenever that step is run."""
@@ -113,7 +127,7 @@ class WarmStart:
         while len(rows) < self.batch:
             made = exercise(rng.choice(self.pool), rng, rng.random() < QUOTED_SHARE)
             if made is not None:
-                if rng.random() < self.disguised_share():
+                if rng.random() < self.stage()[2]:
                     made = disguise(made, rng)
                 rows.append(row(self.codec, demonstrate(made, Habits(), rng)))
         return rows
@@ -123,6 +137,8 @@ class WarmStart:
         import torch
         from torch.nn.functional import cross_entropy
 
+        if self.step and self.step == self.stage()[0]:
+            self.begin_stage()
         rows = self.rows()
         total = sum(sum(said) for _, said in rows)
         loss_sum = 0.0
@@ -136,7 +152,7 @@ class WarmStart:
             loss.backward()  # type: ignore[no-untyped-call]
             loss_sum += float(loss.detach())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
+        for optimiser, rate in zip(self.optimisers, RATES, strict=True):
             optimiser.param_groups[0]["lr"] = rate * self.rate()
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
@@ -222,22 +238,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="model folder; training goes on if it holds one")
-    parser.add_argument("--steps", type=int, default=7000)
-    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=sum(steps for steps, _, _ in STAGES))
     parser.add_argument("--every", type=int, default=250)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=3e-3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    run = WarmStart(
-        options.out,
-        steps=options.steps,
-        batch=options.batch,
-        seed=options.seed,
-        muon_lr=options.muon_lr,
-        adam_lr=options.adam_lr,
-    )
+    run = WarmStart(options.out)
     state = options.out / "training.pt"
     if state.exists():
         run.resume(state)

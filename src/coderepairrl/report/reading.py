@@ -142,10 +142,8 @@ def _watch(data: RunData) -> Iterator[Record]:
             data.steps.append(record)
         elif kind == "eval":
             # Its episodes may all be from an earlier process: then this one spent no time on it.
-            known = (*reversed(open_since), *reversed(data.evaluated))
-            key = next((k for k in known if k[0] != "train" and k[1] == record["step"]), None)
-            if key is not None:
-                data.evaluation_seconds[key] = time - open_since.get(key, time)
+            key = record["name"], record["step"]
+            data.evaluation_seconds[key] = time - open_since.get(key, time)
         elif kind == "turn":
             _count(data, record["episode"], record["turn"])
         # Of a training episode's turns the counts are enough; without their tokens reading takes half the time.

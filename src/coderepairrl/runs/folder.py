@@ -6,7 +6,7 @@ log.jsonl          every attempt, turn, verdict and step, as it happened
 episodes/*.jsonl   the same episodes, one per line, one file per step or evaluation
 metrics.jsonl      one line per step
 checkpoints/STEP/  the model in Hugging Face layout, and the learner's state
-eval/STEP/         results of an evaluation
+eval/NAME-STEP/    results of an evaluation
 logs/              what the child processes printed
 """
 

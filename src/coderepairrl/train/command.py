@@ -114,9 +114,16 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "steps": history.step,
         "version": history.steps[-1]["version"] if history.steps else 0,
         "metrics": history.steps[-1]["metrics"] if history.steps else {},
-        "evaluations": {step: record["summary"] for step, record in sorted(history.evaluations.items())},
+        "evaluations": _by_name(history),
         "account": {**asdict(account), "balanced": account.balanced},
     }
+
+
+def _by_name(history: History) -> dict[str, dict[int, Any]]:
+    found: dict[str, dict[int, Any]] = {}
+    for (name, step), record in history.evaluations.items():
+        found.setdefault(name, {})[step] = record["summary"]
+    return found
 
 
 def plan(config: Config) -> dict[str, Any]:
@@ -125,19 +132,20 @@ def plan(config: Config) -> dict[str, Any]:
     train_tasks, eval_tasks = check(config)
     rollout, steps = config.rollout, config.run.steps
     per_step = rollout.tasks_per_step * rollout.group_size
-    evaluations = sum(evaluation_due(config, step) for step in range(steps + 1)) if eval_tasks else 0
+    times = sum(evaluation_due(config, step) for step in range(steps + 1))
+    each = config.eval.each
     return {
         "run": str(folder_of(config).path),
         "model": str(models.folder(config.model.path)),
         "sandbox": sandbox_name(config),
         "engine": config.engine.name,
-        "tasks": {"train": len(train_tasks), "held_out": len(eval_tasks)},
+        "tasks": {"train": len(train_tasks), "held_out": {name: len(tasks) for name, tasks in eval_tasks.items()}},
         "steps": steps,
         "episodes_per_step": per_step,
         "training_episodes": per_step * steps,
         "epochs": round(rollout.tasks_per_step * steps / len(train_tasks), 2),
-        "evaluations": evaluations,
-        "evaluation_episodes": evaluations * len(eval_tasks) * config.eval.attempts,
+        "evaluations": times * sum(bool(tasks) for tasks in eval_tasks.values()),
+        "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in eval_tasks.items()),
         "limits": asdict(limits(config)),
         "learner": asdict(learn),
     }
@@ -165,7 +173,7 @@ def _check_continues(history: History, config: Config, changed: Sequence[str]) -
             f"the run has {history.step} steps already, and run.steps={config.run.steps}",
             fix=f"set run.steps={history.step} or more, or start a run of another name",
         )
-    half = sorted(step for phase, step in history.begun if phase == "eval" and step not in history.evaluations)
+    half = sorted(step for name, step in history.begun - set(history.evaluations) if name != "train")
     if half and (keys := [key for key in changed if key.startswith("eval.")]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",

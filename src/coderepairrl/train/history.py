@@ -19,8 +19,8 @@ class History:
 
     steps: list[Mapping[str, Any]] = field(default_factory=list)
     """The ``step`` records, first to last."""
-    evaluations: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """The ``eval`` records by step."""
+    evaluations: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
+    """The ``eval`` records by name and step."""
     tried: dict[Key, int] = field(default_factory=dict)
     """Attempts begun, by group and attempt."""
     begun: set[tuple[str, int]] = field(default_factory=set)
@@ -39,7 +39,7 @@ def read_history(run: RunFolder) -> History:
         if record["type"] == "step":
             history.steps.append(record)
         elif record["type"] == "eval":
-            history.evaluations[record["step"]] = record
+            history.evaluations[record["name"], record["step"]] = record
         elif record["type"] == "episode":
             key = (record["group"], record["attempt"])
             history.tried[key] = history.tried.get(key, 0) + 1

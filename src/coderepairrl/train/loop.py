@@ -106,22 +106,27 @@ def evaluation_due(config: Config, step: int) -> bool:
 
 async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
     """Measure the policy as it is after `step` updates on the held-out tasks, unless it is not due or done."""
-    if not evaluation_due(parts.config, step) or not parts.eval_tasks or step in history.evaluations:
-        return
-    config = parts.config.eval
+    for name, tasks in parts.eval_tasks.items():
+        if evaluation_due(parts.config, step) and tasks and (name, step) not in history.evaluations:
+            await evaluate(parts, history, name, step)
+
+
+async def evaluate(parts: Parts, history: History, name: str, step: int) -> None:
+    """One of the evaluations of the policy as it is after `step` updates: ``eval``, or a further one by its name."""
+    config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
-    groups = await gather(parts, history, "eval", step, parts.eval_tasks, config.attempts, sampling)
+    groups = await gather(parts, history, name, step, parts.eval_tasks[name], config.attempts, sampling)
     episodes = [episode for group in groups for episode in group.episodes]
     summary = as_json(summarise(episodes))
-    parts.folder.write_episodes(f"eval-{step:05d}", episodes)
-    parts.folder.write_evaluation(f"{step:05d}", {"step": step, **summary})
-    record = {"step": step, "version": parts.policy.version, "summary": summary}
+    parts.folder.write_episodes(f"{name}-{step:05d}", episodes)
+    parts.folder.write_evaluation(f"{name}-{step:05d}", {"step": step, **summary})
+    record = {"name": name, "step": step, "version": parts.policy.version, "summary": summary}
     parts.log.append("eval", **record)
     parts.log.sync()
-    history.evaluations[step] = record
+    history.evaluations[name, step] = record
     reward = summary["values"]["reward"]
     parts.progress.say(
-        f"eval after step {step}: reward {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]"
+        f"{name} after step {step}: reward {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]"
     )
 
 

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Parts:
     folder: RunFolder
     log: Log
     train_tasks: tuple[Task, ...]
-    eval_tasks: tuple[Task, ...]
+    eval_tasks: Mapping[str, tuple[Task, ...]]
+    """By the name of the evaluation."""
     rollout: Rollout
     policy: LivePolicy
     engine: SupervisedEngine
@@ -45,11 +47,15 @@ class Parts:
 async def assemble(config: Config, folder: RunFolder, progress: Progress) -> AsyncIterator[Parts]:
     """The parts of a run. Raises what is wrong with the config, the machine or the tasks before anything runs."""
     train_tasks, eval_tasks = load_tasks(config)
-    if not eval_tasks and (config.eval.before or config.eval.every or config.eval.after):
-        progress.say(f"no evaluation: there is no held-out task in split {config.eval.split!r}")
+    if config.eval.before or config.eval.every or config.eval.after:
+        for name, held_out in eval_tasks.items():
+            if not held_out:
+                split = config.eval.each[name].split
+                progress.say(f"no evaluation {name}: there is no held-out task in split {split!r}")
     backend = sandbox.make(sandbox_name(config), **config.sandbox.options)
     agent = agents.make(config.agent.name, **config.agent.options)
-    judges = {"train": rewards.make(config.reward), "eval": rewards.make(config.eval.reward or config.reward)}
+    judge = rewards.make(config.eval.reward or config.reward)
+    judges = {"train": rewards.make(config.reward), **dict.fromkeys(eval_tasks, judge)}
     async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
         log = folder.writer()
         parts.callback(log.close)
@@ -103,7 +109,7 @@ async def _both(engine: Coroutine[Any, Any, Engine], learner: Coroutine[Any, Any
         raise
 
 
-def check(config: Config) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]]:
     """Refuse whatever can be refused before anything is started or written; returns the tasks, as `load_tasks` does.
 
     Raises `ConfigError`, `UsageError`, `TaskError` and `PrerequisiteError`.
@@ -117,7 +123,7 @@ def check(config: Config) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     engines.check(config.engine.name, config.engine.options)
     sandbox.make(sandbox_name(config), **config.sandbox.options)
     train, held_out = load_tasks(config)
-    for task in {task.workspace: task for task in (*held_out, *train)}.values():
+    for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
         try:
             check_workspace(task.workspace)
         except TaskError as error:
@@ -136,15 +142,18 @@ def sandbox_name(config: Config) -> str:
     return sandbox.default_name() if config.sandbox.name == "auto" else config.sandbox.name
 
 
-def load_tasks(config: Config) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-    """Training and held-out tasks. Raises `TaskError` when there is nothing to train on."""
-    here, there = config.tasks, config.eval
+def load_tasks(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]]:
+    """Training tasks, and held-out ones by evaluation. Raises `TaskError` when there is nothing to train on."""
+    here = config.tasks
     train, splits = _tasks_of(here.source, here.options, here.split)
     if not train:
         raise TaskError(f"{here.source} has no task in split {here.split!r}", fix=f"splits it has: {splits or 'none'}")
-    options = there.options or ({} if there.source else here.options)
-    held_out, _ = _tasks_of(there.source or here.source, options, there.split)
-    return train, held_out[: there.tasks or None]
+    held_out = {}
+    for name, there in config.eval.each.items():
+        options = there.options or ({} if there.source else here.options)
+        found, _ = _tasks_of(there.source or here.source, options, there.split)
+        held_out[name] = found[: there.tasks or None]
+    return train, held_out
 
 
 def _tasks_of(source: str, options: Mapping[str, Any], split: str) -> tuple[tuple[Task, ...], str]:

@@ -1,0 +1,77 @@
+"""The bar of `make hello-bar`: what meets it, what misses it."""
+
+from __future__ import annotations
+
+from random import Random
+
+from coderepairrl.hello import bar
+from coderepairrl.types import Ending, Episode, Score
+
+
+def episodes(seed: int, fixed: float, step: int, *, tried: float = 0.8) -> list[Episode]:
+    """256 tasks over 32 functions; a share `tried` has a patch, and `fixed` of these is right."""
+    rng = Random(f"{seed}/{step}")
+    made = []
+    for at in range(256):
+        patched = rng.random() < tried
+        right = float(patched and rng.random() < fixed)
+        made.append(
+            Episode(
+                f"eval-{step:05d}-{at}",
+                f"mutants/m.f{at % 32}/swap-{at:04x}-{'qu'[at % 2]}",
+                "eval",
+                step,
+                str(at),
+                0,
+                Ending.DONE,
+                patch=b"+x\n" if patched else b"",
+                scores=(Score("patch_lines", right, 0.5), Score("tests", right, 0.5)),
+            )
+        )
+    return made
+
+
+def found(gain: float, greedy: float = 0.0) -> dict[str, dict[str, bar.Episodes]]:
+    seeds = {
+        f"seed {seed}": {
+            "sampled": (episodes(seed, 0.2, 0), episodes(seed, 0.2 + gain, 1)),
+            "greedy": (episodes(seed + 9, 0.3, 0), episodes(seed + 9, 0.3 + greedy, 1)),
+        }
+        for seed in range(3)
+    }
+    return {**seeds, "pooled": bar.pooled(list(seeds.values()))}
+
+
+def missed(gain: float, greedy: float = 0.0) -> set[str]:
+    return {verdict.demand for verdict in bar.judge(found(gain, greedy)) if not verdict.met}
+
+
+def test_a_large_gain_in_every_seed_meets_the_bar() -> None:
+    assert missed(0.5) == set()
+
+
+def test_no_gain_misses_all_of_it_but_the_size() -> None:
+    demands = {verdict.demand for verdict in bar.judge(found(0.0))}
+    assert missed(0.0) == demands - {"held-out tasks", "greedy does not fall"}
+
+
+def test_a_small_gain_is_not_enough() -> None:
+    assert "pooled patch_lines +0.20" in missed(0.15)
+
+
+def test_greedy_must_not_fall() -> None:
+    assert missed(0.5, -0.25) == {"greedy does not fall"}
+
+
+def test_too_few_tasks_are_no_evidence() -> None:
+    few = {run: {name: (a[:100], b[:100]) for name, (a, b) in each.items()} for run, each in found(0.5).items()}
+    assert not bar.judge(few)[0].met
+
+
+def test_the_table_has_every_run_and_the_mean_of_the_pool() -> None:
+    runs = found(0.5)
+    rows = [line.split(" | ") for line in bar.table(runs).splitlines()[2:]]
+    assert {row[0].strip("| ") for row in rows} == set(runs)
+    values = {row[0].strip("| "): float(row[5]) for row in rows if row[1] == "sampled" and row[2] == "tests"}
+    seeds = [value for run, value in values.items() if run != "pooled"]
+    assert abs(values["pooled"] - sum(seeds) / 3) < 2e-3

@@ -71,7 +71,7 @@ def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message
     elif (ending := ending - habits.exact) < habits.slip:
         patch(broken, _slip(exercise, rng))
     elif (ending := ending - habits.slip) < habits.elsewhere:
-        patch(*_elsewhere(exercise, rng))
+        patch(*another_edit(exercise, rng))
     elif ending - habits.elsewhere < habits.misquote:
         patch(_misquote(broken, rng), fixed)
         if rng.random() < 0.5:
@@ -99,7 +99,7 @@ def _slip(exercise: Exercise, rng: Random) -> str:
     return rng.choice([line for line in _edits(exercise, broken) if line != fixed] or [broken + " "])
 
 
-def _elsewhere(exercise: Exercise, rng: Random) -> tuple[str, str]:
+def another_edit(exercise: Exercise, rng: Random) -> tuple[str, str]:
     """Another line, which occurs once, and a change of it."""
     source = exercise.files[exercise.path]
     broken = exercise.broken_line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,20 +21,27 @@ class Outcome:
     turn: Turn
     message: Message
     malformed: tuple[str, ...]
-    cached: int
-    """Tokens of the prompt that were recorded before."""
-    prompt: int
+    reasoning: int
+    """Tokens that were sampled as thoughts."""
+    stop: str
+    """The stop string that ended it, if one did."""
     remaining_tokens: int
     remaining_calls: int
     limit: str
 
 
 class Call:
-    """A generation and its followers. When the last follower leaves early, it is aborted."""
+    """A generation and its followers. When the last follower leaves early, it is aborted.
 
-    def __init__(self, digest: str, ordinal: int) -> None:
+    `prompt` counts the tokens before the reply, `cached` those of them that were recorded before.
+    """
+
+    def __init__(self, digest: str, ordinal: int, *, prompt: int, cached: int) -> None:
         self.digest = digest
         self.ordinal = ordinal
+        self.prompt = prompt
+        self.cached = cached
+        self.created = int(time.time())
         self.deltas: list[Delta] = []
         self.outcome: Outcome | None = None
         self.failure: ApiError | None = None
@@ -43,6 +51,11 @@ class Call:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique in the session, and the same for whoever follows it: the stem of a dialect's ids."""
+        return f"{self.digest[:16]}-{self.ordinal}"
 
     @property
     def ended(self) -> bool:

@@ -1,24 +1,23 @@
 """The dialect of OpenAI's Chat Completions, plain and streaming.
 
-Beside the standard fields, a reply carries ``crrl``: ``turn``, ``context_tokens``, ``remaining_tokens``,
-``remaining_calls``, ``limit`` and ``malformed`` (tool calls that could not be read, which are in the content, too).
+A reply carries `body.extras` as ``crrl`` beside the standard fields.
 """
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from coderepairrl.gateway.body import Lenient, extras, read, refused, sse, unsupported
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.types import Finish
 
 name = "chat"
 path = "/chat/completions"
+counter = None
 
 WISHES = (
     "temperature",
@@ -38,30 +37,24 @@ WISHES = (
 """What a client may ask for and the run decides; recorded in `Turn.overridden` where the two differ."""
 
 
-class _Lenient(BaseModel):
-    """Wrong types are errors, unknown fields are not: clients send what their vendor invented last week."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Function(_Lenient):
+class _Function(Lenient):
     name: str
     arguments: str
 
 
-class _ToolCall(_Lenient):
+class _ToolCall(Lenient):
     id: str
     type: Literal["function"] = "function"
     function: _Function
 
 
-class _Part(_Lenient):
+class _Part(Lenient):
     type: Literal["text", "refusal"]
     text: str = ""
     refusal: str = ""
 
 
-class _Message(_Lenient):
+class _Message(Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
     tool_calls: list[_ToolCall] | None = None
@@ -89,26 +82,26 @@ class _Message(_Lenient):
         return message
 
 
-class _Signature(_Lenient):
+class _Signature(Lenient):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class _Tool(_Lenient):
+class _Tool(Lenient):
     type: Literal["function"]
     function: _Signature
 
 
-class _Tools(_Lenient):
+class _Tools(Lenient):
     tools: list[_Tool] | None
 
 
-class _StreamOptions(_Lenient):
+class _StreamOptions(Lenient):
     include_usage: bool | None = None
 
 
-class _Body(_Lenient):
+class _Body(Lenient):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
@@ -125,19 +118,15 @@ class _Body(_Lenient):
 
 def parse(raw: bytes) -> Request:
     """The request in a body. Raises `ApiError` (400) that names the field."""
+    body = read(_Body, raw)
     try:
-        body = _Body.model_validate_json(raw)
         _Tools.model_validate({"tools": body.tools})
     except ValidationError as error:
-        first = max(error.errors(include_url=False, include_input=False), key=lambda found: len(found["loc"]))
-        # a union adds the names of its types to the path of a field
-        param = ".".join(str(part) for part in first["loc"] if part != "str" and not str(part).startswith("list["))
-        code = "invalid_json" if first["type"] == "json_invalid" else "invalid_value"
-        raise ApiError(400, code, f"{param}: {first['msg']}" if param else first["msg"], param=param or None) from error
+        raise refused(error) from error
     if body.n not in (None, 1):
-        raise ApiError(400, "unsupported_value", "one choice per request; send the request again", param="n")
+        raise unsupported("n", "one choice per request; send the request again")
     if body.response_format is not None and body.response_format.get("type") != "text":
-        raise ApiError(400, "unsupported_value", "replies are not constrained to a format", param="response_format")
+        raise unsupported("response_format", "replies are not constrained to a format")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if "" in stop:
         raise ApiError(400, "invalid_value", "a stop string has at least one character", param="stop")
@@ -170,8 +159,8 @@ def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
     return {
         **_header(request, call, "chat.completion"),
         "choices": [choice],
-        "usage": _usage(outcome),
-        "crrl": _extras(outcome),
+        "usage": _usage(call, outcome),
+        "crrl": extras(call, outcome),
     }
 
 
@@ -186,32 +175,40 @@ async def stream(request: Request, call: Call, heartbeat: float) -> AsyncIterato
 
     def chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return event({**header, "choices": [choice], **unknown, **more})
+        return sse({**header, "choices": [choice], **unknown, **more})
 
+    begun = False
     opening: bytes | None = chunk({"role": "assistant", "content": ""})
     calls = 0
-    async for delta in call.follow(heartbeat):
-        if delta is None:
-            yield b": still here\n\n"
-            continue
-        if opening:
-            yield opening
-            opening = None
-        if delta.reasoning:
-            yield chunk({"reasoning_content": delta.reasoning})
-        if delta.content:
-            yield chunk({"content": delta.content})
-        if delta.call:
-            function = {"name": delta.call.name, "arguments": delta.call.arguments}
-            identity = {"index": calls, "id": call.tool_call_id(calls, delta.call), "type": "function"}
-            yield chunk({"tool_calls": [{**identity, "function": function}]})
-            calls += 1
-    outcome = await call.result()
+    try:
+        async for delta in call.follow(heartbeat):
+            begun = True
+            if delta is None:
+                yield b": still here\n\n"
+                continue
+            if opening:
+                yield opening
+                opening = None
+            if delta.reasoning:
+                yield chunk({"reasoning_content": delta.reasoning})
+            if delta.content:
+                yield chunk({"content": delta.content})
+            if delta.call:
+                function = {"name": delta.call.name, "arguments": delta.call.arguments}
+                identity = {"index": calls, "id": call.tool_call_id(calls, delta.call), "type": "function"}
+                yield chunk({"tool_calls": [{**identity, "function": function}]})
+                calls += 1
+        outcome = await call.result()
+    except ApiError as failure:
+        if not begun:
+            raise
+        yield sse(error(failure))
+        return
     if opening:
         yield opening
-    yield chunk({}, _finish_reason(outcome), crrl=_extras(outcome))
+    yield chunk({}, _finish_reason(outcome), crrl=extras(call, outcome))
     if request.stream_usage:
-        yield event({**header, "choices": [], "usage": _usage(outcome)})
+        yield sse({**header, "choices": [], "usage": _usage(call, outcome)})
     yield b"data: [DONE]\n\n"
 
 
@@ -221,16 +218,11 @@ def error(failure: ApiError) -> dict[str, Any]:
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
-def event(data: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
-
-
 def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{call.digest[:16]}-{call.ordinal}",
+        "id": f"chatcmpl-{call.name}",
         "object": kind,
-        "created": int(time.time()),
+        "created": call.created,
         "model": request.model,
     }
 
@@ -241,21 +233,11 @@ def _finish_reason(outcome: Outcome) -> str:
     return "tool_calls" if "tool_calls" in outcome.message else "stop"
 
 
-def _usage(outcome: Outcome) -> dict[str, Any]:
+def _usage(call: Call, outcome: Outcome) -> dict[str, Any]:
     return {
-        "prompt_tokens": outcome.prompt,
+        "prompt_tokens": call.prompt,
         "completion_tokens": outcome.turn.sampled,
-        "total_tokens": outcome.prompt + outcome.turn.sampled,
-        "prompt_tokens_details": {"cached_tokens": outcome.cached},
-    }
-
-
-def _extras(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "turn": outcome.turn.index,
-        "context_tokens": outcome.prompt + len(outcome.turn.output),
-        "remaining_tokens": outcome.remaining_tokens,
-        "remaining_calls": outcome.remaining_calls,
-        "limit": outcome.limit,
-        "malformed": list(outcome.malformed),
+        "total_tokens": call.prompt + outcome.turn.sampled,
+        "prompt_tokens_details": {"cached_tokens": call.cached},
+        "completion_tokens_details": {"reasoning_tokens": outcome.reasoning},
     }

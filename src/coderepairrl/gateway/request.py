@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,17 @@ class Request:
     stream_usage: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the client chose and the run decides: temperature, seed, tool_choice, ..."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """What the dialect remembers of the request for its reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A dialect's way to ask how many tokens a request has: its path, its bodies, its answer."""
+
+    path: str
+    parse: Callable[[bytes], Request]
+    reply: Callable[[int], dict[str, Any]]
 
 
 class ApiError(Exception):
@@ -88,7 +99,7 @@ def _essence(message: Message) -> bytes:
 def _parsed(arguments: str) -> Any:
     """The meaning of JSON text, which clients may format anew; the text itself where it has none."""
     try:
-        return json.loads(arguments)
+        return json.loads(arguments, parse_int=float)  # as JavaScript reads numbers, and writes 1.0 back as 1
     except (ValueError, RecursionError):
         return arguments
 
@@ -97,4 +108,4 @@ _encode = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",", 
 
 
 def _json(value: object) -> bytes:
-    return _encode(value).encode()
+    return _encode(value).encode(errors="surrogatepass")  # arguments may escape half a character

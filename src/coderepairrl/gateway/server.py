@@ -6,16 +6,16 @@ import errno
 import gc
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from coderepairrl.errors import EngineFault, UsageError
-from coderepairrl.gateway import chat
+from coderepairrl.gateway import chat, messages, responses
 from coderepairrl.gateway.call import Call, Outcome
-from coderepairrl.gateway.request import ApiError, Request, digest
+from coderepairrl.gateway.request import ApiError, Counter, Request, digest
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec
@@ -31,10 +31,22 @@ log = logging.getLogger(__name__)
 
 
 class Dialect(Protocol):
-    """A provider's API: a module with these names (`coderepairrl.gateway.chat`)."""
+    """A provider's API: a module with these names (`chat`, `responses`, `messages`)."""
 
-    name: str
-    path: str
+    @property
+    def name(self) -> str:
+        """What `Turn.dialect` says."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Where it is served, below ``/v1``."""
+        ...
+
+    @property
+    def counter(self) -> Counter | None:
+        """Its way to count tokens, if it has one."""
+        ...
 
     def parse(self, raw: bytes) -> Request:
         """A body as a request. Raises `ApiError`."""
@@ -45,16 +57,15 @@ class Dialect(Protocol):
         ...
 
     def stream(self, request: Request, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-        """The response to a streaming request."""
+        """The response to a streaming request. Raises `ApiError` only before its first event, else tells of it."""
         ...
 
     def error(self, failure: ApiError) -> dict[str, Any]:
         """An error in its shape."""
         ...
 
-    def event(self, data: Mapping[str, Any]) -> bytes:
-        """One server-sent event."""
-        ...
+
+DIALECTS: tuple[Dialect, ...] = (chat, responses, messages)
 
 
 class Gateway:
@@ -89,7 +100,10 @@ class Gateway:
         """Listen on `host`:`port` (0: any free one) and on `socket`. Raises `UsageError` when one is taken."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
         for prefix in ("", "/s/{key}"):
-            app.router.add_post(f"{prefix}/v1{chat.path}", self._completion(chat))
+            for dialect in DIALECTS:
+                app.router.add_post(f"{prefix}/v1{dialect.path}", self._completion(dialect))
+                if dialect.counter is not None:
+                    app.router.add_post(f"{prefix}/v1{dialect.counter.path}", self._count(dialect.counter))
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_get(f"{prefix}/v1/models/{{model}}", self._model)
         app.router.add_get("/health", self._health)
@@ -146,7 +160,8 @@ class Gateway:
             await self._runner.cleanup()
 
     def _session(self, request: web.Request) -> Session:
-        key = request.match_info.get("key") or request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
         if session := self._sessions.get(key):
             return session
         if key in self._closed:
@@ -171,6 +186,15 @@ class Gateway:
 
         return handle
 
+    def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            session = self._session(request)
+            asked = counter.parse(await request.read())
+            self._known(asked.model)
+            return web.json_response(counter.reply(session.count(asked)))
+
+        return handle
+
     def _known(self, model: str) -> None:
         if model != self.model_name:
             message = f"the model {model!r} does not exist; there is {self.model_name!r}"
@@ -178,7 +202,8 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.Response:
         self._session(request)
-        return web.json_response({"object": "list", "data": [self._card()]})
+        ends = {"has_more": False, "first_id": self.model_name, "last_id": self.model_name}
+        return web.json_response({"object": "list", "data": [self._card()], **ends})
 
     async def _model(self, request: web.Request) -> web.Response:
         self._session(request)
@@ -186,8 +211,19 @@ class Gateway:
         return web.json_response(self._card())
 
     def _card(self) -> dict[str, Any]:
-        card = {"id": self.model_name, "object": "model", "created": 0, "owned_by": "coderepairrl"}
-        return card | {"max_model_len": self._engine.context}
+        """The model, as the clients of every provider know models."""
+        return {
+            "id": self.model_name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "coderepairrl",
+            "max_model_len": self._engine.context,
+            "type": "model",
+            "display_name": self.model_name,
+            "created_at": "1970-01-01T00:00:00Z",
+            "lifecycle": "active",
+            "max_input_tokens": self._engine.context,
+        }
 
     async def _health(self, request: web.Request) -> web.Response:
         """Whether the engine is alive, and no more: whoever is in a sandbox may ask."""
@@ -200,17 +236,11 @@ class Gateway:
 
 async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    try:
-        async for event in dialect.stream(asked, call, HEARTBEAT):
-            if not response.prepared:
-                await response.prepare(request)
-            await response.write(event)
-    except ApiError as failure:
+    async for events in dialect.stream(asked, call, HEARTBEAT):
         if not response.prepared:
-            raise
-        await response.write(dialect.event(dialect.error(failure)))
-    else:
-        call.delivered = True
+            await response.prepare(request)
+        await response.write(events)
+    call.delivered = True
     await response.write_eof()
     return response
 
@@ -225,7 +255,7 @@ def _retry_count(request: web.Request) -> int | None:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Every refusal in the client's dialect. One dialect is served, so that is whose shape it has."""
+    """Every refusal in the client's dialect."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -239,7 +269,15 @@ async def _errors(
     except Exception as error:
         log.exception("%s %s", request.method, request.path)
         failure = ApiError(500, "gateway_fault", f"{type(error).__name__}: {error}")
-    return web.json_response(chat.error(failure), status=failure.status, headers=_NO_RETRY)
+    return web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
+
+
+def _dialect(request: web.Request) -> Dialect:
+    """Whose errors a client understands: by its path, and where all share one, by its headers."""
+    parts = request.path.split("/")
+    if "messages" in parts or "anthropic-version" in request.headers:
+        return messages
+    return responses if "responses" in parts else chat
 
 
 def _cannot_listen(error: OSError, host: str, port: int, socket: Path | None) -> UsageError:

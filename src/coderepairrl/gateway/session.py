@@ -99,15 +99,19 @@ class Session:
             raise self._spent("calls", f"the episode's {self.limits.calls} + 2 model calls are made")
         if asyncio.get_running_loop().time() >= self._deadline:
             raise self._spent("time", f"the episode's {self.limits.seconds:g} seconds are over")
-        try:
-            placement = self._tree.place(request.messages, request.tools)
-        except ValueError as error:
-            raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
-        budget = self._budget(request, len(placement.before) + len(placement.given))
-        call = self._calls[digest] = Call(digest, self._started)
+        placement = self._place(request)
+        cached, prompt = len(placement.before), len(placement.before) + len(placement.given)
+        budget = self._budget(request, prompt)
+        call = self._calls[digest] = Call(digest, self._started, prompt=prompt, cached=cached)
         self._started += 1
         self._start(call, request, placement, budget)
         return call
+
+    def count(self, request: Request) -> int:
+        """Tokens that the engine would be given for `request`; nothing is recorded. Raises `ApiError`."""
+        self._check_open()
+        placement = self._place(request)
+        return len(placement.before) + len(placement.given)
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse all later requests, abort running calls, and return every turn."""
@@ -125,6 +129,12 @@ class Session:
         if self.fault is not None:
             raise _unavailable(self.fault)
 
+    def _place(self, request: Request) -> Placement:
+        try:
+            return self._tree.place(request.messages, request.tools)
+        except ValueError as error:
+            raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
+
     def _repeated(self, digest: str, retry: int | None) -> Call | None:
         call = self._calls.get(digest)
         if call is None or retry == 0 or call.aborted or call.failure is not None:
@@ -139,7 +149,7 @@ class Session:
         rooms = {"tokens": self.limits.tokens - prompt, "context": self._engine.context - prompt}
         limit, room = min(rooms.items(), key=lambda item: item[1])
         if room <= 0:
-            raise self._spent(limit, f"the conversation has {prompt} tokens of at most {prompt + room}")
+            raise self._spent(limit, _too_long(prompt, prompt + room))
         wanted = min(self._sampling.max_tokens, self.limits.turn_tokens)
         if request.max_tokens is not None:
             wanted = min(wanted, request.max_tokens)
@@ -220,15 +230,14 @@ class Session:
             self.limit = self.limit or "time"
         elif turn.finish is Finish.LENGTH:
             self.limit = self.limit or budget.limit
-        prompt = len(generation.prompt)
         call.publish(rest)
         call.outcome = Outcome(
             turn=turn,
             message=message,
             malformed=reply.malformed,
-            cached=prompt - len(turn.given),
-            prompt=prompt,
-            remaining_tokens=max(0, min(self.limits.tokens, self._engine.context) - prompt - len(output)),
+            reasoning=generation.reply.reasoning,
+            stop=generation.reply.stopped_by,
+            remaining_tokens=max(0, min(self.limits.tokens, self._engine.context) - call.prompt - len(output)),
             remaining_calls=max(0, self.limits.calls + 2 - self._started),
             limit=self.limit,
         )
@@ -265,6 +274,11 @@ def request_seed(seed: int, ordinal: int) -> int:
     True
     """
     return int.from_bytes(hashlib.blake2b(f"{seed}/{ordinal}".encode(), digest_size=8).digest()) >> 1
+
+
+def _too_long(prompt: int, most: int) -> str:
+    """In the words by which agents recognise it, whichever provider they were written for."""
+    return f"prompt is too long: {prompt} tokens > {most} maximum; this model's maximum context length is {most} tokens"
 
 
 def _overridden(wishes: Mapping[str, Any], sampling: Sampling) -> tuple[str, ...]:

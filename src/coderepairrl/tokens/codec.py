@@ -92,8 +92,8 @@ class Codec:
         calls: list[FunctionCall] = []
         malformed: list[str] = []
         for call in parsed.tool_calls:
-            if call.status == "ok" and isinstance(call.name, str):
-                text = call.arguments if isinstance(call.arguments, str) else _json(call.arguments)
+            text = call.arguments if isinstance(call.arguments, str) else _json(call.arguments)
+            if call.status == "ok" and isinstance(call.name, str) and _is_unicode(call.name + text):
                 calls.append(FunctionCall(call.name, text, call.id or ""))
             else:
                 end = "" if call.status == "unclosed_block" else "\n</tool_call>"
@@ -143,6 +143,11 @@ class Codec:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether `text` has no half of a character, which JSON may escape and no client can read."""
+    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:

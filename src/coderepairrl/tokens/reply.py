@@ -79,21 +79,25 @@ class _Text:
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
     )
 
-    def add(self, data: bytes, *, final: bool = False) -> int | None:
-        """Decode `data`; the position of a stop string in `raw`, if it is now there."""
+    def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
+        """Decode `data`; the position of a stop string in `raw` and the string, if it is now there."""
         text = self.decoder.decode(data, final)
         known = len(self.raw)
         self.raw += text
         if not text or not self.stop:
             return None
         start = max(0, known - max(map(len, self.stop)) + 1)
-        found = [at for at in (self.raw.find(stop, start) for stop in self.stop) if at >= 0]
+        found = [(at, stop) for stop in self.stop if (at := self.raw.find(stop, start)) >= 0]
         return min(found, default=None)
 
     def ready(self) -> str:
         """Text that can go out now."""
         certain = len(self.raw) - max((_overlap(self.raw, stop) for stop in self.stop), default=0)
         return self.release(self.raw[:certain].strip())
+
+    def rest(self) -> str:
+        """Text that can go out now that there is no more."""
+        return self.release(self.raw.strip())
 
     def release(self, text: str) -> str:
         """What `text` adds to what is out already."""
@@ -127,6 +131,10 @@ class ReplyStream:
     ) -> None:
         self.ids: list[int] = []
         self.cut: int | None = None
+        self.stopped_by = ""
+        """The stop string that appeared."""
+        self.reasoning = 0
+        """Ids of thoughts, the closing tag included."""
         self._parse = parse
         self._to_bytes = to_bytes
         self._markers = markers
@@ -145,9 +153,10 @@ class ReplyStream:
             self.ids.append(token)
             if self.cut is not None:
                 continue  # the engine was a little ahead of a stop string
+            self.reasoning += self._mode is _Mode.REASONING
             if token in self._structure:
                 self._flush()
-                self._turn(token)
+                deltas += self._turn(token)
             elif self._mode is _Mode.CALLS and token == self._markers.call_close:
                 deltas += self._new_calls(self._parse(self.ids))
             else:
@@ -156,7 +165,7 @@ class ReplyStream:
                     self._flush()  # which token completes a stop string is told one by one
         self._flush()
         if reasoning := self._reasoning.ready() if self._mode is _Mode.REASONING else "":
-            deltas.insert(0, Delta(reasoning=reasoning))
+            deltas.append(Delta(reasoning=reasoning))
         content = ""
         if self.cut is not None:
             content = self._content.release(self._stopped)
@@ -176,8 +185,8 @@ class ReplyStream:
             deltas.append(Delta(content=more))
         return reply, deltas + self._new_calls(reply)
 
-    def _turn(self, token: int) -> None:
-        """A structural token: what follows is something else, or not yet certain."""
+    def _turn(self, token: int) -> list[Delta]:
+        """A structural token: what precedes it is complete, what follows is something else, or not yet certain."""
         markers = self._markers
         if self._mode is _Mode.START:
             self._content.add(b"", final=True)  # half a character is not blank
@@ -189,10 +198,16 @@ class ReplyStream:
             self._reasoning.add(b"", final=True)
             # spelled out in ordinary tokens, the closing tag is ambiguous for a parser of text
             self._mode = _Mode.HELD if "</think>" in self._reasoning.raw else _Mode.CONTENT
+            if self._mode is _Mode.CONTENT and (more := self._reasoning.rest()):
+                return [Delta(reasoning=more)]
         elif mode in (_Mode.START, _Mode.CONTENT) and token == markers.call_open:
             self._mode = _Mode.CALLS
+            self._content.add(b"", final=True)
+            if more := self._content.rest():
+                return [Delta(content=more)]
         elif mode is not _Mode.CALLS:
             self._mode = _Mode.HELD
+        return []
 
     def _flush(self) -> None:
         """Read the ordinary tokens since the last structural one."""
@@ -201,10 +216,11 @@ class ReplyStream:
         if self._mode is _Mode.REASONING:
             self._reasoning.add(data)
         elif self._mode in (_Mode.START, _Mode.CONTENT):
-            at = self._content.add(data)
+            found = self._content.add(data)
             if self._content.raw.strip():
                 self._mode = _Mode.CONTENT
-            if at is not None:
+            if found is not None:
+                at, self.stopped_by = found
                 self._stopped = self._content.raw[:at].strip()
                 self.cut = len(self.ids)
 

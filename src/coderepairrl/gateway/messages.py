@@ -1,0 +1,366 @@
+"""The dialect of Anthropic's Messages, plain and streaming.
+
+Tools that the vendor would run or that only its models know (``web_search_...``, ``bash_...``) are not shown to the
+policy, and `Turn.overridden` says so. A conversation that ends with words of the assistant is refused: recorded
+replies begin where a prompt ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from functools import reduce
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from coderepairrl.gateway.body import Lenient, extras, read, sse, unsupported
+from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.request import ApiError, Counter, Message, Request
+from coderepairrl.tokens import Delta, FunctionCall
+from coderepairrl.types import Finish
+
+name = "messages"
+path = "/messages"
+
+WISHES = ("temperature", "top_p", "top_k", "thinking", "tool_choice")
+"""What a client may ask for and the run decides; recorded in `Turn.overridden` where the two differ."""
+DEFAULTS = {"thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}}
+"""Wishes that say nothing."""
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+"""Anthropic's types of errors by status, beside ``invalid_request_error`` and, from 500, ``api_error``."""
+SIGNATURE = "unsigned"
+"""Clients hand thoughts back only if they are signed. Ours are looked up, not verified."""
+
+
+class _TextBlock(Lenient):
+    type: Literal["text"]
+    text: str
+
+
+class _Thinking(Lenient):
+    type: Literal["thinking"]
+    thinking: str
+
+
+class _Redacted(Lenient):
+    type: Literal["redacted_thinking"]
+
+
+class _ToolUse(Lenient):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _ToolResult(Lenient):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[_TextBlock] = ""
+
+
+TAGS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "user", "assistant", "system")
+_Said = Annotated[_TextBlock | _Thinking | _Redacted | _ToolUse, Field(discriminator="type")]
+_Heard = Annotated[_TextBlock | _ToolResult, Field(discriminator="type")]
+
+
+class _User(Lenient):
+    role: Literal["user"]
+    content: str | list[_Heard]
+
+
+class _Assistant(Lenient):
+    role: Literal["assistant"]
+    content: str | list[_Said]
+
+
+class _System(Lenient):
+    role: Literal["system"]
+    content: str | list[_TextBlock]
+
+
+class _Tool(Lenient):
+    type: str | None = None
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+    @property
+    def ours(self) -> bool:
+        """Described in full, and run by the client."""
+        return self.type in (None, "custom")
+
+
+class _OutputConfig(Lenient):
+    format: dict[str, Any] | None = None
+
+
+class _Counted(Lenient):
+    model: str
+    messages: list[Annotated[_User | _Assistant | _System, Field(discriminator="role")]] = Field(min_length=1)
+    system: str | list[_TextBlock] | None = None
+    tools: list[_Tool] | None = None
+    output_config: _OutputConfig | None = None
+
+
+class _Body(_Counted):
+    max_tokens: int = Field(ge=1)
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = None
+    stream: bool | None = None
+
+
+def parse(raw: bytes) -> Request:
+    """The request in a body. Raises `ApiError` (400) that names the field."""
+    body = read(_Body, raw, TAGS)
+    stop = tuple(body.stop_sequences or ())
+    return _request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
+
+
+counter = Counter(
+    "/messages/count_tokens", lambda raw: _request(read(_Counted, raw, TAGS)), lambda n: {"input_tokens": n}
+)
+
+
+def _request(body: _Counted, **more: Any) -> Request:
+    fields = body.model_extra or {}
+    if body.output_config and body.output_config.format:
+        raise unsupported("output_config.format", "replies are not constrained to a format")
+    wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
+    if hosted := [tool.type for tool in body.tools or () if not tool.ours]:
+        wishes["hosted_tools"] = hosted
+    system = _words(body.system or "")
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    for message in body.messages:
+        messages += _assistant(message) if isinstance(message, _Assistant) else _others(message)
+    if messages[-1]["role"] == "assistant":
+        raise unsupported("messages", "the conversation must end with a user message")
+    return Request(
+        dialect=name,
+        model=body.model,
+        messages=tuple(messages),
+        tools=tuple(_tool(tool) for tool in body.tools or () if tool.ours),
+        wishes=wishes,
+        **more,
+    )
+
+
+def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
+    """The response to a plain request."""
+    message = _Answer(request, call)
+    for delta in call.deltas:
+        message.add(delta)
+    return message.whole(outcome)
+
+
+async def stream(request: Request, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
+    """Server-sent events: the reply as it is sampled; the terminal ones only once the turn is committed.
+
+    The first event comes with the first token or with the end, so that a call that fails before either can still
+    be answered with a status; a ``ping`` follows every `heartbeat` seconds of silence.
+    """
+    message = _Answer(request, call)
+    begun = False
+    try:
+        async for delta in call.follow(heartbeat):
+            events = [{"type": "ping"}] if delta is None else message.add(delta)
+            begun = True
+            yield b"".join(sse(event, event["type"]) for event in events)
+        outcome = await call.result()
+    except ApiError as failure:
+        if not begun:
+            raise
+        events = [error(failure)]
+    else:
+        events = message.end(outcome)
+    yield b"".join(sse(event, event["type"]) for event in events)
+
+
+def error(failure: ApiError) -> dict[str, Any]:
+    """An error as Anthropic's clients read it."""
+    kind = KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
+    more = {"code": failure.code, "param": failure.param, "limit": failure.limit}
+    return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": None, "crrl": more}
+
+
+class _Answer:
+    """A message as it grows: takes deltas, gives events. One block is open at a time."""
+
+    def __init__(self, request: Request, call: Call) -> None:
+        self._request = request
+        self._call = call
+        self._content: list[dict[str, Any]] = []
+        self._open = False
+        self._calls = 0
+        self._begun = False
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
+        """The events that tell of `delta`."""
+        events = self._beginning()
+        if delta.reasoning:
+            fresh = {"type": "thinking", "thinking": "", "signature": ""}
+            events += self._text(fresh, "thinking", "thinking_delta", delta.reasoning)
+        if delta.content:
+            events += self._text({"type": "text", "text": ""}, "text", "text_delta", delta.content)
+        if delta.call:
+            events += self._tool_use(delta.call)
+        return events
+
+    def end(self, outcome: Outcome) -> list[dict[str, Any]]:
+        """The events that tell of the end."""
+        usage = {**self._input(), "output_tokens": outcome.turn.sampled, **_thoughts(outcome)}
+        reason = {"stop_reason": _stop_reason(outcome, self._request), "stop_sequence": self._stop_sequence(outcome)}
+        told = {"usage": usage, "crrl": extras(self._call, outcome)}
+        ending: list[dict[str, Any]] = [{"type": "message_delta", "delta": reason, **told}, {"type": "message_stop"}]
+        return [*self._beginning(), *self._close(), *ending]
+
+    def whole(self, outcome: Outcome) -> dict[str, Any]:
+        """The message all at once."""
+        told = self.end(outcome)[-2]
+        return {**self._message(), **told["delta"], "usage": told["usage"], "crrl": told["crrl"]}
+
+    def _message(self) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._call.name}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._request.model,
+            "content": self._content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {**self._input(), "output_tokens": 0},
+        }
+
+    def _input(self) -> dict[str, int]:
+        new = self._call.prompt - self._call.cached
+        return {
+            "input_tokens": new,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self._call.cached,
+        }
+
+    def _stop_sequence(self, outcome: Outcome) -> str | None:
+        return outcome.stop if outcome.stop in self._request.stop else None
+
+    def _beginning(self) -> list[dict[str, Any]]:
+        if self._begun:
+            return []
+        self._begun = True
+        return [{"type": "message_start", "message": {**self._message(), "content": []}}]
+
+    def _text(self, fresh: dict[str, Any], key: str, kind: str, text: str) -> list[dict[str, Any]]:
+        """More of some words or thoughts."""
+        events: list[dict[str, Any]] = []
+        if not self._open or self._content[-1]["type"] != fresh["type"]:
+            events += [*self._close(), self._start(fresh)]
+        self._content[-1][key] += text
+        return [*events, self._delta({"type": kind, key: text})]
+
+    def _tool_use(self, function: FunctionCall) -> list[dict[str, Any]]:
+        """A whole tool call."""
+        identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
+        self._calls += 1
+        said = _object(function.arguments)
+        events = [*self._close(), self._start({"type": "tool_use", **identity, "input": {}})]
+        self._content[-1]["input"] = said
+        text = json.dumps(said, ensure_ascii=False)
+        return [*events, self._delta({"type": "input_json_delta", "partial_json": text}), *self._close()]
+
+    def _start(self, block: dict[str, Any]) -> dict[str, Any]:
+        self._content.append(block)
+        self._open = True
+        return {"type": "content_block_start", "index": len(self._content) - 1, "content_block": {**block}}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}
+
+    def _close(self) -> list[dict[str, Any]]:
+        """End the open block, if there is one."""
+        if not self._open:
+            return []
+        self._open = False
+        events: list[dict[str, Any]] = []
+        if self._content[-1]["type"] == "thinking":
+            self._content[-1]["signature"] = SIGNATURE
+            events.append(self._delta({"type": "signature_delta", "signature": SIGNATURE}))
+        return [*events, {"type": "content_block_stop", "index": len(self._content) - 1}]
+
+
+def _stop_reason(outcome: Outcome, request: Request) -> str:
+    if outcome.turn.finish is Finish.LENGTH:
+        return "model_context_window_exceeded" if outcome.limit in ("tokens", "context") else "max_tokens"
+    if outcome.stop in request.stop:
+        return "stop_sequence"
+    return "tool_use" if "tool_calls" in outcome.message else "end_turn"
+
+
+def _thoughts(outcome: Outcome) -> dict[str, Any]:
+    return {"output_tokens_details": {"thinking_tokens": outcome.reasoning}} if outcome.reasoning else {}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """Arguments as the object that this dialect asks for; what is none is called ``value``."""
+    try:
+        said = json.loads(arguments, parse_constant=str)  # NaN is no JSON
+        json.dumps(reduce(lambda inner, _: [inner], range(50), said))  # with room for what is around it
+    except (ValueError, RecursionError):
+        said = arguments
+    return said if isinstance(said, dict) else {"value": said}
+
+
+def _tool(tool: _Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.input_schema is not None:
+        function["parameters"] = tool.input_schema
+    return {"type": "function", "function": function}
+
+
+def _assistant(message: _Assistant) -> list[Message]:
+    blocks = [_TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
+    said: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(block.text for block in blocks if isinstance(block, _TextBlock)),
+    }
+    if thoughts := "".join(block.thinking for block in blocks if isinstance(block, _Thinking)):
+        said["reasoning_content"] = thoughts
+    if uses := [block for block in blocks if isinstance(block, _ToolUse)]:
+        said["tool_calls"] = [
+            {
+                "id": use.id,
+                "type": "function",
+                "function": {"name": use.name, "arguments": json.dumps(use.input, ensure_ascii=False)},
+            }
+            for use in uses
+        ]
+    return [said]
+
+
+def _others(message: _User | _System) -> list[Message]:
+    """Results of tools are messages of their own; words between them are, too."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    messages: list[Message] = []
+    words: list[_TextBlock] = []
+    for block in message.content:
+        if isinstance(block, _TextBlock):
+            words.append(block)
+            continue
+        if words:
+            messages.append({"role": message.role, "content": _words(words)})
+            words = []
+        messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _words(block.content)})
+    if words or not messages:
+        messages.append({"role": message.role, "content": _words(words)})
+    return messages
+
+
+def _words(content: str | Sequence[_TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)

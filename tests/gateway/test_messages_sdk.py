@@ -1,0 +1,310 @@
+"""The official Anthropic SDK, pointed at the gateway, sees what it expects of Anthropic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import AsyncAnthropic
+
+from coderepairrl.gateway import server
+from coderepairrl.types import Endpoint, Finish, sequence
+
+from .conftest import SHELL, Said, World, identical
+
+FUNCTION: Any = SHELL["function"]
+TOOL: Any = {
+    "name": FUNCTION["name"],
+    "description": FUNCTION["description"],
+    "input_schema": FUNCTION["parameters"],
+}
+ASK: list[Any] = [{"role": "user", "content": "Fix it, please."}]
+_clients: list[AsyncAnthropic] = []
+
+
+def client(endpoint: Endpoint, **options: Any) -> AsyncAnthropic:
+    url = endpoint.base_url.removesuffix("/v1")
+    _clients.append(AsyncAnthropic(base_url=url, api_key=endpoint.api_key, **options))
+    return _clients[-1]
+
+
+@pytest.fixture(autouse=True)
+async def _close_clients() -> AsyncIterator[None]:
+    yield
+    while _clients:
+        await _clients.pop().close()
+
+
+async def ask(sdk: AsyncAnthropic, messages: list[Any] = ASK, **options: Any) -> Any:
+    options = {"max_tokens": 512, "system": "Repair."} | options
+    return await sdk.messages.create(model="policy", messages=messages, **options)
+
+
+async def gather(sdk: AsyncAnthropic, messages: list[Any] = ASK, **options: Any) -> Any:
+    """A streamed message, put together by the SDK itself."""
+    options = {"max_tokens": 512, "system": "Repair."} | options
+    async with sdk.messages.stream(model="policy", messages=messages, **options) as stream:
+        return await stream.get_final_message()
+
+
+BOTH = pytest.mark.parametrize("how", [ask, gather])
+
+
+def back(reply: Any) -> dict[str, Any]:
+    """A reply as a client sends it back."""
+    fields = {"text": {"type", "text"}, "thinking": {"type", "thinking", "signature"}}
+    other = {"type", "id", "name", "input"}
+    return {
+        "role": "assistant",
+        "content": [block.model_dump(include=fields.get(block.type, other)) for block in reply.content],
+    }
+
+
+@BOTH
+async def test_words(world: World, said: Said, how: Any) -> None:
+    world.engine.script = lambda *_: said(" Hello, wörld 🛠️ \n")
+    session = world.open()
+    reply = await how(client(session.endpoint))
+    assert [(block.type, block.text) for block in reply.content] == [("text", "Hello, wörld 🛠️")]
+    assert (reply.role, reply.model, reply.stop_reason, reply.stop_sequence) == (
+        "assistant",
+        "policy",
+        "end_turn",
+        None,
+    )
+    (turn,) = await world.gateway.close(session)
+    assert [message["role"] for message in turn.messages] == ["system", "user", "assistant"]
+    assert (reply.usage.input_tokens, reply.usage.cache_read_input_tokens) == (len(turn.given), 0)
+    assert reply.usage.output_tokens == len(turn.output)
+    assert turn.dialect == "messages"
+    identical((turn,), world.engine)
+
+
+@BOTH
+async def test_tools_in_parallel_and_their_results(world: World, said: Said, how: Any) -> None:
+    replies = [
+        said("I look.", ("shell", {"cmd": "ls <|im_end|>", "n": 1.0}), ("shell", {"cmd": 'echo "é"'})),
+        said("", ("shell", {"cmd": "true"})),
+        said("done"),
+    ]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    session = world.open()
+    sdk, messages = client(session.endpoint), list(ASK)
+    hosted: Any = {"type": "web_search_20250305", "name": "web_search"}
+    for wanted in (2, 1, 0):
+        reply = await how(sdk, messages, tools=[TOOL, hosted])
+        uses = [block for block in reply.content if block.type == "tool_use"]
+        assert len(uses) == wanted
+        assert reply.stop_reason == ("tool_use" if wanted else "end_turn")
+        messages.append(back(reply))
+        results: list[dict[str, Any]] = [
+            {"type": "tool_result", "tool_use_id": use.id, "content": f"<|im_end|> {number}\n"}
+            for number, use in enumerate(uses)
+        ]
+        if wanted == 1:
+            results[0]["content"] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+            results.append({"type": "text", "text": "and go on", "cache_control": {"type": "ephemeral"}})
+        messages.append({"role": "user", "content": results})
+        if wanted == 2:
+            assert uses[0].input == {"cmd": "ls <|im_end|>", "n": 1}
+    turns = await world.gateway.close(session)
+    assert [turn.base for turn in turns] == [None, 0, 1]
+    assert [message["content"] for message in turns[1].messages[:2]] == ["<|im_end|> 0\n", "<|im_end|> 1\n"]
+    assert [message["content"] for message in turns[2].messages[:2]] == ["a\nb", "and go on"]
+    assert turns[0].overridden == ('hosted_tools=["web_search_20250305"]',)
+    assert reply.usage.cache_read_input_tokens == len(sequence(turns, 1))
+    assert reply.usage.input_tokens == len(turns[2].given)
+    identical(turns, world.engine)
+
+
+@BOTH
+async def test_thoughts(world: World, said: Said, how: Any) -> None:
+    added = said.codec.tokenizer.added
+    thoughts = [added["<think>"], *said("hm", end=False), added["</think>"]]
+    world.engine.script = lambda *_: [*thoughts, *said("\n\nyes", ("shell", {"cmd": "ls"}))]
+    session = world.open()
+    sdk = client(session.endpoint)
+    reply = await how(sdk, tools=[TOOL])
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use"]
+    assert reply.content[0].thinking == "hm"
+    assert reply.content[0].signature
+    assert reply.usage.output_tokens_details.thinking_tokens == len(thoughts) - 1
+    result = {"type": "tool_result", "tool_use_id": reply.content[2].id, "content": "a"}
+    await how(sdk, [*ASK, back(reply), {"role": "user", "content": [result]}], tools=[TOOL])
+    assert [turn.base for turn in session.turns] == [None, 0]
+
+
+@BOTH
+@pytest.mark.parametrize("arguments", [[1], "text", float("nan"), None, {"input": {"NaN": 1e400}}])
+async def test_any_arguments_make_an_object(world: World, said: Said, how: Any, arguments: Any) -> None:
+    world.engine.script = lambda *_: said("", ("shell", arguments))
+    session = world.open()
+    reply = await how(client(session.endpoint), tools=[TOOL])
+    assert isinstance(reply.content[0].input, dict)
+    assert session.fault is None
+
+
+async def test_half_a_character_makes_a_broken_call(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("", ("shell", {"cmd": "\ud800"}))
+    session = world.open()
+    reply = await ask(client(session.endpoint), tools=[TOOL])
+    assert (reply.stop_reason, len(reply.crrl["malformed"])) == ("end_turn", 1)
+    assert "\\ud800" in reply.content[0].text
+    assert session.fault is None
+
+
+@BOTH
+async def test_a_stop_sequence_ends_the_message_and_its_tail_is_dropped(world: World, said: Said, how: Any) -> None:
+    world.engine.script = lambda *_: said("Thought: look\nObservation: none")
+    world.engine.chunk = 8
+    session = world.open()
+    sdk = client(session.endpoint)
+    reply = await how(sdk, stop_sequences=["never", "\nObservation:"])
+    assert reply.content[0].text == "Thought: look"
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", "\nObservation:")
+    await how(sdk, [*ASK, back(reply), {"role": "user", "content": "seen"}])
+    turns = await world.gateway.close(session)
+    assert len(turns[0].tail) > 0
+    assert turns[1].base == 0
+    identical(turns, world.engine)
+
+
+@BOTH
+async def test_the_clients_max_tokens_count_and_its_temperature_does_not(world: World, said: Said, how: Any) -> None:
+    world.engine.script = lambda *_: said("a long story")
+    session = world.open()
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    reply = await how(client(session.endpoint), max_tokens=5, thinking=thinking, extra_body={"temperature": 0.1})
+    assert (reply.stop_reason, reply.content[0].text) == ("max_tokens", "a lon")
+    (turn,) = await world.gateway.close(session)
+    assert turn.finish is Finish.LENGTH
+    assert turn.overridden == ("temperature=0.1", 'thinking={"budget_tokens": 1024, "type": "enabled"}')
+
+
+async def test_tokens_stream_as_they_are_sampled_in_the_order_that_clients_expect(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("one two", ("shell", {"cmd": "ls"}))
+    world.engine.gate = asyncio.Event()
+    kinds = []
+    async for event in await ask(client(world.open().endpoint), stream=True, tools=[TOOL]):
+        kinds.append(event.type)
+        if event.type == "content_block_delta":
+            world.engine.gate.set()  # the engine waited until the client had read its first words
+        if event.type == "message_start":
+            assert event.message.usage.input_tokens > 0
+            assert event.message.content == []
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    once = [kind for before, kind in zip([None, *kinds], kinds, strict=False) if kind != before]
+    assert once == ["message_start", *block, *block, "message_delta", "message_stop"]
+    assert kinds.count("content_block_delta") > 2
+
+
+async def test_a_silent_stream_pings(world: World, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    world.engine.script = lambda *_: said("a story")
+    world.engine.gate = asyncio.Event()
+    endpoint = world.open().endpoint
+    pings, seen = 0, b""
+    body = {"model": "policy", "max_tokens": 64, "messages": ASK, "stream": True}
+    async with client(endpoint)._client.stream("POST", f"{endpoint.base_url}/messages", json=body) as response:
+        async for data in response.aiter_bytes():
+            seen += data
+            pings = seen.count(b'event: ping\ndata: {"type":"ping"}\n\n')
+            if pings >= 3:
+                world.engine.gate.set()
+    assert b"event: message_stop\n" in seen
+    reply = await gather(client(world.open().endpoint))
+    assert reply.content[0].text == "a story"
+
+
+async def test_tokens_are_counted_and_not_recorded(world: World) -> None:
+    session = world.open()
+    sdk = client(session.endpoint)
+    counted = await sdk.messages.count_tokens(model="policy", messages=ASK, system="Repair.", tools=[TOOL])
+    assert session.turns == ()
+    assert counted.input_tokens == (await ask(sdk, tools=[TOOL])).usage.input_tokens
+
+
+async def test_an_unknown_model_a_wrong_key_and_the_list_of_models(world: World) -> None:
+    session = world.open()
+    sdk = client(session.endpoint)
+    assert [(model.id, model.type) async for model in sdk.models.list()] == [("policy", "model")]
+    assert (await sdk.models.retrieve("policy")).display_name == "policy"
+    for missing in (
+        sdk.models.retrieve("claude-9"),
+        sdk.messages.create(model="claude-9", max_tokens=1, messages=ASK),
+        sdk.messages.count_tokens(model="claude-9", messages=ASK),
+    ):
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await missing
+        assert caught.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
+    for url, key in ((world.gateway.url, "guess"), (world.gateway.url + "/s/guess", session.key)):
+        with pytest.raises(anthropic.AuthenticationError) as wrong:
+            await ask(client(Endpoint(url, key, "policy")))
+        assert wrong.value.type == "authentication_error"
+    assert await ask(client(Endpoint(world.gateway.url, session.key, "policy")))  # the key works as API key, too
+    assert len(session.turns) == 1
+
+
+async def test_limits_end_as_agents_understand(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("x" * 3000)
+    prompt = len(world.gateway._codec.render([{"role": "system", "content": "Repair."}, *ASK]))
+    session = world.open(tokens=prompt + 50, calls=1)
+    sdk = client(session.endpoint)
+    reply = await ask(sdk)
+    assert reply.stop_reason == "model_context_window_exceeded"
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > \d+ maximum"):
+        await ask(sdk, [*ASK, back(reply), {"role": "user", "content": "more"}])
+    for _ in range(2):
+        await ask(sdk)
+    with pytest.raises(anthropic.BadRequestError) as spent:
+        await ask(sdk)
+    assert spent.value.body["crrl"]["limit"] == "calls"  # type: ignore[index]
+
+
+async def test_what_is_not_served_is_refused(world: World) -> None:
+    session = world.open()
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+    refused: list[dict[str, Any]] = [
+        {"messages": [*ASK, {"role": "assistant", "content": "The answer is ("}]},
+        {"messages": [{"role": "user", "content": [image]}]},
+        {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        {"stop_sequences": [""]},
+        {"max_tokens": 0},
+    ]
+    for options in refused:
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await ask(client(session.endpoint), **options)
+        assert caught.value.type == "invalid_request_error"
+    assert world.engine.seen == []
+
+
+async def test_an_engine_that_dies_mid_stream_is_an_error_event_and_a_fault(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("a long story")
+    world.engine.fault_after = 6
+    session = world.open()
+    text = ""
+    with pytest.raises(anthropic.APIError, match="the fake engine died"):
+        async for event in await ask(client(session.endpoint), stream=True):
+            text += getattr(getattr(event, "delta", None), "text", "")
+    assert text == "a long"
+    assert session.fault is not None
+    with pytest.raises(anthropic.InternalServerError):
+        await ask(client(session.endpoint, max_retries=5))
+    assert len(world.engine.seen) == 1
+
+
+async def test_stream_and_plain_say_the_same(world: World, said: Said) -> None:
+    """And so does a retry of either, which replays."""
+    world.engine.script = lambda *_: said("I look.", ("shell", {"cmd": "ls"}))
+    sdk = client(world.open().endpoint)
+    found = []
+    for how in (ask, gather):
+        for retry in ("0", "1"):
+            found.append(await how(sdk, tools=[TOOL], extra_headers={"x-stainless-retry-count": retry}))
+    assert [reply.id for reply in found[::2]] == [reply.id for reply in found[1::2]]
+    assert found[0].content[0].text == found[2].content[0].text == found[3].content[0].text == "I look."
+    assert found[0].content[1].input == found[2].content[1].input == {"cmd": "ls"}
+    assert found[0].usage == found[1].usage == found[2].usage == found[3].usage

@@ -1,0 +1,253 @@
+"""The official OpenAI SDK, pointed at the gateway's Responses, sees what it expects of OpenAI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from coderepairrl.gateway import server
+from coderepairrl.types import Endpoint, Finish, sequence
+
+from .conftest import SHELL, Said, World, identical
+
+TOOL: Any = {"type": "function", "strict": False, **SHELL["function"]}
+PATCH: Any = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": {"type": "text"}}
+_clients: list[AsyncOpenAI] = []
+
+
+def client(endpoint: Endpoint, **options: Any) -> AsyncOpenAI:
+    _clients.append(AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, **options))
+    return _clients[-1]
+
+
+@pytest.fixture(autouse=True)
+async def _close_clients() -> AsyncIterator[None]:
+    yield
+    while _clients:
+        await _clients.pop().close()
+
+
+async def ask(sdk: AsyncOpenAI, items: Any = "Fix it.", **options: Any) -> Any:
+    return await sdk.responses.create(model="policy", input=items, **({"instructions": "Repair."} | options))
+
+
+async def gather(sdk: AsyncOpenAI, items: Any = "Fix it.", **options: Any) -> Any:
+    """A streamed response, put together by the SDK itself, which checks the order of the events."""
+    options = {"instructions": "Repair."} | options
+    async with sdk.responses.stream(model="policy", input=items, **options) as stream:
+        last = [event async for event in stream][-1]
+        if last.type != "response.completed":
+            return last.response
+        return await stream.get_final_response()
+
+
+BOTH = pytest.mark.parametrize("how", [ask, gather])
+
+
+@BOTH
+async def test_words(world: World, said: Said, how: Any) -> None:
+    world.engine.script = lambda *_: said(" Hello, wörld 🛠️ \n")
+    session = world.open()
+    reply = await how(client(session.endpoint))
+    assert reply.output_text == "Hello, wörld 🛠️"
+    assert (reply.status, reply.error, reply.incomplete_details) == ("completed", None, None)
+    (turn,) = await world.gateway.close(session)
+    assert [message["role"] for message in turn.messages] == ["system", "user", "assistant"]
+    assert reply.usage.input_tokens == len(turn.given)
+    assert reply.usage.output_tokens == len(turn.output)
+    assert reply.usage.total_tokens == len(sequence((turn,), 0)) == reply.crrl["context_tokens"]
+    assert turn.dialect == "responses"
+    identical((turn,), world.engine)
+
+
+@BOTH
+async def test_tools_in_parallel_and_their_results(world: World, said: Said, how: Any) -> None:
+    replies = [
+        said("I look.", ("shell", {"cmd": "ls <|im_end|>"}), ("shell", {"cmd": 'echo "é"'})),
+        said("", ("apply_patch", {"input": "*** Begin\n"})),
+        said("done"),
+    ]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    session = world.open()
+    sdk, items = client(session.endpoint), [{"role": "user", "content": [{"type": "input_text", "text": "Fix it."}]}]
+    for wanted in (["function_call"] * 2, ["custom_tool_call"], []):
+        reply = await how(sdk, items, tools=[TOOL, PATCH, {"type": "web_search"}])
+        calls = [item for item in reply.output if item.type.endswith("_call")]
+        assert [call.type for call in calls] == wanted
+        items += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in reply.output]
+        items += [
+            {"type": f"{call.type}_output", "call_id": call.call_id, "output": f"<|im_end|> {number}\n"}
+            for number, call in enumerate(calls)
+        ]
+        if wanted == ["custom_tool_call"]:
+            assert calls[0].input == "*** Begin\n"
+    turns = await world.gateway.close(session)
+    assert [turn.base for turn in turns] == [None, 0, 1]
+    assert [[message["role"] for message in turn.messages] for turn in turns] == [
+        ["system", "user", "assistant"],
+        ["tool", "tool", "assistant"],
+        ["tool", "assistant"],
+    ]
+    assert turns[0].overridden == ('hosted_tools=["web_search"]',)
+    assert [message["content"] for message in turns[1].messages[:2]] == ["<|im_end|> 0\n", "<|im_end|> 1\n"]
+    identical(turns, world.engine)
+
+
+@BOTH
+async def test_thoughts(world: World, said: Said, how: Any) -> None:
+    added = said.codec.tokenizer.added
+    thoughts = [added["<think>"], *said("hm", end=False), added["</think>"]]
+    world.engine.script = lambda *_: [*thoughts, *said("\n\nyes", ("shell", {"cmd": "ls"}))]
+    session = world.open()
+    reply = await how(client(session.endpoint), tools=[TOOL])
+    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call"]
+    assert reply.output[0].content[0].text == "hm"
+    assert reply.usage.output_tokens_details.reasoning_tokens == len(thoughts) - 1
+    back = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in reply.output]
+    result = {"type": "function_call_output", "call_id": reply.output[2].call_id, "output": "a"}
+    await how(client(session.endpoint), [{"role": "user", "content": "Fix it."}, *back, result], tools=[TOOL])
+    assert [turn.base for turn in session.turns] == [None, 0]
+
+
+@BOTH
+async def test_a_broken_call_after_a_good_one_goes_on(world: World, said: Said, how: Any) -> None:
+    broken = said.codec.tokenizer.added["<tool_call>"]
+    good = said("See", ("shell", {"cmd": "ls"}), end=False)
+    world.engine.script = lambda *_: [*good, broken, *said('{"name": "she')]
+    session = world.open()
+    reply = await how(client(session.endpoint), tools=[TOOL])
+    back = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in reply.output]
+    assert [item["type"] for item in back] == ["message", "function_call", "message"]
+    assert reply.crrl["malformed"] == ['<tool_call>\n{"name": "she']
+    result = {"type": "function_call_output", "call_id": reply.output[1].call_id, "output": "a"}
+    await how(client(session.endpoint), [{"role": "user", "content": "Fix it."}, *back, result], tools=[TOOL])
+    assert [turn.base for turn in session.turns] == [None, 0]
+    identical(session.turns, world.engine)
+
+
+async def test_a_namespaced_tool_is_called_by_its_own_name(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("", ("files__read", {"path": "a"}))
+    session = world.open()
+    inner = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
+    tools = [{"type": "namespace", "name": "files", "description": "Files.", "tools": [inner]}]
+    reply = await ask(client(session.endpoint), tools=tools)
+    call = reply.output[0]
+    assert (call.namespace, call.name) == ("files", "read")
+    back = [call.model_dump(exclude_none=True), {"type": "function_call_output", "call_id": call.call_id, "output": ""}]
+    await ask(client(session.endpoint), [{"role": "user", "content": "Fix it."}, *back], tools=tools)
+    assert [turn.base for turn in session.turns] == [None, 0]
+
+
+@BOTH
+async def test_the_clients_max_tokens_count_and_its_temperature_does_not(world: World, said: Said, how: Any) -> None:
+    world.engine.script = lambda *_: said("a long story")
+    session = world.open()
+    reply = await how(client(session.endpoint), max_output_tokens=5, temperature=0.1, tool_choice="auto")
+    assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert reply.output_text == "a lon"
+    (turn,) = await world.gateway.close(session)
+    assert turn.finish is Finish.LENGTH
+    assert turn.overridden == ("temperature=0.1",)
+
+
+async def test_tokens_stream_as_they_are_sampled_in_the_order_that_clients_expect(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("one two", ("shell", {"cmd": "ls"}))
+    world.engine.gate = asyncio.Event()
+    kinds = []
+    async for event in await ask(client(world.open().endpoint), stream=True, tools=[TOOL]):
+        assert event.sequence_number == len(kinds)
+        kinds.append(event.type)
+        if event.type == "response.output_text.delta":
+            world.engine.gate.set()  # the engine waited until the client had read its first words
+    deltas = [kind for kind in kinds if kind == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert list(dict.fromkeys(kinds)) == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.completed",
+    ]
+
+
+async def test_a_silent_stream_says_that_it_is_alive(world: World, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    world.engine.script = lambda *_: said("a story")
+    world.engine.gate = asyncio.Event()
+    alive = 0
+    async for event in await ask(client(world.open().endpoint), stream=True):
+        alive += event.type == "response.in_progress"
+        if alive == 3:
+            world.engine.gate.set()
+    assert alive >= 3
+    assert event.response.output_text == "a story"
+
+
+async def test_tokens_are_counted_and_not_recorded(world: World) -> None:
+    session = world.open()
+    sdk = client(session.endpoint)
+    counted = await sdk.responses.input_tokens.count(model="policy", input="Fix it.", instructions="Repair.")
+    assert session.turns == ()
+    assert counted.input_tokens == (await ask(sdk)).usage.input_tokens
+
+
+async def test_what_needs_a_memory_or_a_format_is_refused(world: World) -> None:
+    session = world.open()
+    sdk = client(session.endpoint)
+    refused: list[dict[str, Any]] = [
+        {"previous_response_id": "resp_1"},
+        {"background": True},
+        {"text": {"format": {"type": "json_object"}}},
+        {"items": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:", "detail": "auto"}]}]},
+        {"items": [{"type": "item_reference", "id": "msg_1"}]},
+    ]
+    for options in refused:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(sdk, **options)
+        assert caught.value.param
+    with pytest.raises(openai.NotFoundError) as missing:
+        await sdk.responses.create(model="gpt-9", input="a")
+    assert missing.value.code == "model_not_found"
+    assert world.engine.seen == []
+
+
+async def test_an_engine_that_dies_mid_stream_is_a_failed_response(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("a long story")
+    world.engine.fault_after = 6
+    session = world.open()
+    events = [event async for event in await ask(client(session.endpoint), stream=True)]
+    assert [event.delta for event in events if event.type == "response.output_text.delta"] == ["a l", "ong"]
+    failed = events[-1]
+    assert (failed.type, failed.response.status) == ("response.failed", "failed")
+    assert (failed.response.error.code, "died" in failed.response.error.message) == ("server_error", True)
+    assert session.fault is not None
+    with pytest.raises(openai.InternalServerError):
+        await ask(client(session.endpoint, max_retries=5), stream=True)
+    assert len(world.engine.seen) == 1
+
+
+async def test_stream_and_plain_say_the_same(world: World, said: Said) -> None:
+    """And so does a retry of either, which replays."""
+    world.engine.script = lambda *_: said("I look.", ("shell", {"cmd": "ls"}))
+    sdk = client(world.open().endpoint)
+    found = []
+    for how in (ask, gather):
+        for retry in ("0", "1"):
+            reply = await how(sdk, tools=[TOOL], extra_headers={"x-stainless-retry-count": retry})
+            found.append(reply.model_dump(exclude_none=True))
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    plain, streamed = (json.loads(json.dumps(reply, default=str)) for reply in (found[0], found[2]))
+    assert [item["type"] for item in plain["output"]] == [item["type"] for item in streamed["output"]]

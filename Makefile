@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar test lint test-slow benchmarks clean
+.PHONY: hello hello-bar hello-short test lint test-slow benchmarks clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -12,6 +12,9 @@ test: .venv/.dev lint  ## the default suite
 
 hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; about an hour, fails if the bar is missed
 	$(BIN)/python -m coderepairrl.hello.bar
+
+hello-short: .venv/.base  ## the same in five minutes: has anything been learned?
+	$(BIN)/python -m coderepairrl.hello.bar --short --seeds 0 1
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests benchmarks examples

@@ -63,6 +63,11 @@ def test_greedy_must_not_fall() -> None:
     assert missed(0.5, -0.25) == {"greedy does not fall"}
 
 
+def test_the_short_bar_asks_for_any_gain() -> None:
+    seeds = [{run: each for run, each in found(gain).items() if run != "pooled"} for gain in (0.0, 0.3)]
+    assert [all(verdict.met for verdict in bar.judge_short(each)) for each in seeds] == [False, True]
+
+
 def test_too_few_tasks_are_no_evidence() -> None:
     few = {run: {name: (a[:100], b[:100]) for name, (a, b) in each.items()} for run, each in found(0.5).items()}
     assert not bar.judge(few)[0].met

@@ -47,7 +47,7 @@ Stage = tuple[int, float, float]
 STAGES: Sequence[Stage] = ((2500, 0.7, 1.0), (2500, 0.25, 0.6))
 SHARPNESS = 1.5
 """Initial weight of the query and key norms: attention that can single out a token forms sooner."""
-LIMITS = {"calls": 6, "turn_tokens": 96, "tokens": 1024}
+LIMITS = {"calls": 4, "turn_tokens": 96, "tokens": 1024}
 
 
 def held_out(split: str, count: int, *, quoted: bool, seed: int = 0) -> list[Exercise]:

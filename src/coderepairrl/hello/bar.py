@@ -26,8 +26,8 @@ from coderepairrl.runs import open_run
 from coderepairrl.stats import Interval
 from coderepairrl.types import Episode
 
-FULL = ('eval.also={greedy={temperature=0}, unseen={split="unseen", options={split="unseen", n=128}}}',)
-SHORT = ("run.steps=12", 'eval.options={split="test", n=128, quoted=1}')
+FULL: Sequence[str] = ('eval.also={greedy={temperature=0}, unseen={split="unseen", options={split="unseen", n=128}}}',)
+SHORT: Sequence[str] = ("run.steps=12", 'eval.options={split="test", n=128, quoted=1}')
 CONTROL = (500, 0.25, 0.3)
 """Steps of 8 demonstrations, disguised share and learning-rate factor (`warmstart.Stage`) of the control: about the
 CPU time of 40 steps of reinforcement learning."""
@@ -59,8 +59,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object on the last line")
     parser.add_argument("overrides", nargs="*", help="KEY=VALUE, for every run")
     options = parser.parse_args()
-    name, overrides = ("hello-short", SHORT) if options.short else ("hello-bar", FULL)
-    overrides = [*overrides, *options.overrides]
+    name, settings = ("hello-short", SHORT) if options.short else ("hello-bar", FULL)
+    overrides = [*settings, *options.overrides]
     runs = {seed: _finished([f"run.name={name}-{seed}", f"run.seed={seed}", *overrides]) for seed in options.seeds}
     control = None if options.short else control_run(options.seeds[0], overrides)
     found = {f"seed {seed}": evaluations(path, path) for seed, path in runs.items()}

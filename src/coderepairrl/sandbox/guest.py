@@ -91,6 +91,7 @@ class Guest:
         self.wake.setblocking(False)
         wake.setblocking(False)
         self._kept = wake
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Python's own handler lets a command end us by it
         signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler will do: the descriptor below is what wakes us
         signal.siginterrupt(signal.SIGCHLD, False)  # a supervised system call is interrupted where others are not
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)

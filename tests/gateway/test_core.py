@@ -15,6 +15,7 @@ import pytest
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.gateway import Gateway, Session, request_seed
 from coderepairrl.gateway.server import MAX_BODY
+from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.types import Finish, Sampling
 
 from .conftest import SHELL, Said, World, identical
@@ -136,6 +137,27 @@ class TestTree:
         assert reply["crrl"]["malformed"] == ['<tool_call>\n{"name": "she']
         await http.ask(session, [*ASK, message(reply), user("what?")], tools=[SHELL])
         assert session.turns[1].base == 0
+
+
+class TestHistory:
+    @pytest.mark.parametrize("policy", ["splice", "honor"])
+    async def test_thoughts_that_a_client_drops_stay_or_go(
+        self, world: World, said: Said, http: Http, policy: HistoryPolicy
+    ) -> None:
+        added = said.codec.tokenizer.added
+        thought = [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\nyes")]
+        replies = [thought, said("no"), said("done")]
+        world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+        world.gateway.history_policy = policy
+        session = world.open()
+        first = message(await http.ask(session))
+        asked = [*ASK, {"role": "assistant", "content": first["content"]}, user("more")]
+        second = message(await http.ask(session, asked))
+        await http.ask(session, [*asked, second, user("and more")])
+        kept = policy == "splice"
+        assert [turn.base for turn in session.turns] == [None, 0 if kept else None, 1]
+        assert (added["<think>"] in thought) and ("hm" in said.codec.decode(world.engine.seen[1][0])) is kept
+        identical(session.turns, world.engine)
 
 
 class TestRetries:

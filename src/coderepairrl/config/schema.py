@@ -111,6 +111,9 @@ class Rollout(Section):
     """Wall time an episode may take."""
     turn_tokens: int = Field(default=4_096, ge=1)
     """Tokens of one reply."""
+    history_policy: Literal["splice", "honor"] = "splice"
+    """What the policy sees of its own replies: the tokens it sampled, wherever a client repeats their text, or the
+    conversation as the client sent it, rendered anew at each call (docs/gateway.md)."""
 
 
 class Train(Section):

@@ -27,6 +27,7 @@ DEFAULTS = ("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768")
 USED = (
     *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
+    "rollout.history_policy",
 )
 """Settings of a run that mean something here."""
 _NAMES_SECONDS = 30.0
@@ -88,7 +89,13 @@ async def served(
     sampling = Sampling(temperature=temperature, max_tokens=config.rollout.turn_tokens)
     with tempfile.TemporaryDirectory(prefix="crrl-fix-") as logs:
         engine = await engines.make(config.engine.name, choice.folder, log_dir=Path(logs), **config.engine.options)
-        gateway = Gateway(codec, engine, sampling=sampling, on_turn=lambda episode, turn: None)
+        gateway = Gateway(
+            codec,
+            engine,
+            sampling=sampling,
+            on_turn=lambda episode, turn: None,
+            history_policy=config.rollout.history_policy,
+        )
         try:
             await gateway.start()
             session = gateway.open("fix", limits=limits(config), seed=0)

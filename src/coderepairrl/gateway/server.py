@@ -17,6 +17,7 @@ from coderepairrl.gateway import chat, messages, responses
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError, Counter, Request, digest
 from coderepairrl.gateway.session import OnTurn, Session
+from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
@@ -72,7 +73,8 @@ class Gateway:
     """Serves sessions over HTTP on this host only, by TCP and by a Unix socket.
 
     A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
-    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end.
+    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end;
+    `history_policy` is docs/gateway.md's.
 
         gateway = Gateway(codec, engine, sampling=Sampling(), on_turn=record)
         await gateway.start()
@@ -83,10 +85,18 @@ class Gateway:
     """
 
     def __init__(
-        self, codec: Codec, engine: Engine, *, sampling: Sampling, on_turn: OnTurn, model_name: str = "policy"
+        self,
+        codec: Codec,
+        engine: Engine,
+        *,
+        sampling: Sampling,
+        on_turn: OnTurn,
+        model_name: str = "policy",
+        history_policy: HistoryPolicy = "splice",
     ) -> None:
         self.sampling = sampling
         self.model_name = model_name
+        self.history_policy = history_policy
         self.url = ""
         self.socket: Path | None = None
         self._codec = codec
@@ -142,6 +152,7 @@ class Gateway:
             sampling=sampling or self.sampling,
             seed=seed,
             on_turn=self._on_turn,
+            history_policy=self.history_policy,
         )
         return session
 

@@ -16,7 +16,7 @@ from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFaul
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.generation import Generation
 from coderepairrl.gateway.request import ApiError, Message, Request, next_key
-from coderepairrl.gateway.tree import Placement, TurnTree
+from coderepairrl.gateway.tree import HistoryPolicy, Placement, TurnTree
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Reply
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn
@@ -52,6 +52,7 @@ class Session:
         sampling: Sampling,
         seed: int,
         on_turn: OnTurn,
+        history_policy: HistoryPolicy = "splice",
     ) -> None:
         self.episode_id = episode_id
         self.endpoint = endpoint
@@ -63,7 +64,7 @@ class Session:
         self._sampling = sampling
         self._seed = seed
         self._on_turn = on_turn
-        self._tree = TurnTree(codec)
+        self._tree = TurnTree(codec, history_policy)
         self._deadline = asyncio.get_running_loop().time() + endpoint.limits.seconds
         self._started = 0
         self._calls: dict[str, Call] = {}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from coderepairrl.gateway.request import Message, conversation_keys
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Turn, path
+
+HistoryPolicy = Literal["splice", "honor"]
+"""Whether recorded tokens stand for text that a client repeats, or what the client sent is rendered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,9 @@ class Placement:
 class TurnTree:
     """Turns in order of commitment. Memory is linear in them: one name of 16 bytes each beside their ids."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, history_policy: HistoryPolicy = "splice") -> None:
         self.turns: list[Turn] = []
+        self._splice = history_policy == "splice"
         self._codec = codec
         self._replies: dict[bytes, list[int]] = {}
 
@@ -42,12 +46,13 @@ class TurnTree:
         """Find the recorded turn that most of `messages` repeat, and extend its ids by the others.
 
         Recorded ids are never written again. Where they cannot be extended (the client rewrote or added an
-        assistant message), the conversation is rendered and attached to the deepest of those turns that the
-        rendering repeats id by id, else it becomes a root. Raises ValueError for messages that cannot be written.
+        assistant message), and always where history is honored, the conversation is rendered and attached to the
+        deepest of those turns that the rendering repeats id by id, else it becomes a root. Raises ValueError for
+        messages that cannot be written.
         """
         keys = conversation_keys(messages, tools)
         base, seen = self._find(keys, messages)
-        if base is not None and seen < len(messages):
+        if self._splice and base is not None and seen < len(messages):
             before = self.sequence(base)
             cut = len(before) - len(self.turns[base].output)
             given = self._codec.extend(before[:cut], before[cut:], messages[seen:], tools)

@@ -78,7 +78,9 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
         def record(episode: str, turn: Turn) -> None:
             log.append("turn", episode=episode, turn=turn)
 
-        gateway = Gateway(codec, engine, sampling=Sampling(), on_turn=record)
+        gateway = Gateway(
+            codec, engine, sampling=Sampling(), on_turn=record, history_policy=config.rollout.history_policy
+        )
         parts.push_async_callback(gateway.stop)
         await gateway.start(socket=shared / "gateway.sock")
         rollout = Rollout(

@@ -1,4 +1,4 @@
-"""patch_lines: properties of the formula, on diffs that git made."""
+"""patch_lines and patch_edits: properties of the formulas, on diffs that git made."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.rewards import PatchLines, parse
+from coderepairrl.rewards import PatchEdits, PatchLines, parse
 from coderepairrl.rewards.lines import common_subsequence, line_similarity
 from coderepairrl.rewards.syntax import tokens
 from rewards.folder import Repository, records
 
-compare = PatchLines().compare
+compare, compare_edits = PatchLines().compare, PatchEdits().compare
+Compare = Callable[[bytes, bytes], float]
+both = pytest.mark.parametrize("compare", [compare, compare_edits], ids=["lines", "edits"])
 
 MATHS = b'''"""Sums."""
 
@@ -56,12 +58,14 @@ def maths(repository: Repository) -> Callable[..., bytes]:
 FIX = (b"a - b", b"a + b")
 
 
-def test_oracle_is_one_and_nothing_is_zero(maths: Callable[..., bytes]) -> None:
+@both
+def test_oracle_is_one_and_nothing_is_zero(maths: Callable[..., bytes], compare: Compare) -> None:
     oracle = maths(FIX)
     assert compare(oracle, oracle) == 1.0
     assert compare(oracle, b"") == compare(b"", oracle) == compare(b"", b"") == 0.0
 
 
+@both
 @pytest.mark.parametrize(
     "change",
     [
@@ -77,7 +81,7 @@ def test_oracle_is_one_and_nothing_is_zero(maths: Callable[..., bytes]) -> None:
         (b"    return a - b\n", b"    return a \\\n        - b\n".replace(b"\\", b"")),
     ],
 )
-def test_no_ops_are_zero(maths: Callable[..., bytes], change: tuple[bytes, bytes]) -> None:
+def test_no_ops_are_zero(maths: Callable[..., bytes], change: tuple[bytes, bytes], compare: Compare) -> None:
     assert compare(maths(FIX), maths(change)) == 0.0
 
 
@@ -89,7 +93,8 @@ def test_other_lines_are_zero_however_alike(maths: Callable[..., bytes], change:
     assert compare(maths(FIX), maths(change)) == 0.0
 
 
-def test_no_op_beside_the_repair_costs_nothing(maths: Callable[..., bytes]) -> None:
+@both
+def test_no_op_beside_the_repair_costs_nothing(maths: Callable[..., bytes], compare: Compare) -> None:
     assert compare(maths(FIX), maths((b"    return a - b\n", b"\n    # sum\n    return a + b\n"))) == 1.0
 
 
@@ -128,6 +133,7 @@ def test_insertion_earns_where_the_oracle_inserts(repository: Repository) -> Non
     assert compare(oracle, insert(5, b"\tcheck(total, limit=3)\n")) < 1.0  # indentation is part of a Python line
 
 
+@both
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
@@ -140,7 +146,9 @@ def test_insertion_earns_where_the_oracle_inserts(repository: Repository) -> Non
         ("line break", b"f(a, b)\n", b"f(a,\n  b)\n"),
     ],
 )
-def test_an_oracle_of_that_class_is_no_no_op(repository: Repository, name: str, before: bytes, after: bytes) -> None:
+def test_an_oracle_of_that_class_is_no_no_op(
+    repository: Repository, name: str, before: bytes, after: bytes, compare: Compare
+) -> None:
     repository.commit({"a.py": before})
     oracle = repository.edit({"a.py": after})
     junk = repository.edit({"a.py": b"import os\n" + before})
@@ -150,7 +158,8 @@ def test_an_oracle_of_that_class_is_no_no_op(repository: Repository, name: str, 
     assert compare(real, oracle) == 0.0, name  # ... and is one beside an oracle that changes code
 
 
-def test_facts_count(repository: Repository) -> None:
+@both
+def test_facts_count(repository: Repository, compare: Compare) -> None:
     repository.commit({"a.sh": b"one\ntwo\nthree\n", "b.bin": b"\0\1", "e": b""})
     (repository.folder / "a.sh").chmod(0o755)
     mode = repository.diff()
@@ -168,14 +177,16 @@ def test_facts_count(repository: Repository) -> None:
     assert compare(rename, moved) == compare(moved, rename) == 1.0
 
 
-def test_a_patch_without_git_header_is_read(maths: Callable[..., bytes]) -> None:
+@both
+def test_a_patch_without_git_header_is_read(maths: Callable[..., bytes], compare: Compare) -> None:
     oracle = maths(FIX)
     bare = oracle[oracle.index(b"--- ") :]
     assert compare(oracle, bare) == 1.0
     assert compare(oracle, bare.replace(b"a/maths", b"maths").replace(b"b/maths", b"maths")) == 1.0
 
 
-def test_languages(repository: Repository) -> None:
+@both
+def test_languages(repository: Repository, compare: Compare) -> None:
     sources = {
         "a.c": b"/*",
         "a.js": b"//",
@@ -218,9 +229,12 @@ def reordered(patch: bytes, rng: random.Random) -> bytes:
     return b"\n@@ ".join([head, *(hunk.removesuffix(b"\n") for hunk in hunks)]) + b"\n"
 
 
+@both
 @settings(max_examples=150, deadline=None)
 @given(ours=EDITS, theirs=EDITS, seed=st.integers(0, 9))
-def test_bounds_identity_and_order(ours: dict[int, list[str]], theirs: dict[int, list[str]], seed: int) -> None:
+def test_bounds_identity_and_order(
+    ours: dict[int, list[str]], theirs: dict[int, list[str]], seed: int, compare: Compare
+) -> None:
     a, b = diff(edited(ours)), diff(edited(theirs))
     value = compare(a, b)
     assert 0.0 <= value <= 1.0
@@ -232,9 +246,10 @@ def test_bounds_identity_and_order(ours: dict[int, list[str]], theirs: dict[int,
         assert compare(b, shuffled) == 1.0
 
 
+@both
 @settings(max_examples=25, deadline=None)
 @given(st.permutations(range(40)), st.integers(2, 12))
-def test_monotone_in_noise(order: list[int], size: int) -> None:
+def test_monotone_in_noise(compare: Compare, order: list[int], size: int) -> None:
     """The more of the oracle's lines are replaced by junk, or the more junk is added elsewhere, the less it earns."""
     oracle = {i: [f"    value_{i} = repaired(scale, {i})"] for i in order[:size]}
     for spoil in (
@@ -267,8 +282,10 @@ def test_line_similarity_is_symmetric_and_bounded(a: str, b: str) -> None:
     assert (line_similarity(x, y) == 1.0) == (x == y)
 
 
+@pytest.mark.slow
+@both
 @pytest.mark.parametrize("kind", ["distinct", "equal", "one line"])
-def test_ten_megabytes_take_seconds(kind: str) -> None:
+def test_ten_megabytes_take_seconds(kind: str, compare: Compare) -> None:
     head = b"--- a/m.py\n+++ b/m.py\n@@ -1,1 +1,%d @@\n-    value_0 = compute(0, scale)\n"
     if kind == "one line":
         big = head % 1 + b"+" + b"a, b1 = " * 1_250_000 + b"\n"
@@ -277,9 +294,9 @@ def test_ten_megabytes_take_seconds(kind: str) -> None:
         lines = [line % ((i, i) if kind == "distinct" else (0, 0)) for i in range(180_000)]
         big = head % len(lines) + b"".join(lines)
     assert len(big) > 9_000_000
-    started = time.perf_counter()
+    started = time.process_time()
     assert 0.0 <= compare(diff(edited({0: ["    repaired()"], 20: []})), big) < 0.5
-    assert time.perf_counter() - started < 30  # about 2 s on an idle core
+    assert time.process_time() - started < 30  # 2 to 5 s
 
 
 CHANGES_NOTHING = {
@@ -290,8 +307,9 @@ REAL = ["swebench/swebench_lite", "swebench/swebench_multilingual", "bugsinpy/bu
 REAL += ["defects4j/defects4j_patches", "gitbug_java/gitbug_java", "swe_gym/swe_gym_examples"]
 
 
+@both
 @pytest.mark.parametrize("name", REAL)
-def test_every_real_oracle_earns_one(name: str) -> None:
+def test_every_real_oracle_earns_one(name: str, compare: Compare) -> None:
     rng = random.Random(0)
     for row in itertools.islice(records(f"{name}.jsonl.gz"), 400):
         patch = row["patch"].encode()
@@ -304,7 +322,8 @@ def test_every_real_oracle_earns_one(name: str) -> None:
             assert compare(patch, reordered(patch, rng)) == 1.0
 
 
-def test_cheap_edits_of_real_repositories_earn_almost_nothing() -> None:
+@both
+def test_cheap_edits_of_real_repositories_earn_almost_nothing(compare: Compare) -> None:
     """A blank line earns 0; junk in place of a random line that the oracle's hunks show, 0.1 at most on average."""
     rng = random.Random(0)
     junk = []

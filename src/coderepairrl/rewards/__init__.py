@@ -8,6 +8,7 @@ without an episode.
 """
 
 from coderepairrl.rewards.compose import SHIPPED, Weighted, make, score, score_files
+from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.exam import ScriptedReward, examine
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.parse import MalformedPatch, parse
@@ -17,6 +18,7 @@ from coderepairrl.rewards.tests import TestsReward
 __all__ = [
     "SHIPPED",
     "MalformedPatch",
+    "PatchEdits",
     "PatchLines",
     "PatchSimilarity",
     "ScriptedReward",

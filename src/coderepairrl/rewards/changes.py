@@ -31,17 +31,42 @@ class Edits(Flag):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """The changed lines of one file, each as its tokens, in the order of the old file."""
+class Edit:
+    """Neighbouring changed lines, each as its tokens: `removed` ones, and the `added` ones in their place.
 
+    It stands behind `at` lines of the old file and replaces `height` of them, no-ops included.
+    """
+
+    at: int
+    height: int
     removed: tuple[Tokens, ...]
     added: tuple[Tokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of one file: edits in the order of the old file, and facts."""
+
+    edits: tuple[Edit, ...]
     facts: frozenset[tuple[str, str]]
-    insertions: tuple[int, ...]
-    """Where lines are added and none removed: numbers of old lines before them."""
 
     def __bool__(self) -> bool:
-        return bool(self.removed or self.added or self.facts)
+        return bool(self.edits or self.facts)
+
+    @property
+    def removed(self) -> tuple[Tokens, ...]:
+        """All removed lines."""
+        return tuple(line for edit in self.edits for line in edit.removed)
+
+    @property
+    def added(self) -> tuple[Tokens, ...]:
+        """All added lines."""
+        return tuple(line for edit in self.edits for line in edit.added)
+
+    @property
+    def insertions(self) -> tuple[int, ...]:
+        """Where lines are added and none removed: numbers of old lines before them."""
+        return tuple(edit.at for edit in self.edits if not edit.removed)
 
 
 def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
@@ -97,17 +122,12 @@ def _content(file: FilePatch, side: str) -> tuple[bytes, ...]:
 
 def _changes(parts: Sequence[FilePatch], kept: Edits, syntax: Syntax) -> Changes:
     view = _View(kept, syntax)
-    removed: list[Tokens] = []
-    added: list[Tokens] = []
-    insertions: list[int] = []
+    edits = []
     for block in sorted((block for part in parts for block in part.blocks), key=lambda block: block.at):
-        gone, come = view.block(block)
-        removed += gone
-        added += come
-        if come and not gone:
-            insertions.append(block.at)
-    facts = frozenset(fact for part in parts for fact in _facts(part))
-    return Changes(tuple(removed), tuple(added), facts, tuple(insertions))
+        removed, added = view.block(block)
+        if removed or added:
+            edits.append(Edit(block.at, len(block.removed), tuple(removed), tuple(added)))
+    return Changes(tuple(edits), frozenset(fact for part in parts for fact in _facts(part)))
 
 
 def _facts(file: FilePatch) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from coderepairrl.types import Episode, Score, Task
 Weighted = tuple[Reward, float]
 
 SHIPPED = {
+    "patch_edits": "coderepairrl.rewards.edits:PatchEdits",
     "patch_lines": "coderepairrl.rewards.lines:PatchLines",
     "patch_similarity": "coderepairrl.rewards.similarity:PatchSimilarity",
     "tests": "coderepairrl.rewards.tests:TestsReward",

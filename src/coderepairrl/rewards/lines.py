@@ -73,13 +73,15 @@ def similarity(oracle: Sequence[FilePatch], patch: Sequence[FilePatch], language
 
 def _file(ours: Changes, oracle: Changes) -> float:
     """s_f of the formula."""
-    removed, same_removed = align(ours.removed, oracle.removed)
-    added, same_added = align(ours.added, oracle.added)
+    lines_removed = ours.removed, oracle.removed
+    lines_added = ours.added, oracle.added
+    removed, same_removed = align(*lines_removed)
+    added, same_added = align(*lines_added)
     facts = len(ours.facts & oracle.facts)
     if not (same_removed or same_added or facts or _same_place(ours.insertions, oracle.insertions)):
         return 0.0
-    most_removed = max(len(ours.removed), len(oracle.removed))
-    most_added = max(len(ours.added) + len(ours.facts), len(oracle.added) + len(oracle.facts))
+    most_removed = max(map(len, lines_removed))
+    most_added = max(len(lines_added[0]) + len(ours.facts), len(lines_added[1]) + len(oracle.facts))
     return (REMOVED_WEIGHT * removed + added + facts) / (REMOVED_WEIGHT * most_removed + most_added)
 
 

@@ -237,6 +237,31 @@ def data_export(
     print(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")
 
 
+agents = typer.Typer(help="Agents: which there are; install the programs of others.", no_args_is_help=True)
+app.add_typer(agents, name="agents")
+
+
+@agents.command("list")
+def agents_list(as_json: Json = False) -> None:
+    """The agents that ship: where they work, what they speak, and whether their programs are installed."""
+    from coderepairrl.agents import listing
+
+    entries = listing.listing()
+    print(json.dumps([entry._asdict() for entry in entries]) if as_json else listing.table(entries))
+
+
+@agents.command("install")
+def agents_install(
+    name: Annotated[str, typer.Argument(help="an agent of `crrl agents list`, or a recipe file")],
+    as_json: Json = False,
+) -> None:
+    """Install the program of an agent into an environment of its own, which sandboxes see read-only."""
+    from coderepairrl.agents import install, recipe
+
+    folder, versions = install.install_named(name)
+    print(json.dumps({"agent": recipe.label(name), "folder": str(folder), **versions}) if as_json else folder)
+
+
 def _counts(splits: dict[str, int]) -> str:
     return ", ".join(f"{count} {split}" for split, count in splits.items())
 

@@ -83,7 +83,10 @@ class SandboxBackend(Protocol):
 
 @runtime_checkable
 class Agent(Protocol):
-    """Something that repairs code by calling a model."""
+    """Something that repairs code by calling a model.
+
+    One placed in the sandbox may name folders of the host that it must see there in an attribute `binds`.
+    """
 
     name: str
     placement: Literal["host", "sandbox"]

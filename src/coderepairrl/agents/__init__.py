@@ -5,24 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from coderepairrl import registry
+from coderepairrl.agents import recipe
 from coderepairrl.protocols import Agent
 
 __all__ = ["SHIPPED", "make"]
 
 SHIPPED = {
     "nano": "coderepairrl.agents.nano:Nano",
+    "command": "coderepairrl.agents.command:Command",
     "scripted": "coderepairrl.agents.scripted:ScriptedAgent",
 }
-"""The agents that ship, by name."""
+"""The agents that ship as code, by name; others ship as recipes of `command`."""
 
 
 def make(name: str, **options: Any) -> Agent:
-    """The agent called `name` in a configuration, or the class at an import path ``module:Class``.
+    """The agent called `name` in a configuration, of a recipe file, or the class at an import path ``module:Class``.
 
-    Raises `ConfigError`, which names the nearest known name, for an unknown agent or option.
+    Raises `ConfigError`, which names the nearest known name, for an unknown agent or option, and `PrerequisiteError`
+    for a program that is not installed.
 
     >>> make("nano", nudge=False).name
     'nano'
     """
-    agent: Agent = registry.make("agent", name, SHIPPED, Agent, options)
+    if name not in SHIPPED and recipe.is_recipe(name):
+        from coderepairrl.agents.command import Command
+
+        return Command.of(name, options)
+    known = SHIPPED | dict.fromkeys(recipe.names(), SHIPPED["command"])
+    agent: Agent = registry.make("agent", name, known, Agent, options)
     return agent

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message, Reply
+from coderepairrl.agents.options import parse
 from coderepairrl.agents.stats import command_names
 from coderepairrl.agents.texts import (
     COMPACT,
@@ -73,18 +74,7 @@ class NanoOptions:
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> NanoOptions:
         """Options as a configuration has them, their names and types checked."""
-        from pydantic import TypeAdapter, ValidationError
-
-        known = [option.name for option in fields(cls)]
-        for option in options:
-            if option not in known:
-                raise ConfigError(f"agent 'nano' has no option {option!r}", fix=nearest(option, known))
-        try:
-            return TypeAdapter(cls).validate_python(dict(options))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, ("agent", "options", *first["loc"])))
-            raise ConfigError(f"{where}: {first['msg']}, not {first['input']!r}") from error
+        return parse(cls, "nano", options)
 
     def __post_init__(self) -> None:
         if "{prompt}" not in self.user_template:

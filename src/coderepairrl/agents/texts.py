@@ -9,6 +9,7 @@ output of a command) may contain any other braces.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,15 +120,16 @@ COMPACT = replace(
 )
 
 
-def fill(text: str, **values: object) -> str:
-    """`text` with each ``{name}`` of `values` replaced, and every other brace left alone.
+_PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {{name}} belongs to another template language
 
-    >>> fill("{left} of {what}", left=3)
-    '3 of {what}'
+
+def fill(text: str, **values: object) -> str:
+    """`text` with each ``{name}`` of `values` replaced, and every other brace left alone, those of the values, too.
+
+    >>> fill("{left} of {what}, {{left}}", left=3)
+    '3 of {what}, {{left}}'
     """
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", str(value))
-    return text
+    return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), text)
 
 
 TOOL_DESCRIPTIONS: Mapping[str, str] = {

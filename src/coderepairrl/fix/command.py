@@ -6,7 +6,6 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from coderepairrl import agents, sandbox
 from coderepairrl.errors import AgentFault, GatewayFault
 from coderepairrl.fix.model import Choice, served
 from coderepairrl.fix.relay import Relay
@@ -14,7 +13,7 @@ from coderepairrl.fix.repository import Repository
 from coderepairrl.fix.trace import Trace
 from coderepairrl.rollout import run_agent
 from coderepairrl.runs.codec import dump
-from coderepairrl.train.parts import limits, sandbox_name
+from coderepairrl.train.parts import limits, placed_agent
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,7 @@ async def fix(
     `Fault` of whatever broke.
     """
     config, trace = choice.config, trace or Trace(quiet=True)
-    backend = sandbox.make(sandbox_name(config), **config.sandbox.options)
-    agent = agents.make(config.agent.name, **config.agent.options)
+    agent, backend = placed_agent(config)
     task, allowed = repository.task(issue), limits(config)
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}, in the sandbox {backend.name}")
     trace.say("model", f"{choice.name}, temperature {temperature:g}")

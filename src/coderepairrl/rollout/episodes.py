@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, Session
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import score
 from coderepairrl.runs import Log
@@ -105,7 +105,7 @@ class Rollout:
             try:
                 async with self.sandbox.open(ticket.task) as box:
                     timings["sandbox"] = clock() - started
-                    report = await run_agent(self.agent, ticket.task, box, session.endpoint, self.limits.seconds)
+                    report = await self._report(ticket.task, box, session)
                     at = clock()
                     episode = replace(episode, patch=await box.diff())
                     timings["diff"] = clock() - at
@@ -131,6 +131,21 @@ class Rollout:
             episode = replace(episode, ending=Ending.VOID, reason=cause.boundary, fault=said, scores=())
         timings["total"] = clock() - started
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
+
+    async def _report(self, task: Task, box: Sandbox, session: Session) -> AgentReport:
+        """What the agent reports. A program that breaks off at a limit of the gateway's has ended at that limit.
+
+        Raises `AgentFault`, also when a program never asked the model: its zero would be no attempt of the policy.
+        """
+        try:
+            report = await run_agent(self.agent, task, box, session.endpoint, self.limits.seconds)
+        except AgentFault:
+            if not session.limit:
+                raise
+            return AgentReport(session.limit)
+        if self.agent.placement == "sandbox" and not session.turns and not session.limit and report.exit != "time":
+            raise AgentFault(f"agent {self.agent.name} ended without a call to the model: {report.log[-2000:].strip()}")
+        return report
 
 
 async def run_agent(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint, seconds: float) -> AgentReport:

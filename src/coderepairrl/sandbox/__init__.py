@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import PrerequisiteError
@@ -26,13 +27,16 @@ WEAKER = (
 """What a user of `sandlock` must know; its module says more."""
 
 
-def make(name: str, **options: Any) -> SandboxBackend:
+def make(name: str, *, show: Sequence[str] = (), **options: Any) -> SandboxBackend:
     """The backend `name`, one of `SHIPPED` or ``module:Class`` of your own; `options` go to its constructor.
 
-    Nothing is started or checked yet, and no other backend ever takes its place. Raises `ConfigError` for an
-    unknown name or option, naming the nearest.
+    `show` are folders of the host that its commands must see, read-only, beside its option `binds`; a backend
+    without that option hides nothing. Nothing is started or checked yet, and no other backend ever takes its
+    place. Raises `ConfigError` for an unknown name or option, naming the nearest.
     """
     backend = resolve("sandbox", name, SHIPPED)
+    if show and "binds" in inspect.signature(backend).parameters:
+        options["binds"] = [*options.get("binds", ()), *show]
     check_options("sandbox", name, backend, options)
     made: SandboxBackend = backend(**options)
     return made

@@ -18,7 +18,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, init_random
-from coderepairrl.protocols import Engine
+from coderepairrl.protocols import Agent, Engine, SandboxBackend
 from coderepairrl.rollout import Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.workspace import check_workspace
@@ -52,8 +52,7 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             if not held_out:
                 split = config.eval.each[name].split
                 progress.say(f"no evaluation {name}: there is no held-out task in split {split!r}")
-    backend = sandbox.make(sandbox_name(config), **config.sandbox.options)
-    agent = agents.make(config.agent.name, **config.agent.options)
+    agent, backend = placed_agent(config)
     judge = rewards.make(config.eval.reward or config.reward)
     judges = {"train": rewards.make(config.reward), **dict.fromkeys(eval_tasks, judge)}
     async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
@@ -121,9 +120,8 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
     tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking).verify()
     for reward in (config.reward, config.eval.reward or config.reward):
         rewards.make(reward)
-    agents.make(config.agent.name, **config.agent.options)
+    placed_agent(config)
     engines.check(config.engine.name, config.engine.options)
-    sandbox.make(sandbox_name(config), **config.sandbox.options)
     train, held_out = load_tasks(config)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
         try:
@@ -137,6 +135,13 @@ def limits(config: Config) -> Limits:
     """What an episode may spend."""
     rollout = config.rollout
     return Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
+
+
+def placed_agent(config: Config) -> tuple[Agent, SandboxBackend]:
+    """The agent, and a sandbox that shows it what it needs. Raises `ConfigError` and `PrerequisiteError`."""
+    agent = agents.make(config.agent.name, **config.agent.options)
+    show = getattr(agent, "binds", ())
+    return agent, sandbox.make(sandbox_name(config), show=show, **config.sandbox.options)
 
 
 def sandbox_name(config: Config) -> str:

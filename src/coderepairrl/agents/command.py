@@ -1,0 +1,122 @@
+"""`command`: any program as an agent, unmodified, inside the sandbox (REQUIREMENTS I2).
+
+All that such an agent is stands in a `Recipe`: what to install, how to start it, when it is done. The gateway's
+socket, bridged to the sandbox's own loopback, is all that the program reaches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from coderepairrl.agents import recipe as recipes
+from coderepairrl.agents.install import folder, installed
+from coderepairrl.agents.options import parse
+from coderepairrl.agents.recipe import Recipe
+from coderepairrl.agents.texts import fill
+from coderepairrl.errors import AgentFault, PrerequisiteError
+from coderepairrl.protocols import Sandbox
+from coderepairrl.types import AgentReport, Endpoint, ExecResult, Task
+
+_CANNOT_RUN = (126, 127)
+_SETUP_SECONDS = 30.0
+_LAST_WORDS = 2_000
+_WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
+
+
+class Command:
+    """Runs a program on the repository. Takes the fields of `Recipe` by name.
+
+    Raises `PrerequisiteError` when what the recipe installs is not there.
+    """
+
+    placement: Literal["host", "sandbox"] = "sandbox"
+
+    def __init__(self, **options: Any) -> None:
+        self._set_up("command", parse(Recipe, "command", options))
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, Any]) -> Command:
+        """The agent of the recipe `name`, shipped or in a file, some of its fields replaced by `options`."""
+        agent = cls.__new__(cls)
+        agent._set_up(recipes.label(name), recipes.load(name, options), name)
+        return agent
+
+    def _set_up(self, name: str, recipe: Recipe, source: str = "") -> None:
+        self.name = name
+        self.recipe = recipe
+        self.binds: tuple[str, ...] = ()
+        """Folders of the host that the program needs to see, read-only."""
+        if recipe.install:
+            if installed(name, recipe) is None:
+                fix = f"crrl agents install {source}" if source else "give it a recipe file, and install that"
+                raise PrerequisiteError(f"agent {name!r} is not installed", fix=fix)
+            self.binds = (str(folder(name, recipe)),)
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        """Run the program to its end or until time is up.
+
+        The report's `exit` is ``submitted`` or ``time``, its `log` what the program printed. Limits of calls and
+        tokens are the gateway's, whose session knows of them. Raises `AgentFault` when the program cannot be run or
+        ends with another exit code than the recipe's, and `SandboxFault`.
+        """
+        recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
+        base = await _base_url(sandbox, endpoint)
+        home = await _home(sandbox)
+        values = {
+            "base_url": base,
+            "root_url": base.removesuffix("/v1"),
+            "api_key": endpoint.api_key,
+            "model": endpoint.model,
+            "prompt": task.prompt,
+            "prompt_file": f"{home}/prompt.txt",
+            "home": home,
+            "workdir": sandbox.workdir,
+            "install": self.binds[0] if self.binds else "",
+            "calls": endpoint.limits.calls,
+            "tokens": endpoint.limits.tokens,
+            "turn_tokens": endpoint.limits.turn_tokens,
+            "seconds": f"{endpoint.limits.seconds:g}",
+        }
+        files = {"prompt.txt": task.prompt, **{path: fill(text, **values) for path, text in recipe.files.items()}}
+        for path, text in files.items():
+            await _checked(sandbox, ["sh", "-c", _WRITE, "sh", f"{home}/{path}"], text.encode())
+        done = await sandbox.exec(
+            [fill(part, **values) for part in recipe.argv],
+            env={"HOME": home, **{name: fill(value, **values) for name, value in recipe.env.items()}},
+            stdin=fill(recipe.stdin, **values).encode(),
+            timeout=max(0.0, deadline - time.monotonic()),
+            max_bytes=recipe.output_bytes,
+        )
+        log = done.output.decode("utf-8", "replace")
+        if recipe.discard:
+            await _checked(sandbox, ["rm", "-rf", "--", *recipe.discard])
+        await _checked(sandbox, ["rm", "-rf", "--", home])
+        if done.timed_out:
+            return AgentReport("time", None, log)
+        if done.exit_code not in recipe.exit_codes:
+            what = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
+            raise AgentFault(f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}")
+        return AgentReport("submitted", None, log)
+
+
+async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
+    """The endpoint as the program sees it; one without a socket is on a loopback that the sandbox shares."""
+    if not endpoint.socket:
+        return endpoint.base_url.rstrip("/")
+    return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
+
+
+async def _home(sandbox: Sandbox) -> str:
+    """A fresh folder for the program's own files, outside the repository."""
+    made = await _checked(sandbox, ["mktemp", "-d"])
+    return made.output.decode().strip()
+
+
+async def _checked(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:
+    done = await sandbox.exec(argv, stdin=stdin, timeout=_SETUP_SECONDS)
+    if not done.ok:
+        raise AgentFault(f"{argv[0]} failed in the sandbox ({done.exit_code}): {done.output.decode(errors='replace')}")
+    return done

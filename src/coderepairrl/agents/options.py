@@ -1,0 +1,31 @@
+"""Options of an agent as a configuration has them, checked at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.registry import nearest
+
+T = TypeVar("T")
+
+
+def parse(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
+    """`options` as the dataclass `cls`, their names and types checked.
+
+    Raises `ConfigError` that names the nearest option, or the place of a wrong value, of `agent`.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    known = [option.name for option in fields(cls)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=nearest(option, known))
+    try:
+        return TypeAdapter(cls).validate_python(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("agent", "options", *first["loc"])))
+        raise ConfigError(f"{where}: {first['msg']}, not {first['input']!r}") from error

@@ -1,0 +1,117 @@
+"""Recipes: how a program is installed and started as an agent. Data, one TOML file each, in the folder ``recipes``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from coderepairrl.agents.options import parse
+from coderepairrl.errors import ConfigError
+from coderepairrl.registry import nearest
+
+SHIPPED = Path(__file__).with_name("recipes")
+
+PLACEHOLDERS = (
+    "base_url", "root_url", "api_key", "model", "prompt", "prompt_file", "home", "workdir", "install",
+    "calls", "tokens", "turn_tokens", "seconds",
+)  # fmt: skip
+"""What is filled in where a recipe says ``{name}``; docs/agents.md has what each means."""
+
+_NAMED = re.compile(r"(?<!\{)\{([a-z_]+)\}(?!\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """What ``crrl agents install`` puts into a folder of its own, exact versions."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    pip: tuple[str, ...] = ()
+    """Requirements from PyPI, into a virtual environment ``{install}/venv``."""
+    npm: tuple[str, ...] = ()
+    """Packages from npm, into ``{install}/npm``."""
+
+    def __bool__(self) -> bool:
+        return bool(self.pip or self.npm)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a program works as an agent: the options of the agent `command`.
+
+    Raises `ConfigError` for what cannot work.
+    """
+
+    argv: tuple[str, ...]
+    """The program and its arguments, run in the root of the repository."""
+    about: str = ""
+    """One line for people."""
+    dialect: Literal["chat", "responses", "messages"] = "chat"
+    """The API that the program speaks."""
+    install: Install = Install()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables, beside those of the sandbox and ``HOME``."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files to write before it starts, by their path in ``{home}``."""
+    stdin: str = ""
+    """What is on its standard input."""
+    exit_codes: tuple[int, ...] = (0,)
+    """With these it has done its work; any other is a fault of the program."""
+    discard: tuple[str, ...] = ()
+    """Paths in the repository that the program leaves there for itself: deleted before the diff."""
+    output_bytes: int = 1 << 20
+    """So much of what it prints is kept in the log."""
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise ConfigError("agent.options.argv is empty", fix='for example argv = ["my-agent", "{prompt_file}"]')
+        for text in (*self.argv, *self.env.values(), self.stdin):
+            for name in _NAMED.findall(text):
+                if name not in PLACEHOLDERS:
+                    raise ConfigError(f"there is nothing to fill in for {{{name}}}", fix=nearest(name, PLACEHOLDERS))
+        for path in (*self.files, *self.discard):
+            if Path(path).is_absolute() or ".." in Path(path).parts:
+                raise ConfigError(f"{path!r} must be a relative path without '..'")
+
+
+def names() -> list[str]:
+    """The recipes that ship."""
+    return sorted(path.stem for path in SHIPPED.glob("*.toml"))
+
+
+def read(name: str) -> dict[str, Any]:
+    """The fields of the shipped recipe `name`, or of the recipe in the file `name`. Raises `ConfigError`."""
+    path = SHIPPED / f"{name}.toml" if name in names() else Path(name)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the recipe {name} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"the recipe {name} is no TOML: {error}") from error
+
+
+def load(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe `name` (shipped, or a file); `options` replace its fields, entries of tables one by one."""
+    fields = read(name)
+    for key, value in (options or {}).items():
+        before = fields.get(key)
+        fields[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, Mapping) else value
+    return parse(Recipe, label(name), fields)
+
+
+def is_recipe(name: str) -> bool:
+    """Whether `name` is that of a recipe, shipped or in a file."""
+    return name.endswith(".toml") or name in names()
+
+
+def label(name: str) -> str:
+    """What the agent made from recipe `name` is called.
+
+    >>> label("recipes/qwen-code.toml"), label("aider")
+    ('qwen-code', 'aider')
+    """
+    return Path(name).stem if name.endswith(".toml") else name

@@ -1,0 +1,164 @@
+"""`command` with a stand-in program, through the real gateway and in the real sandbox, and each of its endings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import ISSUE, Outcome, Reply, call, check_repair, play
+
+from coderepairrl import agents, sandbox
+from coderepairrl.agents.command import Command
+from coderepairrl.agents.recipe import label, load, names
+from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.types import Ending, Limits
+
+PROGRAM = """\
+import http.client, json, os, subprocess, sys
+from urllib.parse import urlsplit
+base, prompt = urlsplit(sys.argv[1]), open(sys.argv[2]).read()
+tool = {"type": "function", "function": {"name": "bash", "parameters": {
+    "type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]}}}
+messages = [{"role": "user", "content": prompt}]
+while True:
+    connection = http.client.HTTPConnection(base.netloc)
+    body = json.dumps({"model": os.environ["MODEL"], "messages": messages, "tools": [tool]})
+    headers = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
+    connection.request("POST", base.path + "/chat/completions", body, headers)
+    answer = json.loads(connection.getresponse().read())
+    if "error" in answer:
+        sys.exit("refused: " + answer["error"]["code"])
+    message = answer["choices"][0]["message"]
+    messages.append(message)
+    for call in message.get("tool_calls") or ():
+        cmd = json.loads(call["function"]["arguments"])["cmd"]
+        done = subprocess.run(cmd, shell=True, capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
+    if not message.get("tool_calls"):
+        sys.exit("said: " + message["content"] if message["content"] == "I give up." else 0)
+"""
+STAND_IN: dict[str, Any] = {
+    "argv": ["python3", "{home}/bin/agent.py", "{base_url}", "{prompt_file}"],
+    "env": {"KEY": "{api_key}", "MODEL": "{model}"},
+    "files": {"bin/agent.py": PROGRAM},
+    "discard": [".agent-cache"],
+}
+EDIT = call("bash", cmd="sed -i 's/a - b/a + b/' calc/add.py")
+REPAIR = [call("bash", cmd="cat calc/add.py; mkdir .agent-cache; touch .agent-cache/x"), EDIT, Reply("Done.")]
+
+
+async def run(folder: Path, miniature: Path, script: Any, limits: Limits | None = None, **options: Any) -> Outcome:
+    return await play(Command(**(STAND_IN | options)), script, folder=folder, model=miniature, limits=limits)
+
+
+async def test_a_program_repairs_and_only_its_repair_counts(tmp_path: Path, miniature: Path) -> None:
+    outcome = await run(tmp_path, miniature, REPAIR)
+    turns = check_repair(outcome)
+    assert [turn.base for turn in turns] == [None, 0, 1]
+    assert "return a - b" in outcome.prompts[1]
+    assert ISSUE in outcome.prompts[0]
+
+
+async def test_a_limit_of_the_gateway_is_an_ending_not_a_crash(tmp_path: Path, miniature: Path) -> None:
+    outcome = await run(tmp_path, miniature, [EDIT], Limits(calls=2, tokens=1 << 20, seconds=120))
+    check_repair(outcome, ending=Ending.LIMIT, turns=4)
+    assert (outcome.episode.reason, len(outcome.engine.requests)) == ("calls", 4)
+
+
+async def test_time_is_an_ending(tmp_path: Path, miniature: Path) -> None:
+    outcome = await run(tmp_path, miniature, REPAIR, Limits(seconds=1.0), argv=["sleep", "600"])
+    assert (outcome.episode.ending, outcome.episode.reason) == (Ending.LIMIT, "time"), outcome.told()
+    assert outcome.engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "words"),
+    [
+        ([EDIT, Reply("I give up.")], {}, "ended with exit code 1: said: I give up."),
+        (REPAIR, {"argv": ["no-such-program"]}, "cannot be run: no-such-program: command not found"),
+        (REPAIR, {"argv": ["echo", "{prompt}"]}, f"ended without a call to the model: {ISSUE}"),
+    ],
+    ids=["crash", "missing", "silent"],
+)
+async def test_a_broken_program_voids_its_episode(
+    tmp_path: Path, miniature: Path, script: list[Reply], options: dict[str, Any], words: str
+) -> None:
+    outcome = await run(tmp_path, miniature, script, **options)
+    assert (outcome.episode.ending, outcome.episode.reason) == (Ending.VOID, "agent")
+    assert words in outcome.episode.fault
+
+
+async def test_exit_codes_of_success_are_the_recipes(tmp_path: Path, miniature: Path) -> None:
+    outcome = await run(tmp_path, miniature, [*REPAIR[:2], Reply("I give up.")], exit_codes=[0, 1])
+    check_repair(outcome)
+
+
+async def test_placeholders_and_standard_input(tmp_path: Path, miniature: Path) -> None:
+    show = 'cat; printf "%s\\n" "$@" "$KEY" "$(pwd)"; test "$HOME" = "$1" && cat "$1/a/b.json"'
+    argv = ["sh", "-c", show, "sh", "{home}", "{base_url}", "{root_url}/v1", "{calls} {tokens} {{model}}", "{workdir}"]
+    agent = Command(argv=argv, env={"KEY": "{api_key}"}, files={"a/b.json": '{"m": "{model}"}'}, stdin="<{prompt}>")
+    outcome = await play(agent, REPAIR, folder=tmp_path, model=miniature, limits=Limits(calls=3, tokens=999))
+    lines = outcome.log[0].splitlines()
+    assert lines[0].startswith(f"<{ISSUE}>")
+    assert lines[1] == lines[2]
+    assert lines[1].startswith("http://127.0.0.1:")
+    key = lines[1].split("/")[-2]
+    assert lines[3:] == ["3 999 {{model}}", lines[4], key, lines[4], '{"m": "policy"}']
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"argv": ["x", "{base_ulr}"]}, "base_url"),
+        ({"argv": []}, "argv is empty"),
+        ({"argv": ["x"], "evn": {}}, "env"),
+        ({"argv": "x"}, "agent.options.argv"),
+        ({"argv": ["x"], "files": {"../x": ""}}, "relative"),
+        ({"argv": ["x"], "discard": ["/etc"]}, "relative"),
+        ({"argv": ["x"], "install": {"pipe": ["x"]}}, "install"),
+        ({}, "argv"),
+    ],
+)
+def test_wrong_recipes_are_refused_at_the_door(options: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        agents.make("command", **options)
+    assert hint in f"{raised.value} {raised.value.fix}"
+
+
+def test_a_recipe_of_your_own_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('argv = ["mine"]\nenv = { A = "1", B = "2" }\n')
+    agent = agents.make(str(file), env={"B": "3"})
+    assert isinstance(agent, Command)
+    assert (agent.name, agent.recipe.env, agent.binds) == ("mine", {"A": "1", "B": "3"}, ())
+    file.write_text("argv = [")
+    with pytest.raises(ConfigError, match="no TOML"):
+        agents.make(str(file))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        agents.make(str(tmp_path / "other.toml"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_shipped_recipes_are_right(name: str) -> None:
+    recipe = load(name)
+    assert recipe.about and recipe.install and label(name) == name
+    assert all("==" in requirement for requirement in recipe.install.pip)
+    assert all("@" in package[1:] for package in recipe.install.npm)
+
+
+def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
+    for name in names():
+        with pytest.raises(PrerequisiteError) as raised:
+            agents.make(name)
+        assert raised.value.fix == f"crrl agents install {name}"
+    with pytest.raises(ConfigError) as unknown:
+        agents.make("mini-swe-agnet")
+    assert "mini-swe-agent" in unknown.value.fix
+
+
+def test_a_sandbox_shows_what_an_agent_needs(tmp_path: Path) -> None:
+    made: Any = sandbox.make("bwrap", show=["/a"], binds=["/b"])
+    assert made._binds == ("/b", "/a")
+    sandbox.make("unsafe-local", show=["/a"])  # hides nothing

@@ -1,0 +1,49 @@
+"""The real programs, as their authors release them, each repairing a bug in the sandbox through the gateway."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import Outcome, Script, call, check_repair, play
+
+from coderepairrl import agents
+from coderepairrl.agents.install import install_named
+from coderepairrl.types import Ending, Limits
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+FIX = "sed -i 's/a - b/a + b/' calc/add.py"
+
+
+async def repair(name: str, script: Script, folder: Path, miniature: Path, **more: Any) -> Outcome:
+    install_named(name)
+    return await play(agents.make(name), script, folder=folder, model=miniature, **more)
+
+
+def straight(outcome: Outcome) -> bool:
+    """Whether each turn extends the one before, token for token."""
+    bases = [turn.base for turn in outcome.episode.turns]
+    return bases == [None, *range(len(bases) - 1)]
+
+
+MINI = [
+    call("bash", command="cat calc/add.py"),
+    call("bash", command=FIX),
+    call("bash", command="python3 check_add.py"),
+    call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+]
+
+
+async def test_mini_swe_agent(tmp_path: Path, miniature: Path) -> None:
+    outcome = await repair("mini-swe-agent", MINI, tmp_path, miniature)
+    assert len(check_repair(outcome)) == 4
+    assert straight(outcome)
+    assert "return a - b" in outcome.prompts[1]
+
+
+async def test_mini_swe_agent_ends_at_a_limit(tmp_path: Path, miniature: Path) -> None:
+    limits = Limits(calls=1, tokens=1 << 20, seconds=240.0)
+    outcome = await repair("mini-swe-agent", MINI[:2], tmp_path, miniature, limits=limits)
+    check_repair(outcome, ending=Ending.LIMIT)
+    assert outcome.episode.reason == "calls"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import Outcome, Script, call, check_repair, play
+from programs import Outcome, Reply, Script, call, check_repair, play
 
 from coderepairrl import agents
 from coderepairrl.agents.install import install_named
@@ -47,3 +47,22 @@ async def test_mini_swe_agent_ends_at_a_limit(tmp_path: Path, miniature: Path) -
     outcome = await repair("mini-swe-agent", MINI[:2], tmp_path, miniature, limits=limits)
     check_repair(outcome, ending=Ending.LIMIT)
     assert outcome.episode.reason == "calls"
+
+
+def edit(path: str, old: str, new: str) -> Reply:
+    """An edit as aider reads it."""
+    return Reply(f"{path}\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n")
+
+
+async def test_aider(tmp_path: Path, miniature: Path) -> None:
+    """It has no tools: it adds the file that the model names, tells it why an edit failed, and applies the next."""
+    script = [
+        Reply("I need to see check_add.py first. Please add it to the chat."),
+        edit("calc/add.py", "    return a * b", "    return a + b"),
+        edit("calc/add.py", "    return a - b", "    return a + b"),
+    ]
+    outcome = await repair("aider", script, tmp_path, miniature)
+    assert len(check_repair(outcome)) == 3
+    assert "summaries of some files" in outcome.prompts[0], "the map of the repository"
+    assert "assert add(2, 3) == 5" in outcome.prompts[1]
+    assert "failed to match" in outcome.prompts[2]

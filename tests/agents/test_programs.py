@@ -66,3 +66,12 @@ async def test_aider(tmp_path: Path, miniature: Path) -> None:
     assert "summaries of some files" in outcome.prompts[0], "the map of the repository"
     assert "assert add(2, 3) == 5" in outcome.prompts[1]
     assert "failed to match" in outcome.prompts[2]
+
+
+async def test_the_original_nano(tmp_path: Path, miniature: Path) -> None:
+    patch = {"file": "calc/add.py", "search": "a - b", "replace": "a + b"}
+    script = [call("shell", cmd="cat calc/add.py"), call("apply_patch", **patch), Reply("Repaired.")]
+    outcome = await repair("nano-agent", script, tmp_path, miniature)
+    assert len(check_repair(outcome)) == 3
+    assert straight(outcome)
+    assert "return a - b" in outcome.prompts[1]

@@ -75,3 +75,38 @@ async def test_the_original_nano(tmp_path: Path, miniature: Path) -> None:
     assert len(check_repair(outcome)) == 3
     assert straight(outcome)
     assert "return a - b" in outcome.prompts[1]
+
+
+PATCH = """\
+apply_patch <<'EOF'
+*** Begin Patch
+*** Update File: calc/add.py
+@@ def add(a, b):
+-    return a - b
++    return a + b
+*** End Patch
+EOF
+"""
+
+
+async def test_codex(tmp_path: Path, miniature: Path) -> None:
+    script = [
+        call("exec_command", cmd="cat calc/add.py"),
+        call("exec_command", cmd=PATCH),
+        call("exec_command", cmd="python3 check_add.py && echo passes"),
+        Reply("Repaired."),
+    ]
+    outcome = await repair("codex", script, tmp_path, miniature)
+    turns = check_repair(outcome)
+    assert len(turns) == 4
+    assert {turn.dialect for turn in turns} == {"responses"}
+    assert straight(outcome)
+    assert "return a - b" in outcome.prompts[1]
+    assert "passes" in outcome.prompts[3]
+
+
+async def test_codex_ends_at_a_limit(tmp_path: Path, miniature: Path) -> None:
+    limits = Limits(calls=1, tokens=1 << 20, seconds=240.0)
+    outcome = await repair("codex", [call("exec_command", cmd=FIX)], tmp_path, miniature, limits=limits)
+    check_repair(outcome, ending=Ending.LIMIT)
+    assert outcome.episode.reason == "calls"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import itertools
+import random
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.rewards import PatchSimilarity
+from coderepairrl.rewards.gestalt import ratio
 from rewards.folder import records
 
 compare = PatchSimilarity().compare
@@ -44,6 +48,43 @@ PATCH = st.lists(
 @given(oracle=PATCH, patch=PATCH)
 def test_equals_difflib(oracle: str, patch: str) -> None:
     assert compare(oracle.encode(), patch.encode()) == pytest.approx(thesis(oracle, patch), abs=0)
+
+
+ALPHABETS = [
+    "ab\n",
+    "abcdefghijklmnop +-\n",
+    "".join(map(chr, range(33, 127))),
+    "".join(map(chr, range(0x4E00, 0x4F00))),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(ALPHABETS), st.integers(0, 2**32), st.integers(0, 700), st.sampled_from([0, 1, 5, 40]))
+def test_the_ratio_is_difflibs(alphabet: str, seed: int, size: int, edits: int) -> None:
+    """Long texts over small and large alphabets, one edited into the other, or (no edits) unrelated."""
+    rng = random.Random(seed)
+    a = "".join(rng.choices(alphabet, k=size))
+    b = list(a) if edits else rng.choices(alphabet, k=rng.randrange(700))
+    for _ in range(edits):
+        at = rng.randrange(len(b) + 1)
+        b[at : at + rng.randrange(9)] = rng.choices(alphabet, k=rng.randrange(9))
+    for x, y in ((a, "".join(b)), ("".join(b), a)):
+        assert ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
+
+
+def test_the_ratio_is_difflibs_on_sources() -> None:
+    texts = [Path(module.__file__).read_text()[:6000] for module in (difflib, random, re, pytest) if module.__file__]
+    texts += [text.replace("self", "that").replace("    ", "\t") for text in texts[:2]] + ["\0\0" + texts[0]]
+    for x, y in itertools.product(texts, repeat=2):
+        assert ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
+
+
+def test_a_huge_patch_is_scored() -> None:
+    oracle = "".join(f"-value_{i} = compute({i})\n+value_{i} = repaired({i})\n" for i in range(40))
+    huge = "".join(f"+value_{i} = compute(scale, {i})  # padding padding padding\n" for i in range(150_000))
+    rare = "~#%"
+    assert 0.0 <= ratio(oracle, huge) < 0.01
+    assert ratio(oracle + rare, huge + rare) >= 2 * len(rare) / (len(oracle) + len(huge) + 2 * len(rare))
 
 
 def test_equals_the_published_values() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from cydifflib import SequenceMatcher
-
+from coderepairrl.rewards.gestalt import ratio
 from coderepairrl.rewards.text import TextReward
 
 _FILE = re.compile(r"(?=^diff --git)", re.MULTILINE)
@@ -36,8 +35,8 @@ class PatchSimilarity(TextReward):
         wanted, given = files(oracle), files(patch)
         if not wanted or not given:
             return 0.0
-        shared = sum(SequenceMatcher(None, wanted[name], given[name]).ratio() for name in wanted if name in given)
-        return float(shared / max(len(wanted), len(given)))
+        shared = sum(ratio(wanted[name], given[name]) for name in wanted if name in given)
+        return shared / max(len(wanted), len(given))
 
 
 def files(patch: bytes) -> dict[str, str]:

@@ -16,7 +16,7 @@ from coderepairrl.sandbox import exam, make
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.fake import ScriptedBackend
 
-LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20}
+LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
 SOMEBODY = 12345
 
 
@@ -32,6 +32,12 @@ async def test_the_exam_finds_that_there_is_no_isolation(monkeypatch: pytest.Mon
     assert all(check.ok for check in await exam.examine(make("unsafe-local")))
     monkeypatch.setattr(exam, "QUESTIONS", (exam.no_secrets, exam.no_network, exam.no_kernel_doors))
     assert not any(check.ok for check in await exam.examine(make("unsafe-local")))
+
+
+async def test_what_would_hit_the_whole_machine_is_not_tried_without_isolation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exam, "QUESTIONS", exam.DANGEROUS)
+    checks = await exam.examine(make("unsafe-local"))
+    assert [check.detail.split(":")[0] for check in checks] == ["not tried"] * len(exam.DANGEROUS)
 
 
 async def test_the_exam_survives_a_backend_that_answers_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,7 +310,7 @@ async def test_names_that_are_not_utf8_are_in_the_diff(sandlock: Sandlock, task:
 def test_options_are_those_of_bubblewrap() -> None:
     with pytest.raises(ConfigError, match="memry"):
         sandbox.make("sandlock", memry=1)
-    with pytest.raises(ConfigError, match="temporary"):
+    with pytest.raises(ConfigError, match="tmp_bytes"):
         sandbox.make("sandlock", tmp_bytes=1 << 20)
     made = sandbox.make("sandlock", env={"A": "1"}, binds=["/opt"], processes=9)
     assert isinstance(made, Sandlock) and made.limits.processes == 9

@@ -240,15 +240,7 @@ async def test_a_full_disk_is_a_fault(bwrap: Bubblewrap, task: Task) -> None:
 
 
 async def test_many_at_once(bwrap: Bubblewrap, task: Task) -> None:
-    """32 sandboxes side by side, each with its own tree; the event loop stays responsive."""
-    worst = 0.0
-
-    async def watch() -> None:
-        nonlocal worst
-        while True:
-            started = time.monotonic()
-            await asyncio.sleep(0.01)
-            worst = max(worst, time.monotonic() - started)
+    """32 sandboxes side by side, each with its own tree."""
 
     async def one(number: int) -> bytes:
         async with bwrap.open(task) as box:
@@ -256,11 +248,8 @@ async def test_many_at_once(bwrap: Bubblewrap, task: Task) -> None:
             assert (await box.exec(["cat", "app.py"])).output == f"{number}\n".encode()
             return await box.diff()
 
-    watching = asyncio.create_task(watch())
     patches = await asyncio.gather(*(one(number) for number in range(32)))
-    watching.cancel()
     assert [f"+{n}\n".encode() in patch for n, patch in enumerate(patches)] == [True] * 32
-    assert worst < 1.0
 
 
 async def test_process_limits_are_per_sandbox(task: Task, bwrap: Bubblewrap) -> None:

@@ -11,7 +11,7 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import check_options, resolve
 from coderepairrl.sandbox.patch import apply_patch
 
-__all__ = ["SHIPPED", "Availability", "apply_patch", "available", "default_name", "make"]
+__all__ = ["SHIPPED", "Availability", "apply_patch", "available", "default_name", "make", "require"]
 
 SHIPPED = {
     "bwrap": "coderepairrl.sandbox.bwrap:Bubblewrap",
@@ -40,6 +40,16 @@ def make(name: str, *, show: Sequence[str] = (), **options: Any) -> SandboxBacke
     check_options("sandbox", name, backend, options)
     made: SandboxBackend = backend(**options)
     return made
+
+
+def require(backend: SandboxBackend) -> None:
+    """Raise `PrerequisiteError` at once, with the command that helps, if `backend` knows that it cannot work here.
+
+    May take a second. A backend of your own says so in a method `check`, which is optional.
+    """
+    check = getattr(backend, "check", None)
+    if check is not None:
+        check()
 
 
 class Availability(NamedTuple):
@@ -75,9 +85,10 @@ def _isolating() -> Iterator[Availability]:
     from coderepairrl.sandbox.bwrap import Bubblewrap
     from coderepairrl.sandbox.sandlock import Sandlock
 
-    for backend, detail in ((Bubblewrap(), "works here"), (Sandlock(), f"works here; {WEAKER}")):
+    for backend, but in ((Bubblewrap(), ""), (Sandlock(), f"; {WEAKER}")):
         try:
             backend.check()
+            detail = f"works here; {backend.how_limits_are_kept()}{but}"
             found = Availability(backend.name, True, detail, "")
         except PrerequisiteError as error:
             found = Availability(backend.name, False, str(error), error.fix)

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coderepairrl.errors import SandboxFault
+from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared, Workspaces
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from coderepairrl.types import Task
 
 _PREFIX = "crrl-sandbox-"
+_GROUPS = "groups"
+_OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need beside the commands
+_OWN_PROCESSES = 8
 BASE_ENV = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
@@ -47,12 +51,20 @@ class StateFolder:
             fresh.chmod(0o710)
         self._lock = (fresh / ".lock").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.groups: Groups | None = None
         self.path = fresh.rename(
             fresh.with_name(fresh.name.replace("crrl-new-", _PREFIX))
         )  # held before it can be swept
         self._pid = os.getpid()
         atexit.register(self.remove)
         _sweep(self.path.parent)
+
+    def find_groups(self) -> Groups:
+        """Where control groups named after this folder can be made; noted in it, for whoever has to sweep them."""
+        if self.groups is None:
+            self.groups = find()
+            (self.path / _GROUPS).write_text("".join(f"{parent}\n" for parent in self.groups.parents.values()))
+        return self.groups
 
     def remove(self) -> None:
         """Delete it now (not in a forked child)."""
@@ -69,6 +81,8 @@ def _sweep(folder: Path) -> None:
                 continue
             with (stale / ".lock").open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if (stale / _GROUPS).exists():
+                    sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
                 destroy(stale)
         except OSError:  # held, or just being made or removed by its owner
             continue
@@ -103,9 +117,19 @@ class GuestBackend(ABC):
         """Whether the guest is pid 1 of its own world."""
         return True
 
+    @property
+    def archive(self) -> str:
+        """`Prepared.archive` as the guest sees it, who then fills the workspace; empty where ``box/work`` is copied."""
+        return ""
+
+    @property
+    def held(self) -> Sequence[str]:
+        """File systems in memory, as the guest sees them."""
+        return ()
+
     @abstractmethod
-    def launch(self, box: Path) -> GuestProcess:
-        """Start a guest whose workspace is ``box/work`` (its files may still be arriving)."""
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
+        """Start a guest, as `GuestProcess.spawn` does; files may still be arriving in ``box/work``."""
 
     def reader(self, box: Path) -> Callable[[], GuestProcess] | None:
         """What starts a guest for the diff alone, outside the sandbox; None where the one inside does it."""
@@ -133,7 +157,8 @@ class GuestBackend(ABC):
     async def _open(self, workspace: str) -> AsyncIterator[GuestSandbox]:
         if self._workspaces is None:
             await asyncio.to_thread(self.check)
-            self._workspaces = self._workspaces or Workspaces(self.state, owner=self.user)
+            self._check_limits()
+            self._workspaces = self._workspaces or Workspaces(self.state, owner=self.user, pack=bool(self.archive))
         workspaces = self._workspaces
         prepared = workspaces.ready(workspace)
         if prepared is None:
@@ -141,18 +166,20 @@ class GuestBackend(ABC):
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
+        grouping = asyncio.create_task(asyncio.to_thread(self._group, box, prepared))  # the kernel may take its time
         try:
             try:
                 (box / "work").mkdir(parents=True)
                 if self.user is not None:
                     os.chown(box / "work", self.user, self.user)
-                guest = self.launch(box)
+                group = await asyncio.shield(grouping)
+                guest = self.launch(box, prepared, group.entering() if group else ())
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
             sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), self.limits, self.user, self.reader(box))
             # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
             for outcome in await asyncio.gather(
-                asyncio.to_thread(_copy, prepared, box),
+                asyncio.to_thread(self._fill, prepared, box),
                 sandbox.configure(self._settings(box), STARTUP_SECONDS),
                 return_exceptions=True,
             ):
@@ -163,7 +190,41 @@ class GuestBackend(ABC):
             if sandbox is not None:
                 await asyncio.shield(sandbox.close())
             workspaces.release(prepared)
-            await asyncio.shield(asyncio.to_thread(destroy, box))
+            await asyncio.shield(_destroy(box, grouping))
+
+    @property
+    def groups(self) -> Groups:
+        """The control groups that sandboxes get here."""
+        if self._state is None:
+            self._state = StateFolder(self.user)
+        return self._state.find_groups()
+
+    def how_limits_are_kept(self) -> str:
+        """By what, on this machine, and what is not; for the exam and ``crrl check``."""
+        if not (missing := self.groups.missing):
+            return "limits by control groups"
+        words = {"pids": "threads", "memory": "memory at once", "cpu": "CPUs at a time"}
+        return f"limits per process, none on {', '.join(words[name] for name in missing)} ({DELEGATE})"
+
+    def _check_limits(self) -> None:
+        if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.groups.missing:
+            raise PrerequisiteError("cpus cannot be limited here: no control group is ours to use", fix=DELEGATE)
+
+    def _group(self, box: Path, prepared: Prepared) -> Group | None:
+        if not self.groups.parents:
+            return None
+        limits = self.limits
+        held = prepared.size + limits.disk_bytes + 2 * limits.tmp_bytes if self.held else 0
+        return self.groups.make(
+            f"{self.state.name}-{box.name}",
+            processes=limits.processes + _OWN_PROCESSES,
+            memory=limits.memory + held + _OWN_MEMORY,
+            cpus=limits.cpus,
+        )
+
+    def _fill(self, prepared: Prepared, box: Path) -> None:
+        if not self.archive:
+            _copy(prepared, box)
 
     def _settings(self, box: Path) -> dict[str, object]:
         return {
@@ -171,6 +232,9 @@ class GuestBackend(ABC):
             "env": self.env,
             "memory": self.limits.memory if self.isolated else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
+            "archive": self.archive,
+            "held": list(self.held),
+            "files": self.limits.files,
         }
 
     def close(self) -> None:
@@ -178,6 +242,13 @@ class GuestBackend(ABC):
         if self._state is not None:
             self._state.remove()
         self._state = self._workspaces = None
+
+
+async def _destroy(box: Path, grouping: asyncio.Task[Group | None]) -> None:
+    [group] = await asyncio.gather(grouping, return_exceptions=True)
+    if isinstance(group, Group):
+        await asyncio.to_thread(group.remove)
+    await asyncio.to_thread(destroy, box)
 
 
 def _copy(prepared: Prepared, box: Path) -> None:

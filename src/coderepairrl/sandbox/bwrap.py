@@ -8,10 +8,12 @@ Layers, each with a probe in ``tests/sandbox`` that fails where the layer is mis
 - *files*: read-only ``/usr`` and the few files of ``/etc`` that programs need; a bounded ``/tmp``; ``/dev`` and
   ``/`` read-only; no home, no ``/run``, no ``/sys``; ``/proc`` is the sandbox's own and ``/proc/sys`` read-only;
 - *system calls*: the filter of `seccomp`;
-- *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+);
+- *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+), and
+  again by a control group around it all where one can be made (`cgroups`); the workspace is a file system of a
+  fixed size in memory;
 - *lifetime*: the guest is pid 1, so when it ends the kernel ends everything; and it dies with us.
 
-Total disk use is bounded per file only. The kernel itself is shared: this is no virtual machine.
+The kernel itself is shared: this is no virtual machine.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.sandbox.workspace import Prepared
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
+_ARCHIVE_INSIDE = "/run/workspace.tar"
 _INNER_ID = "1000"
 
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf",
@@ -73,6 +77,16 @@ class Bubblewrap(GuestBackend):
         """The same in every sandbox."""
         return WORKDIR
 
+    @property
+    def archive(self) -> str:
+        """Where the guest finds the files."""
+        return _ARCHIVE_INSIDE
+
+    @property
+    def held(self) -> Sequence[str]:
+        """The workspace and the temporary folders are in memory, each with its size."""
+        return (WORKDIR, "/tmp", "/dev/shm")
+
     def check(self) -> None:
         """Raise `PrerequisiteError` unless bubblewrap is there, may make namespaces, and finds an interpreter."""
         with self._checking:
@@ -87,19 +101,20 @@ class Bubblewrap(GuestBackend):
             self._probe(python)
             self._python = python
 
-    def launch(self, box: Path) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
         """Start bubblewrap, unprivileged, with the guest as pid 1."""
         info_read, info_write = os.pipe()
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             rules = _pipe_with(self._filter)
-            own = ["--bind", str(box / "work"), WORKDIR, "--chdir", WORKDIR, "--remount-ro", "/"]
+            own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR, "--chdir", WORKDIR]
+            own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE, "--remount-ro", "/"]
             own += ["--seccomp", str(rules), "--info-fd", str(info_write)]
             python = ["--", str(self._python), "-I", "-S", "-B", "-X", "utf8", _GUEST_INSIDE, str(descriptor)]
             return [*self._arguments, *own, *python], [rules, info_write]
 
         try:
-            guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user)
+            guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user, entering=entering)
             guest.inner_from(info_read)
         except BaseException:
             os.close(info_read)

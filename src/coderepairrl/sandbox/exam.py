@@ -22,6 +22,7 @@ from coderepairrl.errors import CodeRepairError
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Check
 from coderepairrl.sandbox.patch import apply_patch
+from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.types import Task
 
 
@@ -62,6 +63,9 @@ async def examine(backend: SandboxBackend) -> list[Check]:
         scene = Scene(backend, Task("exam/1", "", "python", f"dir:{repository}", b""), folder)
         for question in QUESTIONS:
             title = (question.__doc__ or question.__name__).strip().splitlines()[0].rstrip(".")
+            if question in DANGEROUS and not getattr(backend, "isolated", True):
+                checks.append(Check(title, False, "not tried: nothing would keep it from the rest of this machine"))
+                continue
             try:
                 async with asyncio.timeout(120):
                     checks.append(Check(title, True, await question(scene)))
@@ -202,6 +206,32 @@ async def memory(scene: Scene) -> str:
         many = await box.exec(["bash", "-c", share], timeout=15)
         _expect(not many.ok and not many.timed_out, "three processes got 1.8 times the limit")
     return f"{limit} MiB"
+
+
+async def keepers(scene: Scene) -> str:
+    """Whoever keeps the limits is named."""
+    how = getattr(scene.backend, "how_limits_are_kept", None)
+    return "by means of its own" if how is None else str(how())
+
+
+async def disk(scene: Scene) -> str:
+    """The workspace cannot fill the disk, nor can files that were deleted and are still open."""
+    if not getattr(scene.backend, "held", ()):
+        return "not bounded as a whole: one file is, and so is the number of open ones"
+    async with scene.open() as box:
+        limits = getattr(scene.backend, "limits", ResourceLimits())
+        code = f"""
+import os
+left = {limits.disk_bytes + (1 << 20)}
+try:
+    while left > 0:
+        f = os.open("fill", os.O_WRONLY | os.O_CREAT | os.O_EXCL); os.unlink("fill"); size = {limits.file_bytes // 2}
+        while size > 0: n = os.write(f, bytes(1 << 20)); size -= n; left -= n
+    print("all of it")
+except OSError as error: print(error.errno)"""
+        said = await _python(box, code, timeout=60)
+        _expect(said == "28", f"the attempt ended with {said}")
+    return f"stopped at {limits.disk_bytes >> 20} MiB"
 
 
 async def file_size(scene: Scene) -> str:
@@ -388,7 +418,9 @@ async def speed(scene: Scene) -> str:
 
 
 BEHAVIOUR: tuple[Question, ...] = (commands, files, diffs, bridge)
-LIMITS: tuple[Question, ...] = (timeouts, floods, processes, memory, file_size)
+LIMITS: tuple[Question, ...] = (timeouts, floods, processes, memory, file_size, disk, keepers)
 ISOLATION: tuple[Question, ...] = (no_secrets, no_writes, no_network, no_kernel_doors)
 LIFETIME: tuple[Question, ...] = (no_daemons, unstoppable)
+DANGEROUS: tuple[Question, ...] = (processes, memory, unstoppable)
+"""What would hit the whole machine, or all processes of its user, where there is no isolation."""
 QUESTIONS = (*BEHAVIOUR, *LIMITS, *ISOLATION, *LIFETIME, speed)

@@ -116,6 +116,10 @@ class Guest:
         self.workdir = os.path.realpath(settings["workdir"])
         self.env = settings["env"]
         self.memory = settings["memory"]
+        if settings.get("archive"):
+            self._unpack(settings["archive"])
+        self.held = settings.get("held", ())
+        self.files = settings.get("files", 0) + self._count()
         for name, value in settings["rlimits"].items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]
@@ -131,6 +135,23 @@ class Guest:
                 getattr(self, "on_" + operation)(body, **request)
             except OSError as error:
                 self.control.send({"errno": error.errno or 5, "error": error.strerror or str(error)})
+
+    def _unpack(self, archive: str) -> None:
+        """Fill the workspace, which is an empty file system in memory."""
+        pid = self._spawn(["tar", "-xpof", archive, "-C", self.workdir], self.env, self.null, 2)
+        if os.waitpid(pid, 0)[1] != 0:
+            raise SystemExit("cannot unpack the workspace")
+
+    def _count(self) -> int:
+        """Files and folders in the file systems that are held in memory."""
+        found = (os.statvfs(path) for path in self.held)
+        return sum(entry.f_files - entry.f_ffree for entry in found)
+
+    def over(self) -> str:
+        """Which limit of all processes together is exceeded, if one is."""
+        if self.memory and self.used() > self.memory:
+            return "memory"
+        return "files" if self.held and self._count() > self.files else ""
 
     # -- commands
 
@@ -389,9 +410,9 @@ class Run:
         os.close(self.out)
         if self.feed >= 0:
             os.close(self.feed)
-        if why == "memory":
-            self.output += b"\n[sandbox] killed: the memory limit was exceeded\n"
-        code = {"time": 124, "memory": 137, "stop": 137}.get(why)
+        if why in ("memory", "files"):
+            self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % why.encode()
+        code = {"": None, "time": 124}.get(why, 137)
         if code is None:
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
@@ -409,10 +430,10 @@ class Run:
             now = time.monotonic()
             if now >= self.deadline:
                 return 0, "time"
-            if self.guest.memory and now - checked >= WATCH_SECONDS:
+            if now - checked >= WATCH_SECONDS:
                 checked = now
-                if self.guest.used() > self.guest.memory:
-                    return 0, "memory"
+                if over := self.guest.over():
+                    return 0, over
             for source, event in poll.poll(1000 * min(self.deadline - now, WATCH_SECONDS)):
                 if source == self.out:
                     if not self._take():

@@ -61,9 +61,11 @@ class GuestProcess:
         user: int | None = None,
         env: Mapping[str, str] | None = None,
         doors: list[socket.socket] | None = None,
+        entering: Sequence[str] = (),
     ) -> GuestProcess:
         """Start ``command(fd of the guest's end)``, which returns argv and further descriptors to pass on.
 
+        `entering` goes before it all: a program that moves into a control group and becomes what follows.
         Must be called from the event loop's own thread: a guest dies with the *thread* that started it.
         Raises `SandboxFault`.
         """
@@ -73,7 +75,7 @@ class GuestProcess:
         try:
             with theirs, log.open("ab") as sink:
                 process = subprocess.Popen(
-                    command_as(user, argv),
+                    [*entering, *command_as(user, argv)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=sink,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coderepairrl.errors import ConfigError
@@ -16,6 +16,7 @@ from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import GUEST
 from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.sandbox.workspace import Prepared
 
 _KEPT = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
 
@@ -26,7 +27,7 @@ class UnsafeLocal(GuestBackend):
     name = "unsafe-local"
 
     def __init__(self, *, env: Mapping[str, str] | None = None, **limits: int) -> None:
-        for name in ("processes", "tmp_bytes"):
+        for name in ("processes", "tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"unsafe-local cannot bound {name}", fix=f"leave out {name}, or use bwrap")
         mine = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -41,10 +42,11 @@ class UnsafeLocal(GuestBackend):
         """The folder itself."""
         return str((box / "work").resolve())
 
-    def launch(self, box: Path) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
         """Start the guest as an ordinary child."""
         return GuestProcess.spawn(
             lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(GUEST), str(descriptor)], ()),
             log=box / "guest.log",
             env={"PATH": os.environ.get("PATH", os.defpath)},
+            entering=entering,
         )

@@ -221,6 +221,21 @@ if all(os.waitpid(pid, 0)[1] == 0 for pid in kids): found()"""),
         test "$(stat -c %s big)" -gt "$FILE_BYTES" && echo "$A$B"; rm big""",
     "/tmp": _python(_FILL.format(limit="TMP_BYTES", where='"/tmp"', then="pass")),
     "/dev/shm": _python(_FILL.format(limit="TMP_BYTES", where='"/dev/shm"', then="pass")),
+    "the workspace": _python(_FILL.format(limit="DISK_BYTES", where='"."', then="pass")),
+    "files that are deleted but open": _python(
+        _FILL.format(limit="DISK_BYTES", where='"."', then="os.unlink(files[-1].name)")
+    ),
+    "a great many files": _python("""
+import shutil, time
+os.mkdir("many")
+try:
+    for number in range(int(E["FILES"]) + 99): open(f"many/{number}", "w").close()
+    time.sleep(2); found()
+finally: shutil.rmtree("many")"""),
+    "CPU time": _python("""
+import time
+while time.process_time() < int(E["CPU_SECONDS"]) + 2: pass
+found()"""),
     "open files": _python("""
 import resource
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

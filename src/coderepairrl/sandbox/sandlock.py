@@ -50,6 +50,7 @@ from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.sandbox.workspace import Prepared
 
 PORTS = 4
 """How many addresses one sandbox can `reach`: sandlock wants the ports beforehand."""
@@ -82,7 +83,7 @@ print("WORKSPACE", tries(lambda: open("probe", "w").close()), "BRIDGE", tries(la
 
 
 class Sandlock(GuestBackend):
-    """Sandboxes of sandlock; options as for `Bubblewrap`, but for `tmp_bytes`, which nothing here could enforce.
+    """Sandboxes of sandlock; options as for `Bubblewrap`, but for limits on disk, which nothing here could enforce.
 
     Prerequisites are checked when first opened.
     """
@@ -92,8 +93,9 @@ class Sandlock(GuestBackend):
     """What the exam lets a short command cost, in times of a plain one (about five as measured)."""
 
     def __init__(self, *, env: Mapping[str, str] | None = None, binds: Sequence[str] = (), **limits: int) -> None:
-        if "tmp_bytes" in limits:
-            raise ConfigError("sandlock cannot bound the temporary folder", fix="leave out tmp_bytes, or use bwrap")
+        for name in ("tmp_bytes", "disk_bytes", "files"):
+            if name in limits:
+                raise ConfigError(f"sandlock cannot bound {name}", fix=f"leave out {name}, or use bwrap")
         super().__init__(ResourceLimits.of(limits), _ENV | dict(env or {}))
         self._given = dict(env or {})
         self._binds = tuple(binds)
@@ -152,7 +154,7 @@ class Sandlock(GuestBackend):
 
         return start
 
-    def launch(self, box: Path) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
         """Start the supervisor, which starts the guest; ports for its bridges are ours from now on."""
         self._make_tmp(box)
         doors = [_door() for _ in range(PORTS)]
@@ -162,7 +164,7 @@ class Sandlock(GuestBackend):
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor), []
 
-        return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors)
+        return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, entering=entering)
 
     def close(self) -> None:
         """As `GuestBackend.close`; the machine is checked again before the next use."""

@@ -40,12 +40,20 @@ class ResourceLimits:
     """Processes and threads at a time."""
     memory: int = 2 << 30
     """Bytes: of any one process at once (RLIMIT_DATA), of all together within a tenth of a second."""
+    cpus: int = 4
+    """CPUs at a time, of all processes together. Kept by a control group, or not at all."""
+    cpu_seconds: int = 3600
+    """CPU time of any one process."""
     file_bytes: int = 256 << 20
     """Largest file."""
     open_files: int = 1024
     """Per process."""
     tmp_bytes: int = 256 << 20
     """``/tmp``, and again ``/dev/shm``."""
+    disk_bytes: int = 1 << 30
+    """What the workspace may grow by, where its files are held in memory."""
+    files: int = 100_000
+    """Files and folders that may be added, in the workspace and the temporary folders, likewise."""
     diff_bytes: int = 64 << 20
     """Changed files that a diff takes in; tracked ones first. What does not fit is left out, and logged."""
     diff_files: int = 5_000
@@ -66,7 +74,8 @@ class ResourceLimits:
 
     def rlimits(self, *, per_user: bool) -> dict[str, int]:
         """For the guest, by name. `per_user`: processes are counted per sandbox, not over all of a user's."""
-        limits = {"DATA": self.memory, "FSIZE": self.file_bytes, "NOFILE": self.open_files, "CORE": 0}
+        limits = {"DATA": self.memory, "FSIZE": self.file_bytes, "NOFILE": self.open_files}
+        limits |= {"CPU": self.cpu_seconds, "CORE": 0}
         return limits | ({"NPROC": self.processes} if per_user else {})
 
 

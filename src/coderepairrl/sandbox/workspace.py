@@ -139,12 +139,19 @@ class Prepared:
     """Id of its one commit."""
     manifest: bytes
     """JSON ``{path: [git mode, blob id]}``."""
+    size: int = 0
+    """Bytes that a file system of 4 KiB pages needs for the files, where there is an `archive`."""
     users: int = field(default=0, compare=False)
 
     @property
     def tree(self) -> Path:
         """The files, with the decoy."""
         return self.root / "tree"
+
+    @property
+    def archive(self) -> Path:
+        """The files as a tar archive: what file systems in memory are filled from, instead of `tree`."""
+        return self.root / "tree.tar"
 
     @property
     def git(self) -> Path:
@@ -155,11 +162,12 @@ class Prepared:
 class Workspaces:
     """Prepares workspaces under `root`, each once, and keeps the `keep` last used. Safe to call from threads.
 
-    `owner` is the user (and group) id that the files shall belong to, None to leave them ours.
+    `owner` is the user (and group) id that the files shall belong to, None to leave them ours; `pack` puts them
+    into an archive.
     """
 
-    def __init__(self, root: Path, *, owner: int | None = None, keep: int = 64) -> None:
-        self._root, self._owner, self._keep = root, owner, keep
+    def __init__(self, root: Path, *, owner: int | None = None, pack: bool = False, keep: int = 64) -> None:
+        self._root, self._owner, self._pack, self._keep = root, owner, pack, keep
         self._known: OrderedDict[str, Prepared] = OrderedDict()
         self._busy: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -186,6 +194,8 @@ class Workspaces:
                 root = self._root / f"task-{self._count}"
             try:
                 prepared = prepare(workspace, root, owner=self._owner)
+                if self._pack:
+                    _pack(prepared)
             except OSError as error:  # the task's own files raise TaskError: this is our disk
                 shutil.rmtree(root, ignore_errors=True)
                 raise SandboxFault(f"cannot prepare {workspace}: {error}", fix="free some disk space") from error
@@ -234,6 +244,15 @@ def prepare(workspace: str, root: Path, *, owner: int | None = None) -> Prepared
                 os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
     manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
     return Prepared(root, base, json.dumps(manifest).encode())
+
+
+def _pack(prepared: Prepared) -> None:
+    """Turn the tree into an archive, which anybody may read who gets to it."""
+    subprocess.run(["tar", "-cf", prepared.archive, "-C", prepared.tree, "."], check=True)
+    prepared.archive.chmod(0o644)
+    count = sum(len(folders) + len(files) for _, folders, files in os.walk(prepared.tree))
+    prepared.size = prepared.archive.stat().st_size + 4096 * count
+    shutil.rmtree(prepared.tree)
 
 
 def blob_id(data: bytes) -> str:

@@ -138,10 +138,15 @@ def limits(config: Config) -> Limits:
 
 
 def placed_agent(config: Config) -> tuple[Agent, SandboxBackend]:
-    """The agent, and a sandbox that shows it what it needs. Raises `ConfigError` and `PrerequisiteError`."""
+    """The agent, and a sandbox that works here and shows it what it needs.
+
+    Raises `ConfigError` and `PrerequisiteError`.
+    """
     agent = agents.make(config.agent.name, **config.agent.options)
     show = getattr(agent, "binds", ())
-    return agent, sandbox.make(sandbox_name(config), show=show, **config.sandbox.options)
+    backend = sandbox.make(sandbox_name(config), show=show, **config.sandbox.options)
+    sandbox.require(backend)
+    return agent, backend
 
 
 def sandbox_name(config: Config) -> str:

@@ -1,0 +1,172 @@
+"""Control groups: limits that the kernel keeps over all processes of a sandbox together, at once and to the byte.
+
+Version 1 lets us nest a group in our own wherever that is writable. Version 2 wants processes in leaves only, so the
+groups become siblings of ours, under the nearest parent that is writable and hands the controllers down. Whoever may
+not (an ordinary user without a delegated group) is left with resource limits of processes; `Groups.missing` says for
+what, and the exam and ``crrl check`` report it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+CONTROLLERS = ("pids", "memory", "cpu")
+DELEGATE = "systemd-run --user --scope -p Delegate=yes crrl ..."
+"""How a user gets groups of his own, where systemd runs."""
+_PERIOD_US = 100_000
+_ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
+REMOVAL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Where groups can be made: controller to the parent folder, and which of these are of version 2."""
+
+    parents: Mapping[str, Path]
+    unified: frozenset[str] = frozenset()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Controllers that cannot be used here."""
+        return tuple(name for name in CONTROLLERS if name not in self.parents)
+
+    def make(self, name: str, *, processes: int, memory: int, cpus: int) -> Group:
+        """A group of `name` with these limits (bytes, CPUs). Raises OSError; what was made by then is removed."""
+        group = Group(tuple(dict.fromkeys(parent / name for parent in self.parents.values())))
+        try:
+            for folder in group.folders:
+                folder.mkdir()
+            for controller, parent in self.parents.items():
+                version_2 = controller in self.unified
+                for file, value in _settings(controller, version_2, processes, memory, cpus).items():
+                    with contextlib.suppress(FileNotFoundError):  # a kernel that does not account for swap
+                        (parent / name / file).write_text(f"{value}\n")
+        except OSError:
+            group.remove()
+            raise
+        return group
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group of one sandbox: a folder for each hierarchy."""
+
+    folders: tuple[Path, ...]
+
+    def entering(self) -> list[str]:
+        """What goes before an argv so that the program, and all that it starts, is in the group from the first."""
+        return ["/bin/sh", "-c", _ENTER, "sh", *map(str, self.folders), "--"]
+
+    def remove(self) -> None:
+        """End whatever is left in it and remove it. Blocks for a moment; safe to call twice."""
+        deadline = time.monotonic() + REMOVAL_SECONDS
+        for folder in self.folders:
+            while folder.exists():
+                try:
+                    folder.rmdir()
+                except OSError as error:  # busy: the kernel lets go of the dead a little later than their parent
+                    if time.monotonic() > deadline:
+                        _log.warning("cannot remove the control group %s: %s", folder, error)
+                        break
+                    _kill(folder)
+                    time.sleep(0.005)
+
+
+def _kill(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def sweep(name: str, parents: list[str]) -> None:
+    """Remove the groups whose names begin with `name`, which a killed process left under `parents`."""
+    for parent in parents:
+        for folder in Path(parent).glob(f"{name}-*"):
+            Group((folder,)).remove()
+
+
+def find(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/mountinfo")) -> Groups:
+    """Where this process may make groups; empty where it may not."""
+    if not own.exists():  # not Linux
+        return Groups({})
+    mine: dict[str, str] = {}
+    for line in own.read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        mine |= dict.fromkeys(names.split(","), path)
+    parents: dict[str, Path] = {}
+    unified = set()
+    for line in mounts.read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        root, point = fields.split()[3:5]
+        kind, _, options = rest.split(" ", 2)
+        if kind == "cgroup":
+            for name in set(CONTROLLERS) & set(options.split(",")) & set(mine) - set(parents):
+                folder = _within(Path(point), root, mine[name])
+                if folder is not None and _writable(folder):
+                    parents[name] = folder
+        elif kind == "cgroup2" and "" in mine:
+            folder = _within(Path(point), root, mine[""])
+            for name, parent in _handed_down(folder, Path(point)).items():
+                if parents.setdefault(name, parent) == parent:
+                    unified.add(name)
+    return Groups(parents, frozenset(unified))
+
+
+def _within(point: Path, root: str, path: str) -> Path | None:
+    """The folder of group `path` in a hierarchy whose `root` is mounted at `point`."""
+    prefix = root.rstrip("/")
+    if path != prefix and not path.startswith(f"{prefix}/"):
+        return None
+    folder = point / path[len(prefix) :].lstrip("/")
+    return folder if folder.is_dir() else None
+
+
+def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
+    """Controllers of version 2, each with the nearest parent that hands it down and lets us in."""
+    found: dict[str, Path] = {}
+    if folder is None:
+        return found
+    for parent in (folder, *folder.parents):
+        if not parent.is_relative_to(point):
+            break
+        if parent == folder and (parent / "cgroup.type").exists():
+            continue  # ours is a leaf, since we are in it; only the root of all may be both
+        if _writable(parent):
+            for name in set(CONTROLLERS) & set((parent / "cgroup.subtree_control").read_text().split()):
+                found.setdefault(name, parent)
+    return found
+
+
+def _writable(folder: Path) -> bool:
+    """Whether groups can be made in `folder` and processes moved there: tried, since a mount may be read-only."""
+    probe = folder / f"crrl-probe-{os.getpid()}"
+    try:
+        if not os.access(folder / "cgroup.procs", os.W_OK):
+            return False
+        probe.mkdir()
+        probe.rmdir()
+    except OSError:
+        return False
+    return True
+
+
+def _settings(controller: str, version_2: bool, processes: int, memory: int, cpus: int) -> dict[str, int | str]:
+    if controller == "pids":
+        return {"pids.max": processes}
+    if controller == "memory":
+        if version_2:
+            return {"memory.max": memory, "memory.swap.max": 0}
+        return {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}
+    quota = cpus * _PERIOD_US
+    if version_2:
+        return {"cpu.max": f"{quota} {_PERIOD_US}"}
+    return {"cpu.cfs_period_us": _PERIOD_US, "cpu.cfs_quota_us": quota}

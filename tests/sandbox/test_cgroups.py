@@ -1,0 +1,102 @@
+"""Control groups: found where they can be made, kept to, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.sandbox import cgroups, make
+from coderepairrl.sandbox.backend import GuestBackend, StateFolder, _sweep
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.types import Task
+
+
+@pytest.fixture
+def groups() -> cgroups.Groups:
+    found = cgroups.find()
+    if found.missing:
+        pytest.skip(f"no control groups for {', '.join(found.missing)}")
+    return found
+
+
+def hierarchy(root: Path, *, controllers: str) -> Path:
+    """Version 2 as systemd lays it out for a user: a delegated manager, and us in a scope below."""
+    scope = root / "user.slice" / "user@7.service" / "app.slice" / "run.scope"
+    scope.mkdir(parents=True)
+    for folder in (root / "user.slice", *(scope.parents[1], scope.parents[0], scope)):
+        (folder / "cgroup.type").write_text("domain\n")
+    for folder in (root, root / "user.slice", scope.parents[1], scope.parents[0], scope):
+        (folder / "cgroup.procs").write_text("")
+        (folder / "cgroup.subtree_control").write_text(controllers if folder != scope else "")
+    (root.parent / "cgroup").write_text("0::/user.slice/user@7.service/app.slice/run.scope\n")
+    (root.parent / "mountinfo").write_text(f"30 23 0:26 / {root} rw,nosuid - cgroup2 cgroup2 rw\n")
+    return scope
+
+
+def test_version_2_gives_siblings_of_our_own_group(tmp_path: Path) -> None:
+    scope = hierarchy(tmp_path / "fs", controllers="cpu memory pids\n")
+    found = cgroups.find(tmp_path / "cgroup", tmp_path / "mountinfo")
+    assert found.parents == dict.fromkeys(cgroups.CONTROLLERS, scope.parent) and not found.missing
+    group = found.make("one", processes=7, memory=1 << 20, cpus=2)
+    assert group.folders == (scope.parent / "one",)
+    values = {path.name: path.read_text().strip() for path in group.folders[0].iterdir()}
+    assert values == {"pids.max": "7", "memory.max": "1048576", "memory.swap.max": "0", "cpu.max": "200000 100000"}
+
+
+def test_what_is_not_handed_down_is_missing(tmp_path: Path) -> None:
+    hierarchy(tmp_path / "fs", controllers="pids memory\n")
+    found = cgroups.find(tmp_path / "cgroup", tmp_path / "mountinfo")
+    assert found.missing == ("cpu",)
+
+
+def test_a_machine_without_any_has_none(tmp_path: Path) -> None:
+    (tmp_path / "cgroup").write_text("0::/\n")
+    (tmp_path / "mountinfo").write_text("30 23 0:26 / / rw - ext4 /dev/vda rw\n")
+    assert cgroups.find(tmp_path / "cgroup", tmp_path / "mountinfo").missing == cgroups.CONTROLLERS
+    assert cgroups.find(tmp_path / "missing").missing == cgroups.CONTROLLERS
+
+
+def test_a_group_holds_what_is_started_in_it_and_is_removed_with_it(groups: cgroups.Groups) -> None:
+    group = groups.make(f"crrl-test-{os.getpid()}", processes=4, memory=64 << 20, cpus=1)
+    many = "for i in 1 2 3 4 5 6 7 8; do sleep 60 & done; exec sleep 60"
+    process = subprocess.Popen([*group.entering(), "bash", "-c", many], stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"Resource temporarily unavailable" in process.stderr.readline()
+    group.remove()
+    assert not any(folder.exists() for folder in group.folders)
+    process.stderr.close()
+    assert process.wait() != 0
+
+
+def test_memory_is_that_of_all_processes_at_once(groups: cgroups.Groups) -> None:
+    group = groups.make(f"crrl-test-{os.getpid()}-memory", processes=40, memory=64 << 20, cpus=1)
+    hog = [sys.executable, "-ISc", "print(len(b'x' * (128 << 20)))"]
+    assert subprocess.run(hog, capture_output=True).returncode == 0  # control
+    assert subprocess.run([*group.entering(), *hog], capture_output=True).returncode == -signal.SIGKILL
+    group.remove()
+
+
+def test_groups_of_a_killed_process_are_swept(groups: cgroups.Groups) -> None:
+    state = StateFolder()
+    assert state.find_groups() == groups
+    group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
+    state._lock.close()  # as the kernel does when the process is killed
+    _sweep(state.path.parent)
+    assert not state.path.exists() and not any(folder.exists() for folder in group.folders)
+
+
+async def test_a_sandbox_is_in_a_group_with_its_limits(groups: cgroups.Groups, bwrap: Bubblewrap, task: Task) -> None:
+    backend = make("bwrap", processes=50, cpus=1)
+    assert isinstance(backend, GuestBackend)
+    async with backend.open(task) as box:
+        inside = Path(f"/proc/{box.guest.process.pid}/cgroup").read_text()
+        assert inside.count(f"{backend.state.name}-box-1") == len(set(groups.parents.values()))
+    assert "control groups" in backend.how_limits_are_kept()
+    left = [path for parent in groups.parents.values() for path in parent.glob(f"{backend.state.name}-*")]
+    assert left == []
+    backend.close()

@@ -110,3 +110,30 @@ async def test_codex_ends_at_a_limit(tmp_path: Path, miniature: Path) -> None:
     outcome = await repair("codex", [call("exec_command", cmd=FIX)], tmp_path, miniature, limits=limits)
     check_repair(outcome, ending=Ending.LIMIT)
     assert outcome.episode.reason == "calls"
+
+
+@pytest.mark.parametrize("spelled_out", [True, False])
+async def test_claude_code(tmp_path: Path, miniature: Path, spelled_out: bool) -> None:
+    """It sends an Edit back with its default filled in: a policy that leaves it out said something else, a fork."""
+    default = {"replace_all": False} if spelled_out else {}
+    script = [
+        call("Bash", command="grep -n return calc/add.py", description="look"),
+        call("Read", file_path="/workspace/calc/add.py"),
+        call("Edit", file_path="/workspace/calc/add.py", old_string="a - b", new_string="a + b", **default),
+        call("Bash", command="python3 check_add.py && echo passes", description="check"),
+        Reply("Repaired."),
+    ]
+    outcome = await repair("claude-code", script, tmp_path, miniature)
+    turns = check_repair(outcome)
+    assert len(turns) == 5
+    assert {turn.dialect for turn in turns} == {"messages"}
+    assert [turn.base for turn in turns] == [None, 0, 1, 2 if spelled_out else 1, 3]
+    assert "2:    return a - b" in outcome.prompts[1]
+    assert "passes" in outcome.prompts[4]
+
+
+async def test_claude_code_ends_at_a_limit(tmp_path: Path, miniature: Path) -> None:
+    limits = Limits(calls=1, tokens=1 << 20, seconds=240.0)
+    outcome = await repair("claude-code", [call("Bash", command=FIX)], tmp_path, miniature, limits=limits)
+    check_repair(outcome, ending=Ending.LIMIT)
+    assert outcome.episode.reason == "calls"

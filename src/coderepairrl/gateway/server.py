@@ -273,6 +273,9 @@ async def _errors(
         failure = error
     except web.HTTPRequestEntityTooLarge:
         failure = ApiError(413, "request_too_large", f"a request has at most {MAX_BODY >> 20} MiB")
+    except web.RequestPayloadError:
+        request.content.feed_eof()  # or aiohttp would read on, for manners
+        failure = ApiError(400, "invalid_body", "the body is not in the encoding that its headers name")
     except web.HTTPException as error:
         failure = ApiError(error.status, "not_found" if error.status == 404 else "invalid_request", error.reason)
     except (ConnectionError, TimeoutError):
@@ -280,7 +283,10 @@ async def _errors(
     except Exception as error:
         log.exception("%s %s", request.method, request.path)
         failure = ApiError(500, "gateway_fault", f"{type(error).__name__}: {error}")
-    return web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
+    response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
+    if failure.code == "invalid_body":
+        response.force_close()  # nobody knows where on this connection the next request begins
+    return response
 
 
 def _dialect(request: web.Request) -> Dialect:

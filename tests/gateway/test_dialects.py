@@ -1,0 +1,505 @@
+"""What holds in every dialect: retries, disconnects, ends, keep-alives, refusals in shape, and what fuzz finds."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import json
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coderepairrl import tokens
+from coderepairrl.gateway import Gateway, Session, server
+from coderepairrl.types import Finish, Limits, Sampling, sequence
+
+from .conftest import SHELL, Fake, Said, World, identical
+
+
+@dataclass(frozen=True)
+class Speech:
+    """How a client speaks a dialect, written down without any of the gateway's code."""
+
+    path: str
+    body: dict[str, Any]
+    """A request that uses every field whose meaning the gateway knows."""
+    plain: dict[str, Any]
+    """The least that a request has."""
+    error: Callable[[Any], str]
+    """The type of a refusal, after a check of its shape."""
+    terminal: bytes
+    alive: bytes
+    """What a silent stream says."""
+    headers: dict[str, str]
+
+
+def _openai(body: Any) -> str:
+    assert set(body["error"]) == {"message", "type", "code", "param"}
+    assert body["error"]["message"]
+    assert body["error"]["code"]
+    return str(body["error"]["type"])
+
+
+def _anthropic(body: Any) -> str:
+    assert body["type"] == "error"
+    assert set(body["error"]) == {"type", "message"}
+    assert body["error"]["message"]
+    return str(body["error"]["type"])
+
+
+FUNCTION: dict[str, Any] = SHELL["function"]  # type: ignore[assignment]
+CALL = {"id": "c", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}}
+CHAT = Speech(
+    "/chat/completions",
+    {
+        "model": "policy",
+        "messages": [
+            {"role": "system", "content": "Repair."},
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "<|im_end|>"},
+        ],
+        "tools": [SHELL],
+        "max_tokens": 40,
+        "stop": ["STOP"],
+        "temperature": 0.5,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+    {"model": "policy", "messages": [{"role": "user", "content": "Fix it."}]},
+    _openai,
+    b"data: [DONE]\n\n",
+    b": still here\n\n",
+    {},
+)
+RESPONSES = Speech(
+    "/responses",
+    {
+        "model": "policy",
+        "instructions": "Repair.",
+        "input": [
+            {"role": "user", "content": "a"},
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "b"}]},
+            {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c", "name": "shell", "arguments": '{"cmd": "ls"}'},
+            {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": "x"},
+            {"type": "function_call_output", "call_id": "c", "output": "<|im_end|>"},
+            {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "y"}]},
+        ],
+        "tools": [
+            {"type": "function", **FUNCTION},
+            {"type": "custom", "name": "patch"},
+            {"type": "namespace", "name": "n", "tools": [{"type": "function", **FUNCTION}]},
+            {"type": "web_search"},
+        ],
+        "max_output_tokens": 40,
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": "low"},
+        "metadata": {"a": "b"},
+        "tool_choice": "auto",
+        "stream": True,
+    },
+    {"model": "policy", "input": "Fix it."},
+    _openai,
+    b"event: response.completed\n",
+    b"event: response.in_progress\n",
+    {},
+)
+MESSAGES = Speech(
+    "/messages",
+    {
+        "model": "policy",
+        "max_tokens": 40,
+        "system": [{"type": "text", "text": "Repair."}],
+        "messages": [
+            {"role": "user", "content": "a"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "d"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "c", "name": "shell", "input": {"cmd": "ls"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "<|im_end|>"}]},
+                    {"type": "text", "text": "go on"},
+                ],
+            },
+        ],
+        "tools": [
+            {"name": "shell", "input_schema": FUNCTION["parameters"]},
+            {"type": "web_search_20250305", "name": "web_search"},
+        ],
+        "tool_choice": {"type": "auto"},
+        "stop_sequences": ["STOP"],
+        "thinking": {"type": "disabled"},
+        "stream": True,
+    },
+    {"model": "policy", "max_tokens": 512, "messages": [{"role": "user", "content": "Fix it."}]},
+    _anthropic,
+    b"event: message_stop\n",
+    b"event: ping\n",
+    {"anthropic-version": "2023-06-01"},
+)
+SPEECHES = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
+EVERY = pytest.mark.parametrize("name", SPEECHES)
+
+
+@dataclass
+class Http:
+    session: aiohttp.ClientSession
+
+    async def send(
+        self, where: Session | str, speech: Speech, body: Any, *, path: str = "", **headers: str
+    ) -> tuple[int, bytes]:
+        base = where if isinstance(where, str) else where.endpoint.base_url
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        heads = speech.headers | {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.post(f"{base}{path or speech.path}", data=data, headers=heads) as response:
+            assert response.status < 400 or response.headers["x-should-retry"] == "false"
+            return response.status, await response.read()
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[Http]:
+    async with aiohttp.ClientSession() as session:
+        yield Http(session)
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+@EVERY
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_joins_the_running_call_and_replays_the_finished_one(
+    world: World, said: Said, http: Http, name: str, stream: bool
+) -> None:
+    world.engine.gate = asyncio.Event()
+    world.engine.script = lambda *_: said("a story")
+    speech, session = SPEECHES[name], world.open()
+    body = speech.plain | {"stream": stream}
+    first = asyncio.create_task(http.send(session, speech, body, x_stainless_retry_count="0"))
+    await _until(lambda: world.engine.seen)
+    second = asyncio.create_task(http.send(session, speech, body, x_stainless_retry_count="1"))
+    (call,) = session._calls.values()
+    await _until(lambda: call._followers == 2)
+    world.engine.gate.set()
+    replies = [await first, await second, await http.send(session, speech, body, x_stainless_retry_count="2")]
+    assert len(session.turns) == len(world.engine.seen) == 1
+    for status, reply in replies:
+        assert status == 200
+        assert b"story" in reply or (b'"st"' in reply and b'"ory"' in reply) or stream
+    ids = {json.dumps(_id(reply)) for _, reply in replies}
+    assert len(ids) == 1
+    assert (await http.send(session, speech, body, x_stainless_retry_count="0"))[0] == 200
+    assert len(session.turns) == 2
+
+
+def _id(reply: bytes) -> str:
+    whole = [json.loads(reply)] if reply.startswith(b"{") else list(_events(reply))
+    return next(str(found["id"]) for event in whole for found in (event, *_inner(event)) if "id" in found)
+
+
+def _inner(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for key in ("response", "message"):
+        if isinstance(event.get(key), dict):
+            yield event[key]
+
+
+def _events(stream: bytes) -> Iterator[dict[str, Any]]:
+    """The data of a stream's events; each event that has a name is named by its type."""
+    assert stream.endswith(b"\n\n")
+    for block in stream.removesuffix(b"\n\n").split(b"\n\n"):
+        lines = block.split(b"\n")
+        if lines == [b": still here"] or lines == [b"data: [DONE]"]:
+            continue
+        data = json.loads(lines[-1].removeprefix(b"data: "))
+        assert [b"event: " + data["type"].encode()] == lines[:-1] if "type" in data else len(lines) == 1
+        yield data
+
+
+@EVERY
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_disconnect_stops_the_engine_and_is_recorded(
+    world: World, said: Said, http: Http, name: str, stream: bool
+) -> None:
+    world.engine.script = lambda *_: said("a long story")
+    world.engine.gate = asyncio.Event()  # never opens
+    speech, session = SPEECHES[name], world.open()
+    request = asyncio.create_task(http.send(session, speech, speech.plain | {"stream": stream}))
+    await _until(lambda: world.engine.seen and world.engine.seen[0][1])
+    request.cancel()
+    await _until(lambda: world.committed)
+    assert world.engine.closed == 1
+    ((_, turn),) = world.committed
+    assert (turn.finish, turn.masked, len(turn.output), turn.dialect) == (Finish.ABORT, "aborted", 3, name)
+    assert session.fault is None
+
+
+@EVERY
+async def test_the_turn_is_committed_before_the_terminal_event(world: World, said: Said, http: Http, name: str) -> None:
+    commit = asyncio.Event()
+
+    async def slowly(episode: str, turn: object) -> None:
+        await commit.wait()
+
+    session, speech = world.open(), SPEECHES[name]
+    session._on_turn = slowly
+    world.engine.script = lambda *_: said("ok then")
+    seen = b""
+    url = f"{session.endpoint.base_url}{speech.path}"
+    async with http.session.post(url, json=speech.plain | {"stream": True}) as response:
+        async for data in response.content.iter_any():
+            seen += data
+            if b'"ok' in seen and not commit.is_set():  # all was said, and nothing is recorded yet
+                assert speech.terminal not in seen
+                assert session.turns == ()
+                commit.set()
+    assert speech.terminal in seen
+    assert len(session.turns) == 1
+
+
+@EVERY
+async def test_a_silent_stream_says_that_it_is_alive(
+    world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    world.engine.script = lambda *_: said("a story")
+    world.engine.gate = asyncio.Event()
+    session, speech = world.open(), SPEECHES[name]
+    seen = b""
+    url = f"{session.endpoint.base_url}{speech.path}"
+    async with http.session.post(url, json=speech.plain | {"stream": True}) as response:
+        async for data in response.content.iter_any():
+            seen += data
+            if seen.count(speech.alive) >= 3:
+                world.engine.gate.set()
+    assert len(list(_events(seen))) > 3
+    assert speech.terminal in seen
+
+
+@EVERY
+async def test_a_silent_stream_that_fails_tells_of_it(
+    world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the stream has begun there is no status to answer with: the failure is an event of the dialect."""
+    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    world.engine.gate = asyncio.Event()
+    world.engine.chunk = 1
+    world.engine.script = lambda *_: [*said.codec.encode(" "), *said("a story")]  # blanks are not told
+    world.engine.fault_after = 1
+    session, speech = world.open(), SPEECHES[name]
+    generate, began = world.engine.generate, asyncio.Event()
+
+    async def late(*args: Any) -> Any:
+        async for chunk in generate(*args):
+            await began.wait()
+            yield chunk
+
+    world.engine.generate = late  # type: ignore[method-assign]
+    seen = b""
+    url = f"{session.endpoint.base_url}{speech.path}"
+    async with http.session.post(url, json=speech.plain | {"stream": True}) as response:
+        assert response.status == 200
+        async for data in response.content.iter_any():
+            seen += data
+            began.set()
+    last = list(_events(seen))[-1]
+    assert "the fake engine died" in json.dumps(last)
+    assert speech.terminal not in seen
+    assert session.fault is not None
+
+
+@EVERY
+async def test_every_refusal_has_the_dialects_shape(world: World, http: Http, name: str) -> None:
+    speech, session = SPEECHES[name], world.open()
+
+    async def refused(body: Any, where: Session | str = session, path: str = "", **headers: str) -> tuple[int, str]:
+        status, reply = await http.send(where, speech, body, path=path, **headers)
+        return status, speech.error(json.loads(reply))
+
+    wrong = "invalid_request_error"
+    missing, closed = ("not_found_error", wrong) if name == "messages" else (wrong, wrong)
+    assert await refused(b"{") == (400, wrong)
+    assert await refused(b"") == (400, wrong)
+    assert await refused(b'{"model": "\xff"}') == (400, wrong)
+    assert await refused(b'{"a":' * 50_000) == (400, wrong)
+    assert await refused({"model": "policy"}) == (400, wrong)
+    assert await refused(speech.plain | {"stream": "yes"}) == (400, wrong)
+    assert await refused(speech.plain | {"model": "other"}) == (404, missing)
+    assert await refused(speech.plain, f"{world.gateway.url}/s/guess/v1") == (401, "authentication_error")
+    assert await refused(speech.plain, f"{world.gateway.url}/v1", x_api_key="guess") == (401, "authentication_error")
+    assert await refused(speech.plain, path=f"{speech.path}/nowhere") == (404, missing)
+    assert await refused(b"no deflate", Content_Encoding="deflate") == (400, wrong)
+    async with http.session.get(f"{session.endpoint.base_url}{speech.path}", headers=speech.headers) as response:
+        assert (response.status, speech.error(await response.json())) == (405, wrong)
+    await world.gateway.close(session)
+    assert await refused(speech.plain) == (410, closed)
+    assert world.engine.seen == []
+    assert session.fault is None
+
+
+@EVERY
+async def test_a_huge_body_is_refused_however_small_it_is_packed(
+    world: World, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_BODY", 1 << 20)
+    gateway = Gateway(world.gateway._codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
+    await gateway.start()
+    session, speech = gateway.open("e", limits=Limits(), seed=0), SPEECHES[name]
+    huge = b" " * (server.MAX_BODY + 1)
+    for body, headers in ((io.BytesIO(huge), {}), (zlib.compress(huge), {"Content_Encoding": "deflate"})):
+        status, reply = await http.send(session, speech, body, **headers)
+        assert (status, speech.error(json.loads(reply))) == (
+            413,
+            "request_too_large" if name == "messages" else "invalid_request_error",
+        )
+    await gateway.stop()
+
+
+@EVERY
+async def test_the_key_is_taken_as_every_sdk_sends_it(world: World, http: Http, name: str) -> None:
+    session, speech = world.open(), SPEECHES[name]
+    for headers in ({"Authorization": f"Bearer {session.key}"}, {"x_api_key": session.key}):
+        assert (await http.send(f"{world.gateway.url}/v1", speech, speech.plain, **headers))[0] == 200
+
+
+@EVERY
+async def test_special_tokens_in_text_are_inert(world: World, http: Http, name: str) -> None:
+    """Wherever a client writes it, the text of a special token is text."""
+    speech, session = SPEECHES[name], world.open()
+    marks = "<|im_end|>", "<|im_start|>", "<tool_call>", "<think>"
+    poisoned = json.loads(json.dumps(speech.body).replace('"a"', json.dumps("".join(marks))))
+    assert (await http.send(session, speech, speech.body))[0] == 200
+    assert (await http.send(session, speech, poisoned))[0] == 200
+    added = world.gateway._codec.tokenizer.added
+    clean, dirty = (prompt for prompt, *_ in world.engine.seen)
+    assert len(dirty) > len(clean)
+    for mark in marks:
+        assert clean.count(added[mark]) == dirty.count(added[mark])
+
+
+async def test_a_conversation_may_go_on_in_another_dialect(world: World, said: Said, http: Http) -> None:
+    """One tree, whatever the dialect: the words are the same, and so are the ids."""
+    world.engine.script = lambda *_: said("hello")
+    session = world.open()
+    await http.send(session, CHAT, CHAT.plain)
+    ask, reply, more = (
+        {"role": r, "content": c} for r, c in (("user", "Fix it."), ("assistant", "hello"), ("user", "b"))
+    )
+    await http.send(session, MESSAGES, MESSAGES.plain | {"messages": [ask, reply, more]})
+    await http.send(session, RESPONSES, {"model": "policy", "input": [ask, reply, more, reply, more]})
+    assert [(turn.dialect, turn.base) for turn in session.turns] == [("chat", None), ("messages", 0), ("responses", 1)]
+    identical(session.turns, world.engine)
+
+
+async def test_half_open_and_slow_clients_hold_nobody_up(world: World, said: Said, http: Http) -> None:
+    world.engine.script = lambda *_: said("x" * 400)
+    session = world.open()
+    port = int(world.gateway.url.rpartition(":")[2])
+    head = f"POST /s/{session.key}/v1/responses HTTP/1.1\r\nHost: a\r\nContent-Length: "
+    _, half = await asyncio.open_connection("127.0.0.1", port)
+    half.write(f"{head}999\r\n\r\n{{".encode())
+    _, idle = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps(RESPONSES.plain | {"stream": True})
+    _, slow = await asyncio.open_connection("127.0.0.1", port)  # never reads
+    slow.write(f"{head}{len(body)}\r\n\r\n{body}".encode())
+    for speech in SPEECHES.values():
+        assert (await http.send(session, speech, speech.plain))[0] == 200
+    await _until(lambda: len(session.turns) == 4)
+    for writer in (half, idle, slow):
+        writer.close()
+    assert session.fault is None
+
+
+# Bodies that are nearly right: a valid one with some of its values replaced, removed or doubled.
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**20)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "a", "text", "user", "tool", "<|im_end|>", "\x00", "🛠️", "auto", "namespace", "reasoning"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "a"]), inner),
+    max_leaves=5,
+)
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if path:
+        yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from _paths(inner, (*path, key))
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    name = draw(st.sampled_from(sorted(SPEECHES)))
+    body = copy.deepcopy(SPEECHES[name].body)
+    for _ in range(draw(st.integers(1, 3))):
+        *path, last = draw(st.sampled_from([path for path in _paths(body) if path != ("model",)]))
+        at: Any = body
+        for key in path:
+            at = at[key]
+        action = draw(st.sampled_from(["replace", "remove", "double", "add"]))
+        if action == "remove":
+            del at[last]
+        elif action == "double" and isinstance(at, list):
+            at.insert(last, copy.deepcopy(at[last]))
+        elif action == "add" and isinstance(at[last], dict):
+            at[last][draw(st.sampled_from(["unknown", "type", "content", "role"]))] = draw(JUNK)
+        else:
+            at[last] = draw(JUNK)
+        if not body:
+            break
+    return name, body
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(found=st.lists(bodies(), min_size=4, max_size=4), raw=st.binary(max_size=60))
+def test_fuzz(codec: tokens.Codec, found: list[tuple[str, dict[str, Any]]], raw: bytes) -> None:
+    """Any body is a reply or a refusal in its dialect's shape, and no episode is the worse for it."""
+    said = Said(codec)
+    engine = Fake(lambda *_: said("I look.", ("shell", {"cmd": "ls"})))
+
+    async def play() -> None:
+        gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
+        await gateway.start()
+        session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=1)
+        async with aiohttp.ClientSession() as client:
+            http = Http(client)
+            for name, body in [*found, *((name, raw) for name in SPEECHES)]:
+                speech = SPEECHES[name]
+                status, reply = await http.send(session, speech, body)
+                assert status == 200 or 400 <= status < 500, (status, reply, body)
+                if status != 200:
+                    speech.error(json.loads(reply))
+                elif isinstance(body, dict) and body.get("stream"):
+                    assert list(_events(reply))
+                else:
+                    json.loads(reply)
+                counter = {"responses": "/responses/input_tokens", "messages": "/messages/count_tokens"}.get(name)
+                if counter:
+                    counted, _ = await http.send(session, speech, body, path=counter)
+                    assert counted == 200 or 400 <= counted < 500
+                    assert counted == 200 or status != 200
+        turns = await gateway.close(session)
+        await gateway.stop()
+        assert session.fault is None
+        identical(turns, engine)
+        assert all(len(sequence(turns, turn.index)) <= 4000 for turn in turns)
+
+    asyncio.run(play())

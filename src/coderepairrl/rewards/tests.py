@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
+from coderepairrl import grading
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
-from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.types import Episode, ExecResult, Score, Task
-
-_APPLY = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn", "-")
-_APPLY_SECONDS = 60.0
-_REFUSED = (1, 128)
-"""Exit codes of a git that read the patch and does not take it."""
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.types import Episode, Score, Task
 
 
 class TestsReward:
@@ -41,42 +37,7 @@ class TestsReward:
             return Score(self.name, 0.0, note="empty patch")
         try:
             async with sandbox.open(task) as fresh:
-                problem = await _apply(fresh, episode.patch) or await _restore(fresh, task) or await _run(fresh, task)
+                problem = await grading.apply(fresh, episode.patch) or await grading.judge(fresh, task.checks)
         except SandboxFault as fault:
             raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, 0.0 if problem else 1.0, note=problem)
-
-
-async def _apply(sandbox: Sandbox, patch: bytes) -> str:
-    """Apply `patch`; why it does not apply, or nothing."""
-    result = await sandbox.exec(_APPLY, stdin=patch, timeout=_APPLY_SECONDS)
-    if result.ok:
-        return ""
-    if result.timed_out or result.exit_code not in _REFUSED:
-        how = "ran out of time" if result.timed_out else f"exited with {result.exit_code}"
-        raise RewardFault(f"`git apply` {how} in the sandbox: {_first_line(result)}", fix="the sandbox needs git")
-    return f"the patch does not apply: {_first_line(result)}"
-
-
-async def _restore(sandbox: Sandbox, task: Task) -> str:
-    """Put the checks' own files back; why that is impossible, or nothing."""
-    for path, content in task.checks.restore.items():
-        try:
-            await sandbox.write(path, content.encode("utf-8", "surrogateescape"))
-        except OSError as error:  # the patch made a folder, a link out of the workspace, ... of it
-            return f"the patch leaves no way to restore {path}: {error}"
-    return ""
-
-
-async def _run(sandbox: Sandbox, task: Task) -> str:
-    """Run the checks in order up to the first that fails; which one and how, or nothing."""
-    for command in task.checks.commands:
-        result = await sandbox.exec(command.argv, timeout=command.timeout)
-        if not result.ok:
-            how = f"no end within {command.timeout:g} s" if result.timed_out else f"exit code {result.exit_code}"
-            return f"check failed ({how}): {' '.join(command.argv)}"
-    return ""
-
-
-def _first_line(result: ExecResult) -> str:
-    return result.output.decode("utf-8", "replace").strip().partition("\n")[0][:200]

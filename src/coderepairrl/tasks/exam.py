@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from coderepairrl.protocols import Sandbox, SandboxBackend, TaskSource
+from coderepairrl import grading
+from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Check
 from coderepairrl.types import Task
-
-_APPLY = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn", "-")
 
 
 async def examine(
@@ -48,25 +47,12 @@ async def _examine_task(task: Task, backend: SandboxBackend) -> list[Check]:
     found = []
     if task.checks:
         async with backend.open(task) as fresh:
-            failed = await _failing(fresh, task)
+            failed = await grading.judge(fresh, task.checks)
         found.append(Check(f"{task.id}: the checks fail on the bug", bool(failed), failed or "all passed"))
     async with backend.open(task) as fresh:
-        applied = await fresh.exec(_APPLY, stdin=task.reference)
-        said = applied.output.decode("utf-8", "replace").strip()
-        found.append(Check(f"{task.id}: the reference applies", applied.ok, said))
-        if task.checks and applied.ok:
-            failed = await _failing(fresh, task)
+        refused = await grading.apply(fresh, task.reference)
+        found.append(Check(f"{task.id}: the reference applies", not refused, refused))
+        if task.checks and not refused:
+            failed = await grading.judge(fresh, task.checks)
             found.append(Check(f"{task.id}: the checks pass on the reference", not failed, failed))
     return found
-
-
-async def _failing(sandbox: Sandbox, task: Task) -> str:
-    """The first check that does not pass, with the end of what it printed; empty if all do."""
-    for path, content in task.checks.restore.items():
-        await sandbox.write(path, content.encode("utf-8", "surrogateescape"))
-    for command in task.checks.commands:
-        result = await sandbox.exec(command.argv, timeout=command.timeout)
-        if not result.ok:
-            last = result.output.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return f"{' '.join(command.argv)}: {'timed out' if result.timed_out else last or result.exit_code}"
-    return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards import ScriptedReward, TestsReward, examine, make, score, score_files
+from coderepairrl.rewards import ScriptedReward, TestsReward, compose, examine, make, score, score_files
 from coderepairrl.rewards.exam import with_patch
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import Checks, Command, Episode, ExecResult, Score, Task, total
@@ -70,6 +72,8 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
         ({}, "known rewards"),
         ({"tests": float("nan")}, "tests = 1.0"),
         ({"tests": True}, "tests = 1.0"),
+        ({"tests": 1e300}, "tests = 1.0"),
+        ({"tests": 10**400}, "tests = 1.0"),
         ("no.such.module:Class", "installed"),
         (f"{__name__}:Constnat", "Constant'?"),
         (f"{__name__}:NotAReward", "it lacks name, __call__"),
@@ -80,6 +84,52 @@ def test_bad_specs_say_what_to_do(spec: str | dict[str, float], says: str) -> No
     with pytest.raises(ConfigError) as caught:
         make(spec)
     assert says in caught.value.fix
+
+
+def brief(task: Task, episode: Episode) -> float:
+    """A user's own function."""
+    return 0.5 if len(episode.patch) < 2000 else 0.0
+
+
+async def opened(task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+    async with sandbox.open(task) as fresh:
+        return Score("whatever", float((await fresh.exec(["true"])).ok), note="by itself")
+
+
+STUCK = threading.Event()
+
+
+def stuck(task: Task, episode: Episode) -> float:
+    STUCK.wait()
+    return 1.0
+
+
+def leaves(task: Task, episode: Episode) -> float:
+    raise SystemExit(3)
+
+
+async def test_functions_of_your_own(task: Task, backend: Local) -> None:
+    rewards = make({f"{__name__}:brief": 2.0, f"{__name__}:opened": 1.0})
+    scores = await score(rewards, task, with_patch(task, task.reference), backend)
+    assert scores == (Score("brief", 0.5, 2.0), Score("opened", 1.0, 1.0, "by itself"))
+    with pytest.raises(RewardFault, match="reward leaves raised RuntimeError .* SystemExit: 3"):
+        await score(make(f"{__name__}:leaves"), task, with_patch(task, b""), backend)
+
+
+async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sleeper(Constant):
+        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr(compose, "SECONDS", 0.05)
+    unchecked = replace(task, checks=Checks())
+    try:
+        for reward in (make(f"{__name__}:stuck")[0][0], Sleeper()):
+            with pytest.raises(RewardFault, match="gave no answer for task t/add within 0.05 s"):
+                await score([(reward, 1.0)], unchecked, with_patch(task, b""), backend)
+    finally:
+        STUCK.set()
 
 
 async def test_not_finite_is_a_fault(task: Task, backend: Local) -> None:
@@ -264,12 +314,12 @@ def test_score_files_refuses_by_name(task: Task, tmp_path: Path, oracle: object,
 
 
 def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="runs code") as caught:
+    with pytest.raises(UsageError, match="more than two diffs") as caught:
         score_files("tests", tmp_path, tmp_path)
     assert "patch_lines" in caught.value.fix
 
 
-@pytest.mark.parametrize("bug", [ValueError("odd"), SystemExit(0), TimeoutError(), "high", None])
+@pytest.mark.parametrize("bug", [ValueError("odd"), SystemExit(0), TimeoutError(), "high", None, 1e300, -(10**400)])
 async def test_a_bug_in_a_reward_is_a_fault_and_no_zero(task: Task, bug: object) -> None:
     class Odd:
         name = "odd"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
+import inspect
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,11 +12,17 @@ from pathlib import Path
 from coderepairrl import registry
 from coderepairrl.errors import CodeRepairError, ConfigError, RewardFault, UsageError
 from coderepairrl.protocols import Reward, SandboxBackend
+from coderepairrl.rewards.function import FunctionReward
 from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.types import Episode, Score, Task
 
 Weighted = tuple[Reward, float]
+
+LARGEST = 1e6
+"""Of a value or a weight, in size: beyond, differences within a group are lost to rounding, and squares overflow."""
+SECONDS = 300.0
+"""That a reward may take besides what the task's own checks may."""
 
 SHIPPED = {
     "patch_edits": "coderepairrl.rewards.edits:PatchEdits",
@@ -29,22 +36,37 @@ SHIPPED = {
 def make(spec: str | Mapping[str, float]) -> list[Weighted]:
     """The rewards that `spec` names, each with its weight: one name, or names with weights.
 
-    A name is one of `SHIPPED` or ``module:Class`` for a class of your own (constructed without arguments). Weight 0
-    measures without paying. Raises `ConfigError` with the nearest name for an unknown one.
+    A name is one of `SHIPPED` or ``module:name`` for a class (constructed without arguments) or a function of your
+    own (`FunctionReward`). Weight 0 measures without paying. Raises `ConfigError` with the nearest name for an
+    unknown one, and for a weight that is no number of sensible size.
     """
     weights = {spec: 1.0} if isinstance(spec, str) else spec
     if not weights:
         raise ConfigError("no reward is named", fix=f"known rewards: {', '.join(SHIPPED)}")
     for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise ConfigError(f"reward {name}: the weight {weight!r} is not a finite number", fix=f"write {name} = 1.0")
-    rewards: list[Weighted] = [
-        (registry.make("reward", name, SHIPPED, Reward, {}), float(weight)) for name, weight in weights.items()
-    ]
+        if isinstance(weight, bool) or not _sensible(weight):
+            raise ConfigError(
+                f"reward {name}: the weight {weight!r} is not a number between -{LARGEST:g} and {LARGEST:g}",
+                fix=f"write {name} = 1.0",
+            )
+    rewards = [(_one(name), float(weight)) for name, weight in weights.items()]
     names = [reward.name for reward, _ in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"two rewards share a name: {', '.join(names)}", fix="give each class a `name` of its own")
     return rewards
+
+
+def _one(name: str) -> Reward:
+    found = registry.resolve("reward", name, SHIPPED)
+    if inspect.isfunction(found):
+        return FunctionReward(found)
+    made: Reward = registry.make("reward", name, SHIPPED, Reward, {})
+    return made
+
+
+def _sensible(number: object) -> bool:
+    """Finite and of a size that sums and squares survive."""
+    return isinstance(number, int | float) and -LARGEST <= number <= LARGEST
 
 
 async def score(
@@ -52,22 +74,31 @@ async def score(
 ) -> tuple[Score, ...]:
     """What each reward says of `episode`, with its weight; `types.total` sums them.
 
-    Raises `RewardFault` where a reward cannot be computed, has a bug (with the traceback) or returns no finite number,
-    and `TaskError` where the task itself is at fault.
+    Raises `RewardFault` where a reward cannot be computed, has a bug (with the traceback), takes longer than
+    `SECONDS` and the task's own checks, or returns no number of sensible size; `TaskError` where the task itself is
+    at fault. Who blocks the event loop instead of awaiting is not interrupted: write such a reward as a function.
     """
     scores = []
+    limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
     for reward, weight in rewards:
         try:
-            found: object = await reward(task, episode, sandbox)
+            async with asyncio.timeout(limit) as clock:
+                found: object = await reward(task, episode, sandbox)
         except CodeRepairError:
             raise
         except (Exception, SystemExit) as error:
+            if clock.expired():
+                raise RewardFault(
+                    f"reward {reward.name} gave no answer for task {task.id} within {limit:g} s",
+                    fix="make it faster, or give up inside it",
+                ) from error
             where = "".join(traceback.format_exception(error))
             said = f"reward {reward.name} raised {type(error).__name__} for task {task.id}: {error}"
             raise RewardFault(f"{said}\n{where}") from error
-        if not (isinstance(found, Score) and isinstance(found.value, int | float) and math.isfinite(found.value)):
+        if not (isinstance(found, Score) and _sensible(found.value)):
             raise RewardFault(
-                f"reward {reward.name} returned {found!r} for task {task.id}", fix="return a Score with a finite value"
+                f"reward {reward.name} returned {found!r:.200} for task {task.id}",
+                fix=f"return a Score with a finite value between -{LARGEST:g} and {LARGEST:g}",
             )
         scores.append(replace(found, name=reward.name, weight=weight))
     return tuple(scores)
@@ -82,7 +113,7 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     [(chosen, _)] = make(reward)
     if not isinstance(chosen, TextReward):
         raise UsageError(
-            f"reward {reward} runs code and cannot compare two files",
+            f"reward {reward} needs more than two diffs (a repository, a reply) and cannot compare two files",
             fix="use one that compares patches, such as patch_lines or patch_similarity",
         )
     wanted, given = _read(oracle, "oracle"), _read(patch, "patch")

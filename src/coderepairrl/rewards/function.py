@@ -1,0 +1,59 @@
+"""A user's own function as a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable
+
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.types import Episode, Score, Task
+
+
+class FunctionReward:
+    """What ``def function(task, episode)`` returns, a number or a `Score`, under the function's name.
+
+    A plain function runs in a thread of its own, so that one that blocks neither stops other episodes nor survives
+    the process: it is abandoned at the time limit of `compose.score`. One declared ``async def function(task,
+    episode, sandbox)`` is awaited and may open sandboxes.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.name = function.__name__
+        self._function = function
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Ask the function. Raises whatever it raises."""
+        if inspect.iscoroutinefunction(self._function):
+            found = await self._function(task, episode, sandbox)
+        else:
+            found = await _in_thread(lambda: self._function(task, episode))
+        return found if isinstance(found, Score) else Score(self.name, found)
+
+
+async def _in_thread(call: Callable[[], object]) -> object:
+    """Unlike `asyncio.to_thread`, the process does not wait for the thread when it ends."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[object] = loop.create_future()
+
+    def deliver(found: object, error: BaseException | None) -> None:
+        if done.cancelled():
+            return  # nobody waits any more
+        if error is None:
+            done.set_result(found)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        found, problem = None, None
+        try:
+            found = call()
+        except BaseException as error:
+            problem = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            loop.call_soon_threadsafe(deliver, found, problem)
+
+    threading.Thread(target=work, name="reward", daemon=True).start()
+    return await done

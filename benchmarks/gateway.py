@@ -106,6 +106,7 @@ async def serve(sessions: int, calls: int) -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     times: dict[str, list[float]] = {"echo": [], "gateway": []}
+    spent = dict.fromkeys(times, 0.0)
     for _ in range(ROUNDS):
         opened = [
             gateway.open(str(n), limits=Limits(calls=calls, tokens=1 << 20, seconds=600.0), seed=n)
@@ -116,33 +117,48 @@ async def serve(sessions: int, calls: int) -> None:
             "gateway": [session.endpoint.base_url for session in opened],
         }
         for name in times:
+            before = time.process_time()
             client = await asyncio.create_subprocess_exec(
                 sys.executable, __file__, "--client", json.dumps([urls[name], calls]), stdout=asyncio.subprocess.PIPE
             )
             out, _ = await client.communicate()
             times[name] += json.loads(out)
+            spent[name] += time.process_time() - before
         longest = 0
         for session in opened:
             turns = await gateway.close(session)
             assert [turn.base for turn in turns] == [None, *range(calls - 1)]
             longest = max(longest, sum(len(turn.given) + len(turn.output) for turn in turns))
-    _report(codec, times, longest, calls)
+    _report(codec, times, spent, longest, calls)
     await gateway.stop()
     await runner.cleanup()
 
 
-def _report(codec: tokens.Codec, times: dict[str, list[float]], longest: int, calls: int) -> None:
+def _report(
+    codec: tokens.Codec, times: dict[str, list[float]], spent: dict[str, float], longest: int, calls: int
+) -> None:
     print(f"{len(times['echo'])} calls each, conversations of up to {longest} tokens, {os.cpu_count()} cores")
     quantiles = {name: statistics.quantiles(values, n=100) for name, values in times.items()}
     for name, values in quantiles.items():
-        print(f"{name:8} p50 {values[49] * 1e3:7.2f} ms   p99 {values[98] * 1e3:7.2f} ms")
+        cpu = spent[name] / len(times[name])
+        print(
+            f"{name:8} p50 {values[49] * 1e3:7.2f} ms   p99 {values[98] * 1e3:7.2f} ms   "
+            f"processor {cpu * 1e3:.2f} ms per call"
+        )
     for label, at in (("p50", 49), ("p99", 98)):
         print(f"ratio {label}: {quantiles['gateway'][at] / quantiles['echo'][at]:.2f}")
     messages = _messages(calls)
     before, output = codec.render(messages[:-2], [TOOL]), codec.encode("I look.")
-    rendering = _best(lambda: codec.render(messages, [TOOL]))
-    extending = _best(lambda: codec.extend(before, output, messages[-1:], [TOOL]))
-    print(f"rendering all {rendering * 1e3:.2f} ms, extending {extending * 1e3:.2f} ms: {extending / rendering:.3f}")
+    fresh = (f"{number} " for number in range(10**6))  # texts that were never seen are tokenized, others remembered
+
+    def new(some: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [message | {"content": next(fresh) + message["content"]} for message in some]
+
+    scratch = _best(lambda: codec.render(new(messages), [TOOL]))
+    again = _best(lambda: codec.render([*messages[:-1], *new(messages[-1:])], [TOOL]))
+    extending = _best(lambda: codec.extend(before, output, new(messages[-1:]), [TOOL]))
+    print(f"rendering all: {scratch * 1e3:.2f} ms, with all but the last message seen before {again * 1e3:.2f} ms")
+    print(f"extending by the last message: {extending * 1e3:.2f} ms, {extending / scratch:.3f} of rendering all")
 
 
 def _best(what: Any) -> float:
@@ -180,7 +196,8 @@ async def client(urls: list[str], calls: int) -> list[float]:
                 data = await response.read()
             taken.append(time.perf_counter() - start)
             messages.append(json.loads(data)["choices"][0]["message"])
-            messages.append({"role": "tool", "tool_call_id": "c", "content": _result(number)})
+            # no two results are equal: none is known from another session
+            messages.append({"role": "tool", "tool_call_id": "c", "content": f"{random.random()}{_result(number)}"})
 
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         await asyncio.gather(*(converse(http, url) for url in urls))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.tokens.inert import Lately
 from coderepairrl.tokens.verify import QUESTION, TOOLS
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -326,3 +327,40 @@ def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: 
     with pytest.raises(ConfigError, match=name) as caught:
         tokens.load(tmp_path)
     assert "again" in caught.value.fix
+
+
+def test_texts_seen_lately_are_not_tokenized_again_and_memory_is_bounded(codec: tokens.Codec) -> None:
+    text = "a text that is longer than what templates consist of, with <|im_end|> in it"
+    tokenizer = codec.tokenizer
+    first = tokenizer.encode(tokenizer.guard(text))
+    first.append(0)  # the caller's own list
+    again = tokenizer.encode(tokenizer.guard(text))
+    assert first[:-1] == again == codec.encode(text)
+    assert tokenizer.encode(text) != again  # unguarded, it is another text
+    lately = Lately(most=10)
+    for key in (b"a", b"b", b"c"):
+        lately.put(key, [1, 2, 3, 4])
+        assert lately.get(b"a") == [1, 2, 3, 4] if key != b"c" else True
+    assert (lately.get(b"a"), lately.get(b"b"), lately.get(b"c")) == ([1, 2, 3, 4], None, [1, 2, 3, 4])
+    lately.put(b"d", [5] * 11)
+    assert (lately.get(b"a"), lately.get(b"c"), lately.get(b"d")) == (None, None, None)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_thoughts_words_and_calls_stream_in_the_order_in_which_they_were_said(codec: tokens.Codec, chunk: int) -> None:
+    """A client that opens an item per kind sees each kind once, however much the engine says at a time."""
+    added = codec.tokenizer.added
+    ids = [added["<think>"], *codec.encode("hm, so"), added["</think>"], *codec.encode("I look.\n")]
+    for cmd in ("ls", "pwd"):
+        call = json.dumps({"name": "shell", "arguments": {"cmd": cmd}})
+        ids += [added["<tool_call>"], *codec.encode(f"\n{call}\n"), added["</tool_call>"]]
+    ids.append(added["<|im_end|>"])
+    reader = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
+    reply, rest = reader.close()
+    assert rest == []
+    kinds = ["thought" if delta.reasoning else "word" if delta.content else "call" for delta in deltas]
+    assert list(dict.fromkeys(kinds)) == ["thought", "word", "call"]
+    assert kinds == sorted(kinds, key=["thought", "word", "call"].index)
+    assert "".join(delta.content for delta in deltas) == reply.content == "I look."
+    assert reader.reasoning == len(codec.encode("hm, so")) + 1

@@ -8,8 +8,11 @@ structure was found. Text without the look of a special token takes the ordinary
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -28,6 +31,34 @@ def _byte_alphabet() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Lately:
+    """The ids of texts that were asked for lately, at most `most` of them, 4 bytes each.
+
+    A conversation that is rendered anew repeats all its messages but the last.
+    """
+
+    def __init__(self, most: int = 8 << 20) -> None:
+        self._most = most
+        self._known: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._size = 0
+
+    def get(self, key: bytes) -> list[int] | None:
+        """The ids kept under `key`."""
+        found = self._known.get(key)
+        if found is None:
+            return None
+        self._known.move_to_end(key)
+        return found.tolist()
+
+    def put(self, key: bytes, ids: list[int]) -> None:
+        """Keep `ids`, and forget what was not asked for the longest where there is no room."""
+        self._known[key] = array("I", ids)
+        self._size += len(ids)
+        while self._size > self._most:
+            _, oldest = self._known.popitem(last=False)
+            self._size -= len(oldest)
 
 
 class InertTokenizer:
@@ -59,6 +90,7 @@ class InertTokenizer:
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._alphabet = _byte_alphabet()
         self._scaffold = lru_cache(maxsize=1024)(self._encode)
+        self._lately = Lately()
         self._bytes: dict[int, bytes] = {text_id: text.encode() for text, text_id in self.added.items()}
 
     def __len__(self) -> int:
@@ -78,7 +110,12 @@ class InertTokenizer:
             raise ValueError("renderers add special tokens, tokenizers do not")
         if len(text) <= _SHORT:
             return list(self._scaffold(text))
-        return self._encode(text)
+        key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        found = self._lately.get(key)
+        if found is None:
+            found = self._encode(text)
+            self._lately.put(key, found)
+        return found
 
     def _encode(self, text: str) -> list[int]:
         if SENTINEL not in text:

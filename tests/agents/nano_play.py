@@ -52,14 +52,16 @@ async def play(
     *answers: Answer,
     limits: Limits | None = None,
     files: Mapping[str, bytes] = FILES,
+    agent: str = "nano",
     **options: Any,
 ) -> Outcome:
-    """Run Nano on `files`; the last answer repeats."""
-    options = {"warnings": False, **options}
+    """Run `agent`, a Nano, on `files`; the last answer repeats."""
+    if agent.startswith("nano"):
+        options = {"warnings": False, **options}
     root = folder / "repo"
     root.mkdir()
     sandbox = FolderSandbox(root, files)
     task = Task("toy/add", ISSUE, "python", f"dir:{root}", b"")
     async with ScriptedEndpoint(answers) as server:
-        report = await agents.make("nano", **options).run(task, sandbox, server.endpoint(limits))
+        report = await agents.make(agent, **options).run(task, sandbox, server.endpoint(limits))
         return Outcome(report, server.requests, sandbox)

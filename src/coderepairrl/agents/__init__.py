@@ -12,6 +12,8 @@ __all__ = ["SHIPPED", "make"]
 
 SHIPPED = {
     "nano": "coderepairrl.agents.nano:Nano",
+    "nano4": "coderepairrl.agents.nano4:Nano4",
+    "direct": "coderepairrl.agents.direct:Direct",
     "command": "coderepairrl.agents.command:Command",
     "scripted": "coderepairrl.agents.scripted:ScriptedAgent",
 }

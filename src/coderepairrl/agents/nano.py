@@ -18,16 +18,7 @@ from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message, Reply
 from coderepairrl.agents.options import parse
 from coderepairrl.agents.stats import command_names
-from coderepairrl.agents.texts import (
-    COMPACT,
-    COMPACT_SYSTEM,
-    FULL,
-    SYSTEM,
-    TOOL_DESCRIPTIONS,
-    Texts,
-    fill,
-    tool_schemas,
-)
+from coderepairrl.agents.texts import NANO, Texts, Wording, fill, tool_schemas
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Sandbox
@@ -71,11 +62,6 @@ class NanoOptions:
     request: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request, such as ``temperature`` (a training run's own sampling overrides them)."""
 
-    @classmethod
-    def parse(cls, options: Mapping[str, Any]) -> NanoOptions:
-        """Options as a configuration has them, their names and types checked."""
-        return parse(cls, "nano", options)
-
     def __post_init__(self) -> None:
         if "{prompt}" not in self.user_template:
             raise ConfigError(
@@ -87,23 +73,27 @@ class NanoOptions:
             raise ConfigError("agent.options.system and agent.options.system_file exclude each other")
         if self.output_chars < 1 or self.shell_seconds <= 0:
             raise ConfigError("agent.options.output_chars and agent.options.shell_seconds must be positive")
+        if reserved := sorted({"messages", "tools", "model", "stream", "n"} & set(self.request)):
+            raise ConfigError(f"agent.options.request cannot set {', '.join(reserved)}")
+
+    def check(self, wording: Wording) -> None:
+        """Refuse texts for what `wording` does not have, and a prompt that cannot be read. Raises `ConfigError`."""
         for what, given, known in (
-            ("agent.options.descriptions", self.descriptions, list(TOOL_DESCRIPTIONS)),
+            ("agent.options.descriptions", self.descriptions, list(wording.descriptions)),
             ("agent.options.messages", self.messages, [text.name for text in fields(Texts)]),
         ):
             for key in given:
                 if key not in known:
                     raise ConfigError(f"{what} has no {key!r}", fix=nearest(key, known))
-        if reserved := sorted({"messages", "tools", "model", "stream", "n"} & set(self.request)):
-            raise ConfigError(f"agent.options.request cannot set {', '.join(reserved)}")
+        self.opening("", wording)
 
-    def texts(self) -> Texts:
+    def texts(self, wording: Wording = NANO) -> Texts:
         """What Nano answers under these options."""
-        return replace(COMPACT if self.tools == "compact" else FULL, **self.messages)
+        return replace(wording.compact if self.tools == "compact" else wording.full, **self.messages)
 
-    def opening(self, prompt: str) -> list[Message]:
+    def opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
         """The first messages of a conversation about `prompt`."""
-        text = {"full": SYSTEM, "compact": COMPACT_SYSTEM}.get(self.system, self.system)
+        text = {"full": wording.system, "compact": wording.compact_system}.get(self.system, self.system)
         if self.system_file:
             try:
                 text = Path(self.system_file).read_text(encoding="utf-8")
@@ -119,10 +109,12 @@ class Nano:
 
     name = "nano"
     placement: Literal["host", "sandbox"] = "host"
+    wording: Wording = NANO
+    toolbox: type[Tools] = Tools
 
     def __init__(self, **options: Any) -> None:
-        self.options = NanoOptions.parse(options)
-        self.options.opening("")  # an unreadable prompt file is found now, not in the first episode
+        self.options = parse(NanoOptions, self.name, options)
+        self.options.check(self.wording)
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Repair `task` until the model submits or a limit is reached.
@@ -132,18 +124,18 @@ class Nano:
         endpoint refuses our requests) and `SandboxFault`.
         """
         async with Chat(endpoint, self.options.request) as chat:
-            return await _Run(self.options, task, sandbox, endpoint, chat).loop()
+            return await _Run(self, task, sandbox, endpoint, chat).loop()
 
 
 class _Run:
     """The state of one episode."""
 
-    def __init__(self, options: NanoOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
-        self.options = options
-        self.texts = options.texts()
-        self.schemas = tool_schemas(options.tools, options.descriptions)
-        self.messages = options.opening(task.prompt)
-        self.tools = Tools(sandbox, self.texts, options.output_chars)
+    def __init__(self, agent: Nano, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
+        self.options = options = agent.options
+        self.texts = options.texts(agent.wording)
+        self.schemas = tool_schemas(options.tools, options.descriptions, agent.wording)
+        self.messages = options.opening(task.prompt, agent.wording)
+        self.tools = agent.toolbox(sandbox, self.texts, options.output_chars)
         self.budget = Budget(endpoint.limits)
         self.chat = chat
         self.turn = -1
@@ -204,13 +196,10 @@ class _Run:
         arguments, problem = _parse(raw)
         if arguments is None:
             result = Result(fill(self.texts.malformed, problem=problem), False)
-        elif name == "shell":
-            command = " ".join(command_names(str(arguments.get("cmd", ""))))
-            result = await self.tools.shell(arguments, min(self.options.shell_seconds, self.budget.seconds_left))
-        elif name == "apply_patch":
-            result = await self.tools.apply_patch(arguments)
         else:
-            result = Result(fill(self.texts.unknown_tool, name=name), False)
+            command = " ".join(command_names(self.tools.command(name, arguments)))
+            done = await self.tools.run(name, arguments, min(self.options.shell_seconds, self.budget.seconds_left))
+            result = done or Result(fill(self.texts.unknown_tool, name=name), False)
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"

@@ -151,24 +151,45 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def tool_schemas(style: str, descriptions: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The two tools in OpenAI's schema. The `compact` style has names and types only, and no `context`.
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """All that an agent of Nano's kind says: prompts, answers (in full and compact) and its tools."""
+
+    system: str
+    compact_system: str
+    full: Texts
+    compact: Texts
+    descriptions: Mapping[str, str]
+    """Of each tool."""
+    parameters: Mapping[str, Mapping[str, str]]
+    """Of each tool, described."""
+    optional: frozenset[str] = frozenset()
+    """Parameters that may be left out, and are left out of compact tools."""
+    integers: frozenset[str] = frozenset()
+    """Parameters that are no text."""
+
+
+NANO = Wording(SYSTEM, COMPACT_SYSTEM, FULL, COMPACT, TOOL_DESCRIPTIONS, _PARAMETERS, frozenset({"context"}))
+
+
+def tool_schemas(style: str, descriptions: Mapping[str, str], wording: Wording = NANO) -> list[dict[str, Any]]:
+    """The tools in OpenAI's schema. The `compact` style has names and types only, and nothing optional.
 
     >>> [tool["function"]["name"] for tool in tool_schemas("compact", {})]
     ['shell', 'apply_patch']
     """
     compact = style == "compact"
     schemas = []
-    for name, parameters in _PARAMETERS.items():
-        described = {
-            key: {"type": "string"} if compact else {"type": "string", "description": text}
-            for key, text in parameters.items()
-            if not (compact and key == "context")
-        }
+    for name, parameters in wording.parameters.items():
+        described: dict[str, dict[str, str]] = {}
+        for key, text in parameters.items():
+            if not (compact and key in wording.optional):
+                kind = "integer" if key in wording.integers else "string"
+                described[key] = {"type": kind} if compact else {"type": kind, "description": text}
         function: dict[str, Any] = {"name": name}
-        if text := descriptions.get(name, "" if compact else TOOL_DESCRIPTIONS[name]):
+        if text := descriptions.get(name, "" if compact else wording.descriptions[name]):
             function["description"] = text
-        required = [key for key in described if key != "context"]
+        required = [key for key in described if key not in wording.optional]
         function["parameters"] = {"type": "object", "properties": described, "required": required}
         schemas.append({"type": "function", "function": function})
     return schemas

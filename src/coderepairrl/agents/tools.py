@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
 from coderepairrl.agents.texts import Texts, fill
@@ -44,7 +45,17 @@ class Tools:
         self._shell_ran = False
         self._head = b""
 
-    async def shell(self, arguments: Mapping[str, str], timeout: float) -> Result:
+    async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
+        """Execute the tool `name`, a command within `timeout` seconds; None if there is no such tool."""
+        if name == "shell":
+            return await self.shell(arguments, timeout)
+        return await self.apply_patch(arguments) if name == "apply_patch" else None
+
+    def command(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The command line in a call of the tool `name`, empty if it runs none."""
+        return str(arguments.get("cmd", "")) if name == "shell" else ""
+
+    async def shell(self, arguments: Mapping[str, Any], timeout: float) -> Result:
         """Run ``cmd`` with bash in the root of the repository, within `timeout` seconds.
 
         ``pipefail`` is set, so that ``false | head`` fails; a writer that ``head`` cut off does not count as a
@@ -72,7 +83,7 @@ class Tools:
             text = fill(self._texts.failed, code=done.exit_code)
         return Result(f"{text}\n{output}" if output else text, False, done.truncated)
 
-    async def apply_patch(self, arguments: Mapping[str, str]) -> Result:
+    async def apply_patch(self, arguments: Mapping[str, Any]) -> Result:
         """Replace ``old_content`` by ``new_content`` in ``file_path``; create the file where both were empty."""
         path = arguments.get("file_path", arguments.get("file"))
         old = arguments.get("old_content", arguments.get("search"))
@@ -99,15 +110,20 @@ class Tools:
             text = texts.context_absent if error.context else texts.ambiguous
             return Result(fill(text, path=path, count=error.count), False)
         except UnicodeEncodeError as error:
-            return Result(fill(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold new_content"), False)
+            return Result(
+                fill(texts.unreadable, path=path, problem=f"{error.encoding} cannot hold the new text"), False
+            )
         except PermissionError:
             return Result(fill(texts.outside, path=path), False)
         except OSError as error:
             return Result(fill(texts.unreadable, path=path, problem=error.strerror or str(error)), False)
-        self._originals.setdefault(path, data)
-        self._edits[path] = changed
-        self._shell_ran = False
+        self._edited(path, data, changed)
         return Result(fill(texts.created if data is None else texts.patched, path=path), True)
+
+    def _edited(self, path: str, before: bytes | None, after: bytes) -> None:
+        self._originals.setdefault(path, before)
+        self._edits[path] = after
+        self._shell_ran = False
 
     async def changed(self) -> bool:
         """Whether the repository differs from the task's commit, as far as the agent is concerned.
@@ -161,7 +177,7 @@ def _problem(name: str, value: object) -> str:
         size = len(value.encode())
     except UnicodeEncodeError:
         return "it holds a surrogate, which is no character"
-    if name in ("cmd", "file_path"):
+    if name in ("cmd", "command", "file_path", "path"):
         if not value.strip():
             return "it is empty"
         if "\0" in value:

@@ -1,0 +1,154 @@
+"""`nano4`: Nano with the four tools of the draft (REQUIREMENTS A4): bash, str_replace, view_file and write_file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from coderepairrl.agents.nano import Nano
+from coderepairrl.agents.texts import COMPACT, FULL, SYSTEM, Wording, fill
+from coderepairrl.agents.tools import Result, Tools
+
+_HEAD, _, _REST = SYSTEM.partition("You have two tools:")
+_REST = _REST.partition("Work in four phases:")[2]
+_TOOLS = """\
+You have four tools:
+- bash(command): run a command and read what it prints.
+- view_file(path, start, end): read a file, or some of its lines.
+- str_replace(path, old_str, new_str): replace one passage of one file.
+- write_file(path, content): create a file, or replace all of it.
+
+Work in four phases:"""
+_WORDS = {"shell": "bash", "apply_patch": "str_replace", "old_content": "old_str", "patch": "edit"}
+
+
+def _reworded(text: str) -> str:
+    return re.sub(r"\b(shell|apply_patch|old_content|patch)\b", lambda found: _WORDS[found[1]], text)
+
+
+_NEW = {
+    "unknown_tool": "error: there is no tool {name}; the tools are bash, view_file, str_replace and write_file",
+    "no_file": "error: {path} does not exist; write_file would create it",
+}
+
+NANO4 = Wording(
+    system=_HEAD
+    + _TOOLS
+    + _reworded(_REST).replace("- An empty old_str creates a new file.", "- New files are for write_file."),
+    compact_system="Repair the bug. Find it with bash and view_file, change it with str_replace, then say done.",
+    full=replace(
+        FULL,
+        **_NEW,
+        nudge=_reworded(FULL.nudge),
+        absent=_reworded(FULL.absent),
+        ambiguous="error: old_str occurs {count} times in {path}; give more of the surrounding text",
+        identical=_reworded(FULL.identical),
+        empty_old="error: old_str is empty; write_file replaces all of {path}",
+        patched="changed {path}",
+    ),
+    compact=replace(COMPACT, empty_old="error: old_str is empty"),
+    descriptions={
+        "bash": "Run a command with bash in the root of the repository. Returns what it prints, both streams together.",
+        "view_file": "Read a file, or its lines from start to end (counted from 1, both included).",
+        "str_replace": (
+            "Replace one passage of one file. old_str must occur exactly once in the file, character by character; "
+            "when the call fails, read the file again."
+        ),
+        "write_file": "Create a file, or replace all of it.",
+    },
+    parameters={
+        "bash": {"command": "The command line."},
+        "view_file": {
+            "path": "Path of the file, relative to the root of the repository.",
+            "start": "Optional: the first line to show.",
+            "end": "Optional: the last line to show.",
+        },
+        "str_replace": {
+            "path": "Path of the file, relative to the root of the repository.",
+            "old_str": "The text to replace, exactly as it stands in the file.",
+            "new_str": "The text to put in its place.",
+        },
+        "write_file": {
+            "path": "Path of the file, relative to the root of the repository.",
+            "content": "All that the file shall hold.",
+        },
+    },
+    optional=frozenset({"start", "end"}),
+    integers=frozenset({"start", "end"}),
+)
+"""What it says. Everything that is not about its tools is Nano's."""
+
+
+class FourTools(Tools):
+    """The four tools on one sandbox; `bash` and `str_replace` are Nano's two under other names."""
+
+    async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
+        """As `Tools.run`."""
+        if name == "bash":
+            problem = self._unusable(name, command=arguments.get("command"))
+            return problem or await self.shell({"cmd": arguments["command"]}, timeout)
+        if name == "view_file":
+            return await self.view(arguments)
+        if name == "write_file":
+            return await self.replace_all(arguments)
+        return await self.replace(arguments) if name == "str_replace" else None
+
+    def command(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """As `Tools.command`."""
+        return str(arguments.get("command", "")) if name == "bash" else ""
+
+    async def replace(self, arguments: Mapping[str, Any]) -> Result:
+        """As `Tools.apply_patch`, which also creates files: here that is for `write_file`."""
+        path, old, new = (arguments.get(name) for name in ("path", "old_str", "new_str"))
+        if problem := self._unusable("str_replace", path=path, old_str=old, new_str=new):
+            return problem
+        if not old:
+            return Result(fill(self._texts.empty_old, path=path), False)
+        return await self.apply_patch({"file_path": path, "old_content": old, "new_content": new})
+
+    async def view(self, arguments: Mapping[str, Any]) -> Result:
+        """A file's text, or some of its lines, as they stand there."""
+        path, start, end = arguments.get("path"), arguments.get("start"), arguments.get("end")
+        if problem := self._unusable("view_file", path=path):
+            return problem
+        for name, value in (("start", start), ("end", end)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                text = fill(self._texts.not_text, name="view_file", argument=name, problem="not a line number")
+                return Result(text, False)
+        path = self._relative(str(path))
+        try:
+            data = await self._sandbox.read(path)
+        except FileNotFoundError:
+            return Result(fill(self._texts.no_file, path=path), False)
+        except PermissionError:
+            return Result(fill(self._texts.outside, path=path), False)
+        except OSError as error:
+            return Result(fill(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+        lines = data.decode("utf-8", "replace").split("\n")
+        return Result("\n".join(lines[(start or 1) - 1 : end]).rstrip("\n") or self._texts.silent, True)
+
+    async def replace_all(self, arguments: Mapping[str, Any]) -> Result:
+        """Write a whole file."""
+        path, content = arguments.get("path"), arguments.get("content")
+        if problem := self._unusable("write_file", path=path, content=content):
+            return problem
+        path = self._relative(str(path))
+        try:
+            before = await self._read(path)
+            await self._sandbox.write(path, str(content).encode())
+        except PermissionError:
+            return Result(fill(self._texts.outside, path=path), False)
+        except OSError as error:
+            return Result(fill(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+        self._edited(path, before, str(content).encode())
+        return Result(fill(self._texts.created if before is None else self._texts.patched, path=path), True)
+
+
+class Nano4(Nano):
+    """Nano with four tools. Takes `NanoOptions` by name."""
+
+    name = "nano4"
+    wording = NANO4
+    toolbox = FourTools

@@ -1,0 +1,80 @@
+"""`direct`: one request, one reply, its edits in the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nano_play import FILES, ISSUE, Outcome, play
+
+from coderepairrl import agents
+from coderepairrl.agents.direct import choose, edits
+from coderepairrl.agents.endpoint import Answer
+from coderepairrl.errors import ConfigError, GatewayFault
+from coderepairrl.types import Limits, Task
+
+REPAIR = (
+    "It subtracts.\n\nadd.py\n```python\n"
+    "<<<<<<< SEARCH\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n```\n"
+)
+NEW = "\n`new/file.py`\n<<<<<<< SEARCH\n=======\nx = 1\n>>>>>>> REPLACE\n"
+WRONG = "\nadd.py\n<<<<<<< SEARCH\nnothing\n=======\nx = 1\n>>>>>>> REPLACE\n"
+
+
+async def direct(folder: Path, *answers: Answer, **options: Any) -> Outcome:
+    return await play(folder, *answers, agent="direct", **options)
+
+
+async def test_one_turn_repairs(tmp_path: Path) -> None:
+    run = await direct(tmp_path, Answer(REPAIR + NEW + WRONG))
+    assert (run.report.exit, len(run.requests)) == ("submitted", 1)
+    assert "tools" not in run.requests[0] or run.requests[0]["tools"] == []
+    assert [(call.turn, call.name, call.ok) for call in run.report.tool_calls or ()] == [
+        (0, "edit", True),
+        (0, "edit", True),
+        (0, "edit", False),
+    ]
+    diff = await run.sandbox.diff()
+    assert b"-    return a - b\n+    return a + b\n" in diff
+    assert b"+++ b/new/file.py" in diff
+
+
+async def test_it_is_shown_files(tmp_path: Path) -> None:
+    files = FILES | {"picture": bytes(range(256)), "sub/z.py": b"z = 1\n"}
+    run = await direct(tmp_path, Answer("I do not know."), files=files)
+    shown = run.requests[0]["messages"][1]["content"]
+    assert shown.startswith(f"{ISSUE}\n\nadd.py\n```\ndef add(a, b):\n")
+    assert "sub/z.py" in shown, "the issue names no file, so all are shown"
+    assert "picture" not in shown
+    assert run.report.tool_calls == ()
+    (tmp_path / "b").mkdir()
+    run = await direct(tmp_path / "b", Answer("I do not know."), files=files, context_chars=35, system="")
+    [only] = run.requests[0]["messages"]
+    assert "add.py" in only["content"] and "notes.txt" not in only["content"]
+
+
+def test_which_files() -> None:
+    oracle = b"diff --git a/x/b.py b/x/b.py\n--- a/x/b.py\n+++ b/x/b.py\n@@ -1 +1 @@\n-a\n+b\n"
+    task = Task("t", "see c.py", "python", "dir:x", oracle)
+    paths = ["a.py", "x/b.py", "x/c.py"]
+    assert choose("all", task, paths) == paths
+    assert choose("mentioned", task, paths) == ["x/c.py"]
+    assert choose("oracle", task, paths) == ["x/b.py"]
+    assert choose("oracle", Task("t", "", "python", "dir:x", b""), paths) == paths
+
+
+@pytest.mark.parametrize(("reply", "count"), [("", 0), ("<<<<<<< SEARCH\nx\n=======\ny\n", 0), (REPAIR + REPAIR, 2)])
+def test_edits_in_a_reply(reply: str, count: int) -> None:
+    assert len(edits(reply)) == count
+
+
+async def test_its_endings(tmp_path: Path) -> None:
+    full = Answer(status=400, code="context_length_exceeded")
+    run = await direct(tmp_path, full, limits=Limits())
+    assert run.report.exit == "tokens"
+    (tmp_path / "b").mkdir()
+    with pytest.raises(GatewayFault):
+        await direct(tmp_path / "b", Answer(status=502))
+    with pytest.raises(ConfigError, match="files"):
+        agents.make("direct", files="some")

@@ -25,6 +25,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.registry import nearest
 
 _DONE = "installed.json"
+_STDERR = 2
 
 
 def cache() -> Path:
@@ -64,6 +65,8 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
     if not is_recipe(source):
         raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, names()))
     name, recipe = label(source), load(source)
+    if not recipe.install:
+        raise ConfigError(f"agent {name!r} has nothing to install", fix="use it as it is")
     return install(name, recipe), installed(name, recipe) or {}
 
 
@@ -151,5 +154,5 @@ def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
 
 def _run(command: Sequence[str], failure: PrerequisiteError | RunError) -> None:
     """Run an installer, its words to stderr. Raises `failure`."""
-    if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode != 0:
+    if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR).returncode != 0:
         raise failure

@@ -1,0 +1,113 @@
+"""Installing agents: with an `npm` that needs no network; what pip does is tested with the real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coderepairrl import agents
+from coderepairrl.agents import recipe
+from coderepairrl.agents.command import Command
+from coderepairrl.agents.install import cache, folder, install_named
+from coderepairrl.agents.listing import BUILT_IN
+from coderepairrl.cli import app
+from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
+
+NPM = """\
+#!/bin/sh
+echo "$@" >> "$CRRL_CACHE/asked"
+test -e "$CRRL_CACHE/broken" && exit 1
+while [ "$1" != --prefix ]; do shift; done
+echo '{"packages": {"": {}, "node_modules/@a/b": {"version": "1.2.3"}}}' > "$2/package-lock.json"
+"""
+RECIPE = 'argv = ["{install}/npm/run"]\n[install]\nnpm = ["@a/b@1.2.3"]\n'
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe file, an `npm` of our own, and a cache that sandboxes of root could enter."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "npm").write_text(NPM)
+    (programs / "npm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    return str(tmp_path / "mine.toml")
+
+
+def asked(mine: str) -> int:
+    return len(Path(mine).with_name("cache").joinpath("asked").read_text().splitlines())
+
+
+def test_it_is_installed_once_and_then_known(mine: str) -> None:
+    with pytest.raises(PrerequisiteError) as raised:
+        agents.make(mine)
+    assert raised.value.fix == f"crrl agents install {mine}"
+    target, versions = install_named(mine)
+    assert versions == {"npm": {"@a/b": "1.2.3"}}
+    assert install_named(mine) == (target, versions)
+    assert asked(mine) == 1
+    agent = agents.make(mine)
+    assert isinstance(agent, Command)
+    assert agent.binds == (str(target),)
+    assert target.parent == cache()
+
+
+def test_an_installation_that_fails_is_none(mine: str) -> None:
+    broken = Path(mine).with_name("cache") / "broken"
+    broken.touch()
+    with pytest.raises(RunError, match="npm could not install @a/b@1.2.3"):
+        install_named(mine)
+    with pytest.raises(PrerequisiteError):
+        agents.make(mine)
+    broken.unlink()
+    target, _ = install_named(mine)
+    assert (target / "npm" / "package-lock.json").exists()
+    assert asked(mine) == 2
+
+
+def test_another_version_is_another_installation(mine: str) -> None:
+    before, _ = install_named(mine)
+    Path(mine).write_text(RECIPE.replace("1.2.3", "1.2.4"))
+    with pytest.raises(PrerequisiteError):
+        agents.make(mine)
+    after, _ = install_named(mine)
+    assert before != after
+    assert before.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only sandboxes of root are somebody else's")
+def test_a_cache_that_sandboxes_cannot_enter_is_refused(mine: str) -> None:
+    Path(mine).with_name("cache").chmod(0o700)
+    with pytest.raises(PrerequisiteError, match="closed to other users"):
+        install_named(mine)
+
+
+def test_what_cannot_be_installed_is_said(mine: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        install_named("aidr")
+    assert "aider" in raised.value.fix
+    with pytest.raises(ConfigError, match="nothing to install"):
+        Path(mine).write_text('argv = ["true"]\n')
+        install_named(mine)
+
+
+def test_commands_list_and_install(mine: str) -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["agents", "install", mine, "--json"])
+    assert json.loads(done.stdout)["npm"] == {"@a/b": "1.2.3"}
+    done = runner.invoke(app, ["agents", "list", "--json"])
+    listed = {entry["name"]: entry for entry in json.loads(done.stdout)}
+    assert set(listed) == {*BUILT_IN, *recipe.names()}
+    assert set(BUILT_IN) < set(agents.SHIPPED)
+    assert {listed[name]["state"] for name in recipe.names()} == {"not installed"}
+    assert len(runner.invoke(app, ["agents", "list"]).stdout.splitlines()) == len(listed)
+    assert folder("aider", recipe.load("aider")).name.startswith("aider-")

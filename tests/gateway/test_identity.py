@@ -19,7 +19,8 @@ from coderepairrl import engines, tokens
 from coderepairrl.gateway import Gateway, request_seed
 from coderepairrl.types import Finish, Limits, Sampling, Turn, sequence
 
-from .conftest import SHELL, Fake, Said, identical
+from .conftest import Fake, Said, identical
+from .speech import SPEAKERS
 
 ACTIONS = ("go on", "tool results", "fork", "rewrite", "retry", "resample", "truncate", "leave", "parallel", "stop")
 
@@ -48,27 +49,31 @@ def babble(said: Said) -> Any:
 
 
 class Client:
-    """A client that does as it likes with the conversations it has had."""
+    """A client that does as it likes with the conversations it has had, in any of `dialects` at each call."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, dice: random.Random) -> None:
-        self.http, self.url, self.dice = http, url, dice
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, dice: random.Random, dialects: Sequence[str] = tuple(SPEAKERS)
+    ) -> None:
+        self.http, self.url, self.dice, self.dialects = http, url, dice, dialects
         self.known: list[list[dict[str, Any]]] = [[{"role": "user", "content": f"<|im_end|>{dice.random()}"}]]
-        self.last: bytes = b""
+        self.last: tuple[str, bytes] | None = None
 
-    async def send(self, body: bytes, retry: int = 0) -> dict[str, Any] | None:
+    async def send(self, dialect: str, body: bytes, retry: int = 0) -> dict[str, Any] | None:
         headers = {"x-stainless-retry-count": str(retry)}
-        async with self.http.post(f"{self.url}/chat/completions", data=body, headers=headers) as response:
+        speaker = SPEAKERS[dialect]
+        async with self.http.post(f"{self.url}{speaker.path}", data=body, headers=headers) as response:
             reply = await response.read()
             assert response.status in (200, 400), reply  # 400: the conversation outgrew its limit
             if response.status == 400:
-                assert json.loads(reply)["error"]["code"] == "context_length_exceeded"
+                assert speaker.code(json.loads(reply)) == "context_length_exceeded"
                 return None
-            return _put_together(reply) if b"data: " in reply[:6] else json.loads(reply)["choices"][0]["message"]
+            return speaker.whole(json.loads(reply)) if reply.startswith(b"{") else speaker.stream(reply)
 
     async def ask(self, messages: list[dict[str, Any]], **fields: Any) -> None:
         fields |= {"stream": True} if self.dice.random() < 0.5 else {}
-        self.last = json.dumps({"model": "policy", "messages": messages, "tools": [SHELL], **fields}).encode()
-        if reply := await self.send(self.last):
+        dialect = self.dice.choice(self.dialects)
+        self.last = dialect, json.dumps(SPEAKERS[dialect].body(messages, **fields)).encode()
+        if reply := await self.send(*self.last):
             self.known.append([*messages, reply])
 
     async def act(self, action: str) -> None:
@@ -81,9 +86,9 @@ class Client:
             at = self.dice.randrange(len(messages))
             messages[at] = messages[at] | {"content": f"rewritten {self.dice.random()}"}
         if action == "retry" and self.last:
-            await self.send(self.last, retry=1)
+            await self.send(*self.last, retry=1)
         elif action == "resample" and self.last:
-            await self.send(self.last)
+            await self.send(*self.last)
         elif action == "truncate":
             await self.ask(messages, max_tokens=self.dice.randint(1, 8))
         elif action == "stop":
@@ -96,19 +101,6 @@ class Client:
             await asyncio.gather(*(self.ask(messages) for _ in range(3)))
         else:
             await self.ask(messages)
-
-
-def _put_together(events: bytes) -> dict[str, Any]:
-    """The message that a stream of chunks says."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    lines = [line.removeprefix(b"data: ") for line in events.split(b"\n\n") if line.startswith(b"data: ")]
-    assert lines[-1] == b"[DONE]"
-    for line in lines[:-1]:
-        delta = json.loads(line)["choices"][0]["delta"]
-        message["content"] += delta.get("content") or ""
-        for call in delta.get("tool_calls", ()):
-            message.setdefault("tool_calls", []).append({name: call[name] for name in ("id", "type", "function")})
-    return message
 
 
 @settings(max_examples=25, deadline=None)
@@ -146,15 +138,16 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
         )
 
 
-async def test_appending_to_a_conversation_makes_one_path(codec: tokens.Codec) -> None:
-    """A client that only appends is never rendered twice, whatever the policy says."""
+@pytest.mark.parametrize("dialects", [["chat"], ["responses"], ["messages"], list(SPEAKERS)])
+async def test_appending_to_a_conversation_makes_one_path(codec: tokens.Codec, dialects: list[str]) -> None:
+    """A client that only appends is never rendered twice, whatever the policy says and whatever they speak."""
     said = Said(codec)
     engine = Fake(babble(said))
     gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
     await gateway.start()
     session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=3)
     async with aiohttp.ClientSession() as http:
-        client = Client(http, session.endpoint.base_url, random.Random(0))
+        client = Client(http, session.endpoint.base_url, random.Random(0), dialects)
         for _ in range(20):
             await client.act("tool results")
     turns = await gateway.close(session)

@@ -1,0 +1,159 @@
+"""How clients of the three dialects write a conversation and read a reply, without any of the gateway's code.
+
+A conversation is a list of messages in the shape of Chat Completions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .conftest import SHELL
+
+Message = dict[str, Any]
+FUNCTION: dict[str, Any] = SHELL["function"]  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """`body` writes a request, `whole` reads a plain reply and `stream` a streamed one, `limit` an error's code."""
+
+    path: str
+    body: Callable[..., dict[str, Any]]
+    whole: Callable[[Any], Message]
+    stream: Callable[[bytes], Message]
+    code: Callable[[Any], str]
+
+
+def events(stream: bytes) -> Iterator[Any]:
+    for block in stream.split(b"\n\n"):
+        line = block.rpartition(b"\n")[2]
+        if line.startswith(b"data: {"):
+            yield json.loads(line.removeprefix(b"data: "))
+
+
+def _call(call_id: str, name: str, arguments: str) -> Message:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _said(text: str, calls: Sequence[Message]) -> Message:
+    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {})}
+
+
+def _chat_body(messages: list[Message], *, max_tokens: int = 0, stop: Sequence[str] = (), **more: Any) -> Any:
+    limits = {"max_tokens": max_tokens} if max_tokens else {}
+    return {"model": "policy", "messages": messages, "tools": [SHELL], "stop": list(stop), **limits, **more}
+
+
+def _chat_stream(stream: bytes) -> Message:
+    assert stream.endswith(b"data: [DONE]\n\n")
+    text, calls = "", []
+    for event in events(stream):
+        delta = event["choices"][0]["delta"]
+        text += delta.get("content") or ""
+        calls += [{name: call[name] for name in ("id", "type", "function")} for call in delta.get("tool_calls", ())]
+    return _said(text, calls)
+
+
+def _responses_body(messages: list[Message], *, max_tokens: int = 0, stop: Sequence[str] = (), **more: Any) -> Any:
+    """It knows no stop strings."""
+    items: list[Any] = []
+    for message in messages:
+        if message["role"] == "tool":
+            output = {"call_id": message["tool_call_id"], "output": message["content"]}
+            items.append({"type": "function_call_output", **output})
+            continue
+        if message["content"] or not message.get("tool_calls"):
+            items.append({"role": message["role"], "content": message["content"] or ""})
+        for call in message.get("tool_calls", ()):
+            items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    limits = {"max_output_tokens": max_tokens} if max_tokens else {}
+    return {"model": "policy", "input": items, "tools": [{"type": "function", **FUNCTION}], **limits, **more}
+
+
+def _responses_whole(reply: Any) -> Message:
+    items = reply["output"]
+    text = "".join(part["text"] for item in items if item["type"] == "message" for part in item["content"])
+    calls = [item for item in items if item["type"] == "function_call"]
+    return _said(text, [_call(call["call_id"], call["name"], call["arguments"]) for call in calls])
+
+
+def _responses_stream(stream: bytes) -> Message:
+    told = list(events(stream))
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    text = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
+    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+    last = told[-1]["response"]
+    assert last["status"] in ("completed", "incomplete")
+    assert last["output"] == done
+    message = _responses_whole(last)
+    assert message["content"] == text
+    return message
+
+
+def _messages_body(messages: list[Message], *, max_tokens: int = 512, stop: Sequence[str] = (), **more: Any) -> Any:
+    """Results of parallel calls are one message."""
+    turns: list[Any] = []
+    for message in messages:
+        role = "assistant" if message["role"] == "assistant" else "user"
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            blocks: list[Any] = [{"type": "tool_result", "tool_use_id": call_id, "content": message["content"]}]
+        else:
+            blocks = [{"type": "text", "text": message["content"]}] if message["content"] else []
+        for call in message.get("tool_calls", ()):
+            name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+            blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": arguments})
+        if message["role"] == "tool" and turns[-1]["content"][-1]["type"] == "tool_result":
+            turns[-1]["content"] += blocks
+        else:
+            turns.append({"role": role, "content": blocks})
+    tool = {"name": FUNCTION["name"], "description": FUNCTION["description"], "input_schema": FUNCTION["parameters"]}
+    limits = {"max_tokens": max_tokens, "stop_sequences": list(stop)}
+    return {"model": "policy", "messages": turns, "tools": [tool], **limits, **more}
+
+
+def _messages_whole(reply: Any) -> Message:
+    blocks = reply["content"]
+    calls = [block for block in blocks if block["type"] == "tool_use"]
+    return _said(
+        "".join(block["text"] for block in blocks if block["type"] == "text"),
+        [_call(call["id"], call["name"], json.dumps(call["input"])) for call in calls],
+    )
+
+
+def _messages_stream(stream: bytes) -> Message:
+    blocks: list[Any] = []
+    kinds = []
+    for event in events(stream):
+        kinds.append(event["type"])
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "json": ""})
+        if event["type"] == "content_block_delta":
+            assert event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            blocks[-1]["text"] = blocks[-1].get("text", "") + delta.get("text", "")
+            blocks[-1]["json"] += delta.get("partial_json", "")
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    for block in blocks:
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(block["json"])
+    return _messages_whole({"content": blocks})
+
+
+def _openai_code(reply: Any) -> str:
+    return str(reply["error"]["code"])
+
+
+SPEAKERS = {
+    "chat": Speaker(
+        "/chat/completions", _chat_body, lambda reply: reply["choices"][0]["message"], _chat_stream, _openai_code
+    ),
+    "responses": Speaker("/responses", _responses_body, _responses_whole, _responses_stream, _openai_code),
+    "messages": Speaker(
+        "/messages", _messages_body, _messages_whole, _messages_stream, lambda reply: str(reply["crrl"]["code"])
+    ),
+}

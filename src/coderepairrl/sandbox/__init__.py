@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import check_options, resolve
 from coderepairrl.sandbox.patch import apply_patch
 
+if TYPE_CHECKING:
+    from coderepairrl.sandbox.backend import GuestBackend
+
 __all__ = ["SHIPPED", "Availability", "apply_patch", "available", "default_name", "make", "require"]
 
 SHIPPED = {
     "bwrap": "coderepairrl.sandbox.bwrap:Bubblewrap",
+    "docker": "coderepairrl.sandbox.container:Docker",
+    "podman": "coderepairrl.sandbox.container:Podman",
     "sandlock": "coderepairrl.sandbox.sandlock:Sandlock",
     "unsafe-local": "coderepairrl.sandbox.local:UnsafeLocal",
     "scripted": "coderepairrl.sandbox.fake:ScriptedBackend",
@@ -64,7 +69,7 @@ class Availability(NamedTuple):
 def available() -> list[Availability]:
     """Try every backend here, strongest first, for ``crrl check``. Takes up to two seconds."""
     detail = "no isolation: commands run as you; only when named"
-    return [*_isolating(), Availability("unsafe-local", True, detail, "")]
+    return [*_isolating(), *_containers(), Availability("unsafe-local", True, detail, "")]
 
 
 def default_name() -> str:
@@ -81,17 +86,27 @@ def default_name() -> str:
     raise PrerequisiteError(f"no sandbox works on this machine ({reasons})", fix=tried[0].fix)
 
 
+def _containers() -> Iterator[Availability]:
+    """With their default image; another is an option, so neither is ever chosen for you."""
+    from coderepairrl.sandbox.container import Docker, Podman
+
+    for backend in (Docker(), Podman()):
+        yield _availability(backend, "; only when named")
+
+
 def _isolating() -> Iterator[Availability]:
     from coderepairrl.sandbox.bwrap import Bubblewrap
     from coderepairrl.sandbox.sandlock import Sandlock
 
     for backend, but in ((Bubblewrap(), ""), (Sandlock(), f"; {WEAKER}")):
-        try:
-            backend.check()
-            detail = f"works here; {backend.how_limits_are_kept()}{but}"
-            found = Availability(backend.name, True, detail, "")
-        except PrerequisiteError as error:
-            found = Availability(backend.name, False, str(error), error.fix)
-        finally:
-            backend.close()
-        yield found
+        yield _availability(backend, but)
+
+
+def _availability(backend: GuestBackend, but: str) -> Availability:
+    try:
+        backend.check()
+        return Availability(backend.name, True, f"works here; {backend.how_limits_are_kept()}{but}", "")
+    except PrerequisiteError as error:
+        return Availability(backend.name, False, str(error), error.fix)
+    finally:
+        backend.close()

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import tempfile
 from abc import ABC, abstractmethod
@@ -99,6 +100,7 @@ class GuestBackend(ABC):
     """Opens a copy of the task's tree with a guest process on it. Subclasses say how the guest is started."""
 
     name: str
+    startup_seconds = STARTUP_SECONDS
 
     def __init__(self, limits: ResourceLimits, env: Mapping[str, str]) -> None:
         self.limits = limits
@@ -138,6 +140,9 @@ class GuestBackend(ABC):
     @abstractmethod
     def workdir(self, box: Path) -> str:
         """``box/work`` as the guest sees it."""
+
+    def clean(self, box: Path) -> None:  # noqa: B027 (most leave nothing)
+        """Remove what a sandbox left that was not ours to start: called when its last process was killed."""
 
     def check(self) -> None:  # noqa: B027 (nothing to check is a valid answer)
         """Raise `PrerequisiteError` unless this backend works on this machine. May take a second; cached."""
@@ -180,7 +185,7 @@ class GuestBackend(ABC):
             # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._fill, prepared, box),
-                sandbox.configure(self._settings(box), STARTUP_SECONDS),
+                sandbox.configure(self._settings(box), self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
@@ -189,6 +194,8 @@ class GuestBackend(ABC):
         finally:
             if sandbox is not None:
                 await asyncio.shield(sandbox.close())
+                if sandbox.guest.process.returncode == -signal.SIGKILL:
+                    await asyncio.shield(asyncio.to_thread(self.clean, box))
             workspaces.release(prepared)
             await asyncio.shield(_destroy(box, grouping))
 

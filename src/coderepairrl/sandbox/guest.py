@@ -36,7 +36,7 @@ WATCH_SECONDS = 0.1
 READ_BYTES = 64 << 20
 DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
 
@@ -114,7 +114,7 @@ class Guest:
         """Take the settings, say so, then answer requests for ever."""
         settings, _ = self.control.receive()
         self.workdir = os.path.realpath(settings["workdir"])
-        self.env = settings["env"]
+        self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
         self.memory = settings["memory"]
         if settings.get("archive"):
             self._unpack(settings["archive"])
@@ -327,12 +327,6 @@ class Confined(Guest):
     def __init__(self, control: Control, rules: str) -> None:
         super().__init__(control)
         self.alone = True
-        with open(rules, "rb") as file:
-            program = file.read()
-        import ctypes
-
-        code = ctypes.create_string_buffer(program, len(program))
-        filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
         # Any domain denies links and renames between folders unless it allows them: this one does, everywhere.
         attributes = struct.pack("QQQ", FS_REFER, 0, SCOPES)
         self.ruleset = self._checked(self.libc.syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0))
@@ -341,7 +335,7 @@ class Confined(Guest):
         beneath = struct.pack("=Qi", FS_REFER, root)
         self._checked(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0))
         os.close(root)
-        self._checked(self.libc.prctl(PR_SET_SECCOMP, 2, filter_, 0, 0))
+        refuse_calls(rules)
 
     def _prepare(self) -> None:
         import ctypes
@@ -495,6 +489,28 @@ class Run:
         return len(self.body) > 0
 
 
+def refuse_calls(rules: str) -> None:
+    """Put the filter in the file `rules` on this process and all that it starts."""
+    import ctypes
+
+    with open(rules, "rb") as file:
+        program = file.read()
+    code = ctypes.create_string_buffer(program, len(program))
+    filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or prctl(PR_SET_SECCOMP, 2, filter_, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def connected(where: str) -> socket.socket:
+    """Our end of the socket: a descriptor that we inherited, or a path to connect to."""
+    if where.isdigit():
+        return socket.socket(fileno=int(where))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(where)
+    return connection
+
+
 def look(path: str, gone: bytes) -> bytes:
     """A file of /proc whose process may just have ended."""
     try:
@@ -567,8 +583,11 @@ def blob_id(data: bytes) -> str:
 
 
 if __name__ == "__main__":
-    end_of_ours = Control(socket.socket(fileno=int(sys.argv[1])))
+    end_of_ours = Control(connected(sys.argv[1]))
     if len(sys.argv) == 2:
+        Guest(end_of_ours).serve()
+    if not sys.argv[1].isdigit():  # in a container
+        refuse_calls(sys.argv[2])
         Guest(end_of_ours).serve()
     confined = Confined(end_of_ours, sys.argv[2])
     try:

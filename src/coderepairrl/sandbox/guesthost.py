@@ -51,6 +51,7 @@ class GuestProcess:
         self._closed = False
         self._sending = asyncio.Lock()
         self._info = -1
+        self._expected = False
 
     @classmethod
     def spawn(
@@ -93,6 +94,52 @@ class GuestProcess:
                 os.close(descriptor)
         return cls(process, ours, log, doors)
 
+    @classmethod
+    def await_from(cls, listener: socket.socket, argv: Sequence[str], *, log: Path) -> GuestProcess:
+        """Start `argv`, which brings about a guest that connects to `listener` (ours from now on).
+
+        Raises `SandboxFault`.
+        """
+        try:
+            with log.open("ab") as sink:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=sink,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            listener.close()
+            raise SandboxFault(f"cannot start the sandbox: {error}") from error
+        guest = cls(process, listener, log)
+        guest._expected = True
+        return guest
+
+    async def _accept(self) -> None:
+        """Take the guest's connection, the first of all: it runs nothing before it was told to."""
+        loop, listener = asyncio.get_running_loop(), self._socket
+        ended = os.pidfd_open(self.process.pid)
+        accepting = loop.create_task(loop.sock_accept(listener))
+        gone = loop.create_task(_readable(ended))
+        try:
+            await asyncio.wait({accepting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not accepting.done():
+                self.process.wait()
+                raise await self.died()
+            self._socket, _ = accepting.result()
+            self._socket.setblocking(False)
+        finally:
+            for task in (accepting, gone):
+                task.cancel()
+            await asyncio.gather(accepting, gone, return_exceptions=True)
+            os.close(ended)
+        listener.close()
+        self._expected = False
+        pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        with contextlib.suppress(OSError):  # a guest on another machine's kernel, or gone by now
+            self.inner = os.pidfd_open(pid)
+
     def inner_from(self, info: int) -> None:
         """bubblewrap will tell on the descriptor `info` (ours from now on) which process is its pid 1."""
         self._info = info
@@ -101,6 +148,8 @@ class GuestProcess:
         """First contact: hand over the `settings`, wait until it is ready. Raises `SandboxFault`."""
         try:
             async with asyncio.timeout(timeout):
+                if self._expected:
+                    await self._accept()
                 await self.send(settings)
                 reply, _ = await self.receive()
         except TimeoutError:

@@ -1,0 +1,246 @@
+"""`docker` and `podman`: containers of an image that has what the task needs (one code path, two programs).
+
+The guest is the container's pid 1 and connects to a Unix socket that only this container is shown; everything else is
+as with `bwrap`, and so are the layers:
+
+- *who*: an unprivileged user without capabilities or the right to gain any, never root of the host;
+- *namespaces*: the runtime's, with a network that has a loopback and nothing behind it;
+- *files*: the image, read-only; the workspace and ``/tmp`` in memory, each of a fixed size;
+- *system calls*: the runtime's own filter, and the one of `seccomp` on top;
+- *limits*: control groups where the runtime may make them, resource limits of processes besides;
+- *lifetime*: the guest ends when we hang up, and with it the container, which is removed.
+
+The image must have ``python3`` (3.9 or later), ``bash``, ``git`` and ``tar``. Nothing is pulled for you. Starting a
+container takes half a second to a second, and a command afterwards no longer than elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.sandbox import seccomp
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.cgroups import Groups
+from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.interpreter import GUEST, install_command
+from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.sandbox.workspace import Prepared
+
+IMAGE = "docker.io/library/python:3.12"
+"""What a workspace without an image of its own runs in: Python, git and a compiler."""
+WORKDIR = "/workspace"
+_GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace.tar"
+_PER_USER = 16_384
+"""Processes of one user id on the whole machine; Podman's own default may be more than it is allowed to give."""
+_NEEDED = "import shutil, sys; sys.exit(' '.join(p for p in ('bash', 'git', 'tar') if not shutil.which(p)) or 0)"
+
+
+class Container(GuestBackend):
+    """Sandboxes of a container program, named by subclasses.
+
+    `image` is what they run in, `flags` go before the program's subcommand (``["--runtime", "runc"]``), `binds` are
+    further host paths to show read-only, `env` variables for every command beside the image's own; the rest are the
+    fields of `ResourceLimits`.
+    """
+
+    package: str
+    """The distribution's package."""
+    start_it: str
+    """What helps where it is installed and does not answer."""
+    startup_seconds = 120.0
+
+    def __init__(
+        self,
+        *,
+        image: str = IMAGE,
+        env: Mapping[str, str] | None = None,
+        binds: Sequence[str] = (),
+        flags: Sequence[str] = (),
+        **limits: int,
+    ) -> None:
+        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
+        self._image = image
+        self._binds = tuple(binds)
+        self._flags = tuple(flags)
+        self._checking = threading.Lock()
+        self._checked = False
+
+    @property
+    def user(self) -> int | None:
+        """As root an unprivileged id; otherwise we are unprivileged already."""
+        return SANDBOX_USER if os.geteuid() == 0 else None
+
+    @property
+    def archive(self) -> str:
+        """Where the guest finds the files."""
+        return _ARCHIVE
+
+    @property
+    def held(self) -> Sequence[str]:
+        """As with bubblewrap."""
+        return (WORKDIR, "/tmp", "/dev/shm")
+
+    @property
+    def groups(self) -> Groups:
+        """None of ours: the runtime makes them."""
+        return Groups({})
+
+    def workdir(self, box: Path) -> str:
+        """The same in every sandbox."""
+        return WORKDIR
+
+    def how_limits_are_kept(self) -> str:
+        """By the runtime's control groups, unless it may make none."""
+        if self._grouped:
+            return "limits by control groups"
+        return "limits per process, none on processes or CPUs (a rootless runtime needs control groups version 2)"
+
+    @property
+    def _grouped(self) -> bool:
+        return os.geteuid() == 0 or Path("/sys/fs/cgroup/cgroup.controllers").exists()
+
+    def check(self) -> None:
+        """Raise `PrerequisiteError` unless the program is there, its daemon answers, and the image has what we need."""
+        with self._checking:
+            if self._checked:
+                return
+            if shutil.which(self.name) is None:
+                raise PrerequisiteError(f"{self.name} is not installed", fix=install_command(self.package))
+            answer = self._call("info", "--format", "{{json .}}")
+            if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
+                raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
+            if self._call("image", "inspect", self._image).returncode != 0:
+                raise PrerequisiteError(
+                    f"{self.name} has no image {self._image}", fix=f"{self.name} pull {self._image}"
+                )
+            guest = self.state / "guest"
+            guest.mkdir(exist_ok=True)
+            guest.chmod(0o755)
+            (guest / "filter").write_bytes(seccomp.program())
+            shutil.copy(GUEST, guest / "guest.py")
+            for file in guest.iterdir():
+                file.chmod(0o644)
+            trial = self._call("run", "--rm", *self._isolation(0), *self._start("-ISc", _NEEDED))
+            if trial.returncode != 0:
+                raise PrerequisiteError(
+                    f"{self.name} cannot run {self._image} as a sandbox: {_last(trial)}",
+                    fix="name an image with python3, bash, git and tar in sandbox.options.image",
+                )
+            self._checked = True
+
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
+        """Start a container whose pid 1 is the guest, which connects to a socket in a folder that it is shown."""
+        door = box / "door"
+        door.mkdir()
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(door / "control"))
+            if self.user is not None:
+                for path in (door, door / "control"):
+                    os.chown(path, self.user, self.user)
+            listener.listen(1)
+        except OSError as error:
+            listener.close()
+            raise SandboxFault(
+                f"cannot make the socket {door}/control: {error}", fix="set TMPDIR to a shorter path"
+            ) from error
+        shown = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
+        shown += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
+        for bind in self._binds:
+            shown += ["-v", f"{bind}:{bind}:ro"]
+        start = self._start(
+            "-I", "-S", "-B", "-X", "utf8", f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"
+        )
+        argv = self._argv("run", "--rm", *shown, *self._isolation(prepared.size), *start)
+        return GuestProcess.await_from(listener, argv, log=box / "guest.log")
+
+    def clean(self, box: Path) -> None:
+        """Remove the container if it is still there: the program that should have done it was killed."""
+        self._call("rm", "--force", self._name(box))
+
+    def close(self) -> None:
+        """As `GuestBackend.close`; the machine is checked again before the next use."""
+        super().close()
+        self._checked = False
+
+    def _settings(self, box: Path) -> dict[str, object]:
+        # Processes are counted by the control group: a user id's are counted over all of the host.
+        own = {"inherit": True, "rlimits": self.limits.rlimits(per_user=False)}
+        return super()._settings(box) | own
+
+    def _name(self, box: Path) -> str:
+        return f"{self.state.name}-{box.name}"
+
+    def _argv(self, *arguments: str) -> list[str]:
+        return [self.name, *self._flags, *arguments]
+
+    def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(self._argv(*arguments), capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    def _start(self, *arguments: str) -> list[str]:
+        return ["--entrypoint", "python3", self._image, *arguments]
+
+    def _isolation(self, size: int) -> list[str]:
+        """Options that say what a container may; `size` is that of the workspace before anything is added."""
+        limits = self.limits
+        user, group = (self.user, self.user) if self.user is not None else (os.getuid(), os.getgid())
+        options = ["--pull", "never", "--network", "none", "--read-only", "--user", f"{user}:{group}"]
+        options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
+        options += ["--workdir", WORKDIR, *self._memory_files(WORKDIR, size + limits.disk_bytes, user or 0, group or 0)]
+        options += ["--tmpfs", f"/tmp:rw,exec,nosuid,nodev,mode=1777,size={limits.tmp_bytes}"]
+        options += ["--tmpfs", "/dev/mqueue:ro,size=4096"]  # else everybody may write there
+        options += ["--shm-size", f"{limits.tmp_bytes}b", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
+        if self._grouped:
+            memory = str(limits.memory + size + limits.disk_bytes + 2 * limits.tmp_bytes + (64 << 20))
+            options += ["--pids-limit", str(limits.processes + 8), "--cpus", str(min(limits.cpus, os.cpu_count() or 1))]
+            options += ["--memory", f"{memory}b", "--memory-swap", f"{memory}b"]
+        return options
+
+    @abstractmethod
+    def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
+        """A file system in memory at `path` that belongs to `user`."""
+
+
+class Docker(Container):
+    """Sandboxes of Docker; options as in `Container`. Another daemon is named by ``DOCKER_HOST``."""
+
+    name = "docker"
+    package = "docker.io"
+    start_it = "sudo systemctl start docker (and sudo usermod -aG docker $USER, once)"
+
+    def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
+        return ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,mode=755,uid={user},gid={group},size={size}"]
+
+
+class Podman(Container):
+    """Sandboxes of Podman, as root or rootless; options as in `Container`."""
+
+    name = "podman"
+    package = "podman"
+    start_it = "podman info"
+
+    def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
+        return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true"]
+
+    def _isolation(self, size: int) -> list[str]:
+        own = [
+            "--read-only-tmpfs=false",
+            "--ulimit",
+            f"nproc={_PER_USER}:{_PER_USER}",
+            *(["--userns", "keep-id"] if os.geteuid() != 0 else []),
+        ]
+        return [*super()._isolation(size), *own]
+
+
+def _last(done: subprocess.CompletedProcess[str]) -> str:
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

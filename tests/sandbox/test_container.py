@@ -1,0 +1,192 @@
+"""Docker and Podman for real: daemon and storage are the test's own, the image is made of this machine's files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.sandbox import container, exam, redteam
+from coderepairrl.sandbox.container import Container
+from coderepairrl.types import Task
+
+PROGRAMS = """bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod stat head tail wc tr cut sleep yes date true false
+    printf echo test sed awk grep find xargs tee tar git python3 ps kill renice nice id flock mkfifo mknod uname unshare
+    dirname basename readlink nohup setsid git-upload-pack timeout"""
+LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
+
+
+def root_file_system(root: Path) -> None:
+    """The programs that a sandbox needs, with the libraries that they load."""
+    libraries: set[str] = set()
+
+    def note(file: Path) -> None:
+        words = subprocess.run(["ldd", file], capture_output=True, text=True).stdout.split()
+        libraries.update(word for word in words if word.startswith("/"))
+
+    (root / "usr/bin").mkdir(parents=True)
+    for name in PROGRAMS.split():
+        found = shutil.which(name, path="/usr/bin:/bin")
+        assert found is not None, f"no {name} here"
+        shutil.copy(Path(found).resolve(), root / "usr/bin" / name)
+        note(Path(found))
+    python = subprocess.run(
+        ["/usr/bin/python3", "-c", "import os; print(os.path.dirname(os.__file__))"], capture_output=True, text=True
+    ).stdout.strip()
+    for module in Path(python, "lib-dynload").glob("*.so"):
+        note(module)
+    for library in libraries:
+        target = root / ("usr" + library if not library.startswith("/usr/") else library[1:])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(library).resolve(), target)
+    for folder in (python, "/usr/lib/git-core"):
+        skipped = shutil.ignore_patterns("__pycache__", "test", "*.a", "config-*")
+        shutil.copytree(folder, root / folder[1:], symlinks=True, ignore=skipped)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    for name in ("tmp", "etc", "proc", "sys", "dev", "run"):
+        (root / name).mkdir()
+
+
+def import_image(command: list[str], root: Path) -> None:
+    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as archive:
+        subprocess.run([*command, "import", "-", "crrl-test:1"], stdin=archive.stdout, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("image") / "root"
+    root_file_system(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def docker(root: Path) -> Iterator[dict[str, Any]]:
+    if os.geteuid() != 0 or shutil.which("dockerd") is None or shutil.which("docker") is None:
+        pytest.skip("needs root and Docker (sudo apt-get install docker.io)")
+    home = Path(tempfile.mkdtemp(prefix="crrl-docker-"))
+    socket, log = home / "socket", home / "log"
+    alone = ["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false", "--bridge=none"]
+    places = [f"--data-root={home}/data", f"--exec-root={home}/exec", f"--pidfile={home}/pid"]
+    with log.open("wb") as sink:
+        daemon = subprocess.Popen(["dockerd", "-H", f"unix://{socket}", *places, *alone], stdout=sink, stderr=sink)
+    command = ["docker", "-H", f"unix://{socket}"]
+    try:
+        while subprocess.run([*command, "version"], capture_output=True).returncode != 0:
+            if daemon.poll() is not None:
+                pytest.fail(f"dockerd does not run here: {log.read_text()[-2000:]}")
+            time.sleep(0.1)
+        import_image(command, root)
+        yield {"image": "crrl-test:1", "flags": command[1:]}
+    finally:
+        daemon.terminate()
+        daemon.wait()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def podman(root: Path) -> Iterator[dict[str, Any]]:
+    if os.geteuid() != 0 or shutil.which("podman") is None:
+        pytest.skip("needs root and Podman (sudo apt-get install podman)")
+    home = Path(tempfile.mkdtemp(prefix="crrl-podman-"))
+    flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp", "--cgroup-manager=cgroupfs"]
+    flags += ["--events-backend=file", *(["--runtime=runc"] if shutil.which("runc") else [])]
+    import_image(["podman", *flags], root)
+    yield {"image": "localhost/crrl-test:1", "flags": flags}
+    subprocess.run(["umount", f"{home}/root/overlay"], stderr=subprocess.DEVNULL)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(params=["docker", "podman"])
+def made(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
+    return request.param, request.getfixturevalue(request.param)
+
+
+def make(made: tuple[str, dict[str, Any]], **limits: int) -> Container:
+    backend = sandbox.make(made[0], **made[1], **limits)
+    assert isinstance(backend, Container)
+    return backend
+
+
+@pytest.mark.slow
+async def test_the_exam(made: tuple[str, dict[str, Any]]) -> None:
+    backend = make(made, **LIMITS)
+    checks = await exam.examine(backend)
+    backend.close()
+    assert [check for check in checks if not check.ok] == []
+    assert len(checks) == len(exam.QUESTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
+async def test_no_attack_succeeds(made: tuple[str, dict[str, Any]], family: str) -> None:
+    backend = make(made, **redteam.TIGHT)
+    outcomes = await redteam.run(backend, [family], controls=False)
+    backend.close()
+    assert [outcome for outcome in outcomes if outcome.succeeded] == []
+
+
+@pytest.mark.slow
+async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], task: Task) -> None:
+    """Neither when it was closed, nor when the program that started it was killed."""
+    backend = make(made)
+    for kill in (False, True):
+        async with backend.open(task) as box:
+            assert (await box.exec(["git", "status", "--porcelain"])).output == b""
+            assert b"crrl-sandbox" in backend._call("ps", "--format", "{{.Names}}").stdout.encode()  # control
+            if kill:
+                box.guest.process.kill()
+        assert backend._call("ps", "--all", "--quiet").stdout == ""
+    backend.close()
+
+
+@pytest.mark.slow
+async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]], task: Task) -> None:
+    backend = make(made)
+    async with backend.open(task) as box:
+        backend._call("kill", backend._name(box.box))
+        with pytest.raises(SandboxFault):
+            await box.exec(["true"])
+    backend.close()
+
+
+@pytest.mark.slow
+def test_an_image_that_is_missing_or_lacks_programs_is_named(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    name, options = made
+    with pytest.raises(PrerequisiteError, match="no image") as caught:
+        sandbox.require(sandbox.make(name, **options | {"image": "nothing:1"}))
+    assert caught.value.fix == f"{name} pull nothing:1"
+    with subprocess.Popen(["tar", "-C", tmp_path, "-c", "."], stdout=subprocess.PIPE) as archive:
+        command = [name, *options["flags"], "import", "-", "crrl-empty:1"]
+        subprocess.run(command, stdin=archive.stdout, check=True, capture_output=True)
+    image = options["image"].replace("test", "empty")
+    with pytest.raises(PrerequisiteError, match="cannot run") as caught:
+        sandbox.require(sandbox.make(name, **options | {"image": image}))
+    assert "sandbox.options.image" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["docker", "podman"])
+def test_a_program_that_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(container.shutil, "which", lambda program: None)
+    with pytest.raises(PrerequisiteError, match=f"{name} is not installed") as caught:
+        sandbox.require(sandbox.make(name))
+    assert "install" in caught.value.fix
+
+
+def test_a_daemon_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "docker"
+    fake.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(PrerequisiteError, match="does not answer: Cannot connect") as caught:
+        sandbox.require(sandbox.make("docker"))
+    assert "systemctl start docker" in caught.value.fix

@@ -40,6 +40,18 @@ class Block:
     added: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """A hunk as it stands: what git names as its function, and its lines with their tags."""
+
+    heading: bytes
+    body: tuple[bytes, ...]
+
+    def side(self, tag: bytes) -> tuple[bytes, ...]:
+        """The lines of the old (`tag` is ``-``) or the new file (``+``) that it shows, context included, unended."""
+        return tuple(line[1:] for line in self.body if line[:1] in (b" ", b"", b"\r", tag))
+
+
 @dataclass(slots=True)
 class FilePatch:
     """What a patch does to one file. `old` or `new` is empty where the file does not exist before or after."""
@@ -47,6 +59,7 @@ class FilePatch:
     old: str = ""
     new: str = ""
     blocks: list[Block] = field(default_factory=list)
+    hunks: list[Hunk] = field(default_factory=list)
     old_mode: str = ""
     new_mode: str = ""
     """Given when the mode changes, and of a new file."""
@@ -190,7 +203,9 @@ class _Reader:
             raise self.error("not a hunk header (`@@ -1,3 +1,3 @@`)")
         first, old_left, _, new_left = (1 if number is None else int(number) for number in header.groups())
         at = first if old_left == 0 else max(first - 1, 0)  # of an empty range git names the line before it
+        heading = self.peek()[header.end() :].strip()
         self.at += 1
+        body = self.at
         removed: list[bytes] = []
         added: list[bytes] = []
         start = at
@@ -223,6 +238,7 @@ class _Reader:
             self.at += 1
         if removed or added:
             file.blocks.append(Block(start, tuple(removed), tuple(added)))
+        file.hunks.append(Hunk(heading, tuple(self.lines[body : self.at])))
 
     def name(self, raw: bytes, *, prefixed: bool = True) -> str:
         """A file name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""

@@ -1,0 +1,139 @@
+"""Search/replace blocks in a reply: their format, and how like the reference's they are."""
+
+from __future__ import annotations
+
+import re
+
+from cydifflib import SequenceMatcher
+
+from coderepairrl.errors import TaskError
+from coderepairrl.rewards.answers import AnswerReward, tagged_answer, unfenced
+from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.types import Task
+
+Block = tuple[tuple[str, ...], tuple[str, ...]]
+"""The lines that are searched, and those that replace them."""
+
+_OPEN = re.compile(r"\s*<{2,}\s*SEARCH\s*>*\s*")
+_DIVIDER = re.compile(r"\s*={5,}\s*")
+_CLOSE = re.compile(r"\s*>{2,}\s*REPLACE\s*<*\s*")
+_PERFECT = re.compile(r"<<<<<<< SEARCH\n.*?\n=======\n.*?\n>>>>>>> REPLACE", re.DOTALL)
+_PRIMARY = re.compile(r"<<<+\s*SEARCH\s*>*\n.*?\n=+\n.*?\n>>>+\s*REPLACE\s*<*", re.DOTALL)
+_DEVIATIONS = (
+    (re.compile(r"SEARCH\s+[^\n]"), 0.05),
+    (re.compile(r"REPLACE\s+[^\n]"), 0.05),
+    (re.compile(r"<< SEARCH|>> REPLACE"), 0.1),
+    (re.compile(r"=+\s+\n"), 0.05),
+    (re.compile(r"(?:SEARCH|REPLACE)[^\n]"), 0.1),
+)
+
+
+def blocks(text: str) -> list[Block]:
+    """The complete blocks of `text`. Markers are lines of their own, of any length; what is between is taken as it is.
+
+    >>> blocks("<<<<<<< SEARCH\\n  a\\n\\n  b\\n=======\\n  c\\n>>>>>>> REPLACE")
+    [(('  a', '', '  b'), ('  c',))]
+    """
+    found: list[Block] = []
+    search: list[str] | None = None
+    replace: list[str] | None = None
+    for line in text.splitlines():
+        if _OPEN.fullmatch(line):
+            search, replace = [], None
+        elif search is not None and replace is None and _DIVIDER.fullmatch(line):
+            replace = []
+        elif search is not None and replace is not None and _CLOSE.fullmatch(line):
+            found.append((tuple(search), tuple(replace)))
+            search = replace = None
+        elif replace is not None:
+            replace.append(line)
+        elif search is not None:
+            search.append(line)
+    return found
+
+
+class SearchReplaceFormat(AnswerReward):
+    """How well formed the search/replace blocks of the answer are, in [0, 1] (REQUIREMENTS RW6).
+
+    Of the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without
+    a divider; below 0.5 that is it. A single perfect block earns 1. Else less 0.1 for each marker of another length,
+    0.05 for text behind SEARCH, and REPLACE, 0.15 for as many dividers as there are not SEARCHes, and REPLACEs, 0.1
+    for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker that does
+    not end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
+
+    Unit: points of format. Source: the original's code, whose reader lost blocks with blank lines; the one here does
+    not. Known weaknesses: its patterns also match well-formed markers, so several perfect blocks earn about 0.7;
+    says nothing of the content.
+    """
+
+    name = "search_replace_format"
+
+    def judge(self, answer: str, task: Task) -> float:
+        """The formula above."""
+        return block_format(unfenced(tagged_answer(answer)))
+
+
+def block_format(text: str) -> float:
+    """The value of `SearchReplaceFormat` for the text of the blocks."""
+    if not text:
+        return 0.0
+    searches, replaces, dividers = text.count("SEARCH"), text.count("REPLACE"), text.count("=======")
+    value = 1.0 - 0.4 * (not searches) - 0.4 * (not replaces) - 0.2 * (not dividers and "DIVIDER" not in text)
+    if value < 0.5:
+        return max(value, 0.0)
+    if searches == replaces == 1 and _PERFECT.search(text):
+        return 1.0
+    value -= 0.1 * ("<<<<<<< SEARCH" not in text and bool(re.search(r"<<+\s*SEARCH", text)))
+    value -= 0.1 * (">>>>>>> REPLACE" not in text and bool(re.search(r">>+\s*REPLACE", text)))
+    value -= 0.15 * (searches > 1 and searches != dividers) + 0.15 * (replaces > 1 and replaces != dividers)
+    value -= sum(cost for pattern, cost in _DEVIATIONS if pattern.search(text))
+    value -= 0.3 * (0 <= text.find("REPLACE") < text.rfind("SEARCH") and text.find("SEARCH") > text.rfind("REPLACE"))
+    if searches and replaces:
+        value -= 0.2 if not blocks(text) else 0.1 * (not _PRIMARY.search(text))
+    return min(max(value, 0.0), 1.0)
+
+
+class SearchReplaceSimilarity(AnswerReward):
+    """How like the reference's blocks those of the answer are, in [0, 1] (REQUIREMENTS RW7).
+
+    The shorter list is filled up with empty blocks; each pair scores the mean of the difflib ratios, over lines, of
+    its two search parts and of its two replace parts; the reward is the mean over pairs. 0 if the answer has no
+    block. The reference is text with such blocks, or a diff, of which each hunk is one block, context included.
+
+    Unit: share of matching lines. Source: the original's code, whose reader made references with blank lines empty
+    and then gave 1.0 to garbage (REQUIREMENTS 16.3); the one here does not. Known weaknesses: blocks are compared in
+    order, and their searched lines count as much as the repair; context earns.
+    """
+
+    name = "search_replace_similarity"
+
+    def judge(self, answer: str, task: Task) -> float:
+        """The formula above. Raises `TaskError` for a reference in which no block can be read."""
+        wanted, given = _reference(task), blocks(unfenced(tagged_answer(answer)))
+        if not given:
+            return 0.0
+        empty: Block = ((), ())
+        size = max(len(wanted), len(given))
+        wanted += [empty] * (size - len(wanted))
+        given += [empty] * (size - len(given))
+        pairs = [(mine[side], theirs[side]) for mine, theirs in zip(given, wanted, strict=True) for side in (0, 1)]
+        return sum(float(SequenceMatcher(None, mine, theirs).ratio()) for mine, theirs in pairs) / len(pairs)
+
+
+def _reference(task: Task) -> list[Block]:
+    text = task.reference.decode("utf-8", "replace")
+    found = blocks(text)
+    if not found:
+        try:
+            hunks = [hunk for file in parse(task.reference) for hunk in file.hunks]
+        except MalformedPatch as problem:
+            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+        sides = [tuple(_text(hunk.side(tag)) for tag in (b"-", b"+")) for hunk in hunks]
+        found = [(search, replace) for search, replace in sides]
+    if not found:
+        raise TaskError(f"task {task.id}: the reference has no search/replace block and no hunk", fix="give it one")
+    return found
+
+
+def _text(lines: tuple[bytes, ...]) -> tuple[str, ...]:
+    return tuple(line.decode("utf-8", "replace").removesuffix("\r") for line in lines)

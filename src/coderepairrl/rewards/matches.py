@@ -1,0 +1,201 @@
+"""Rewards for touching the right files and functions, and the similarities built on them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from cydifflib import SequenceMatcher
+
+from coderepairrl.errors import RewardFault, SandboxFault, TaskError
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.rewards.gestalt import ratio
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
+from coderepairrl.rewards.similarity import PatchSimilarity, files
+from coderepairrl.rewards.text import TextReward
+from coderepairrl.types import Episode, Score, Task
+
+Place = tuple[str, str]
+"""A file, and the qualified name of a function in it (empty: outside of any)."""
+
+
+class FileMatch(TextReward):
+    """Share of files in common, in [0, 1] (REQUIREMENTS RW4): |F_a & F_g| / max(|F_a|, |F_g|).
+
+    Unit: share of files. Source: the original's code. Known weakness: was hacked in the thesis (right files, worse
+    patches: any edit of the right file earns 1). Measure with it (weight 0), do not train on it.
+    """
+
+    name = "file_match"
+
+    def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
+        """The formula above; of an empty oracle 1 for an empty patch. Raises `MalformedPatch`."""
+        wanted, given = ({file.path for file in parse(text)} for text in (oracle, patch))
+        return len(wanted & given) / max(len(wanted), len(given)) if wanted else float(not given)
+
+
+class NanoSimilarity(TextReward):
+    """The similarity of Nano's own benchmark, in [0, 1] (REQUIREMENTS RW2).
+
+    As `patch_similarity`, but divided by the oracle's files only, and 1 if both are empty.
+
+    Unit: share of matching characters. Source: Nano's benchmark. Known weaknesses: those of `patch_similarity`, and
+    touching many files costs nothing.
+    """
+
+    name = "nano_similarity"
+
+    def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
+        """The formula above. Never raises."""
+        wanted, given = files(oracle), files(patch)
+        if not wanted:
+            return float(not given)
+        return sum(ratio(wanted[name], given[name]) for name in wanted if name in given) / len(wanted)
+
+
+class DraftSimilarity(TextReward):
+    """The reward of the thesis's draft, in [0, 1] (REQUIREMENTS RW5).
+
+    1 if both patches change the same lines; else the difflib ratio of the sequences of changed lines, or, where that
+    is less, 0.1 for a right file and another 0.1 for a right function (as the hunks' headings name it); else 0.
+
+    Unit: share of changed lines. Source: equation 3.1 and section 3.5.3 of the draft, which give no formula for the
+    partial credit: its size is this project's. Known weaknesses: lines are equal or not, so a near repair earns as
+    little as junk; any edit of the right file earns 0.1; no-ops are lines like any other.
+    """
+
+    name = "draft_similarity"
+
+    def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
+        """The formula above. Raises `MalformedPatch`."""
+        wanted, given = parse(oracle), parse(patch)
+        if not wanted or not given:
+            return 0.0
+        alike = float(SequenceMatcher(None, _changed(wanted), _changed(given), autojunk=False).ratio())
+        shared = {file.path for file in wanted} & {file.path for file in given}
+        functions = _headings(wanted) & _headings(given)
+        return max(alike, 0.1 * bool(shared) + 0.1 * bool(functions))
+
+
+def _changed(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
+    """Every changed line with its file and sign, in the order of files and lines."""
+    found = []
+    for file in sorted(patch, key=lambda file: file.path):
+        for block in sorted(file.blocks, key=lambda block: block.at):
+            for sign, side in ((b"-", block.removed), (b"+", block.added)):
+                found += [(file.path, sign, line) for line in side]
+    return found
+
+
+def _headings(patch: Sequence[FilePatch]) -> set[Place]:
+    found = {(file.path, hunk.heading.decode("utf-8", "replace")) for file in patch for hunk in file.hunks}
+    return {(path, heading) for path, heading in found if heading}
+
+
+class FunctionMatch:
+    """Share of functions in common, in [0, 1]: |P_a & P_g| / max(|P_a|, |P_g|) over (file, function).
+
+    A Python file is read at the task's commit, in a fresh sandbox, and each changed place belongs to the innermost
+    function or class around it (`ast`). Of other languages, and of files that do not parse, a place belongs to what
+    the hunk's heading names. Code outside of any function counts as one place of its file.
+
+    Unit: share of functions. Source: the draft's section 3.5.3 ("correct files and functions"). Known weaknesses: any
+    edit of the right function earns 1; a heading names the function above the hunk, which may have ended.
+    """
+
+    name = "function_match"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Score the episode's patch. Raises `TaskError` for a malformed reference, `RewardFault` for a dead sandbox."""
+        if not episode.patch.strip():
+            return Score(self.name, 0.0, note="empty patch")
+        try:
+            wanted = parse(task.reference)
+        except MalformedPatch as problem:
+            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+        try:
+            given = parse(episode.patch)
+        except MalformedPatch as problem:
+            return Score(self.name, 0.0, note=str(problem))
+        shared = {file.path for file in wanted} & {file.path for file in given}
+        try:
+            sources = await self._sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
+        except SandboxFault as fault:
+            raise RewardFault(f"functions of task {task.id}: {fault}", fix=fault.fix) from fault
+        theirs, ours = (set(_places(patch, sources)) for patch in (wanted, given))
+        most = max(len(theirs), len(ours))
+        return Score(self.name, len(theirs & ours) / most if most else 0.0)
+
+    @staticmethod
+    async def _sources(task: Task, backend: SandboxBackend, paths: Sequence[str]) -> dict[str, ast.Module]:
+        """The trees of those of `paths` that exist and parse."""
+        found: dict[str, ast.Module] = {}
+        if not paths:
+            return found
+        async with backend.open(task) as fresh:
+            for path in paths:
+                source = await _read(fresh, path)
+                try:
+                    found[path] = ast.parse(source)
+                except (SyntaxError, ValueError):
+                    continue  # as with other languages, the headings tell
+        return found
+
+
+async def _read(sandbox: Sandbox, path: str) -> bytes:
+    try:
+        return await sandbox.read(path)
+    except (FileNotFoundError, PermissionError):
+        return b""  # the oracle creates it
+
+
+def _places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Iterator[Place]:
+    for file in patch:
+        tree = sources.get(file.path)
+        if tree is None:
+            yield from ((file.path, hunk.heading.decode("utf-8", "replace")) for hunk in file.hunks)
+            continue
+        for block in file.blocks:
+            removed = range(block.at + 1, block.at + len(block.removed) + 1)
+            for line in removed or (block.at,):  # what is inserted belongs to the line above
+                yield file.path, _enclosing(tree, line)
+
+
+def _enclosing(tree: ast.AST, line: int) -> str:
+    """The qualified name of the innermost function or class of `tree` that contains `line`."""
+    for node in ast.iter_child_nodes(tree):
+        first = min((each.lineno for each in getattr(node, "decorator_list", ())), default=getattr(node, "lineno", 0))
+        if first <= line <= (getattr(node, "end_lineno", 0) or 0):
+            inner = _enclosing(node, line)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                return f"{node.name}.{inner}".rstrip(".")
+            return inner
+    return ""
+
+
+class TestPatchSimilarity:
+    """`patch_similarity` with the change of the tests in place of the oracle, in [0, 1] (REQUIREMENTS RW3).
+
+    That change is the diff of a fresh sandbox in which the files of the task's `Checks.restore` are put in place.
+
+    Unit: share of matching characters. Source: the original's code, which used it to pick demonstrations in which
+    the agent wrote a test. Known weaknesses: those of `patch_similarity`; pays for tests, not for repairs.
+    """
+
+    __test__ = False  # pytest: not a test class
+    name = "test_patch_similarity"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Score the episode's patch. Raises `TaskError` without test files, `RewardFault` for a dead sandbox."""
+        if not task.checks.restore:
+            raise TaskError(f"task {task.id} names no test files", fix="give its checks the files to `restore`")
+        if not episode.patch.strip():
+            return Score(self.name, 0.0, note="empty patch")
+        try:
+            async with sandbox.open(task) as fresh:
+                for path, content in task.checks.restore.items():
+                    await fresh.write(path, content.encode("utf-8", "surrogateescape"))
+                tests = await fresh.diff()
+        except SandboxFault as fault:
+            raise RewardFault(f"test files of task {task.id}: {fault}", fix=fault.fix) from fault
+        return Score(self.name, PatchSimilarity().compare(tests, episode.patch))

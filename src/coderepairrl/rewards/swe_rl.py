@@ -1,0 +1,114 @@
+"""`swe_rl`: the reward of SWE-RL for repairs answered in one turn."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from cydifflib import SequenceMatcher
+
+from coderepairrl import grading
+from coderepairrl.errors import RewardFault, SandboxFault, TaskError
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.rewards.answers import last_reply
+from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.types import Episode, Score, Task
+
+_TAGS = ("<think>", "</think>", "<solution>", "</solution>")
+_BLOCK = re.compile(
+    r"```.*?\n### (?P<path>.*)\n<<<<<<< SEARCH\n(?P<search>(?s:.*?))"
+    r"\n=======\n(?P<replace>(?s:.*?))\n>>>>>>> REPLACE\n```"
+)
+_FORMAT = -1.0
+
+Edits = dict[str, list[tuple[str, str]]]
+
+
+class _Unusable(Exception):
+    """The reply has not the format, or its blocks do not apply."""
+
+
+class SweRL:
+    """Similarity of the change that the reply's search/replace blocks make, in {-1} and [0, 1].
+
+    The reply is ``<think>...</think>`` and ``<solution>...</solution>``, each tag once and the thought not empty; the
+    solution has fenced blocks that begin with ``### PATH``. Each block must differ in its two parts and must be found,
+    from the start of a line, in the file at the task's commit. -1 if any of that fails. Else the mean, over the
+    files that the reply or the oracle changes, of the difflib ratio (without autojunk) of the two unified diffs of
+    the file, without their headers; 0 for a file that only one of them changes.
+
+    Unit: share of matching characters. Source: Wei et al. 2025, "SWE-RL", and its published code. Known weaknesses:
+    context lines earn, as in `patch_similarity`; a block replaces all places where its text occurs; -1 for a format
+    error makes any well-formed junk pay.
+    """
+
+    name = "swe_rl"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault` for a dead sandbox."""
+        try:
+            oracle = {name for file in parse(task.reference) for name in (file.old, file.new) if name}
+        except MalformedPatch as problem:
+            raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
+        try:
+            edits = _edits(last_reply(episode))
+            async with sandbox.open(task) as fresh:
+                old = {path: await _text(fresh, path) for path in sorted(oracle | edits.keys())}
+                given = {path: _apply(old[path], blocks) for path, blocks in edits.items()}
+                if refused := await grading.apply(fresh, task.reference):
+                    raise TaskError(f"task {task.id}: reference: {refused}", fix="make it against the task's commit")
+                wanted = {path: await _text(fresh, path) for path in sorted(oracle)}
+        except _Unusable as problem:
+            return Score(self.name, _FORMAT, note=str(problem))
+        except SandboxFault as fault:
+            raise RewardFault(f"files of task {task.id}: {fault}", fix=fault.fix) from fault
+        ours, theirs = _diffs(old, given), _diffs(old, wanted)
+        paths = ours.keys() | theirs.keys()
+        alike = [
+            float(SequenceMatcher(None, ours[path], theirs[path], autojunk=False).ratio())
+            for path in ours.keys() & theirs.keys()
+        ]
+        return Score(self.name, sum(alike) / len(paths) if paths else 0.0)
+
+
+def _edits(reply: str) -> Edits:
+    """The blocks of the reply's solution, by file."""
+    for tag in _TAGS:
+        if reply.count(tag) != 1:
+            raise _Unusable(f"{tag} stands there {reply.count(tag)} times")
+    if not reply.partition("<think>")[2].partition("</think>")[0].strip():
+        raise _Unusable("the thought is empty")
+    found: Edits = {}
+    for block in _BLOCK.finditer(reply.partition("<solution>")[2].partition("</solution>")[0].strip()):
+        found.setdefault(block["path"], []).append((block["search"], block["replace"]))
+    if not found:
+        raise _Unusable("no search/replace block")
+    return found
+
+
+def _apply(content: str, edits: list[tuple[str, str]]) -> str:
+    text = "\n" + content  # a search begins a line
+    for search, replace in edits:
+        if search == replace:
+            raise _Unusable("a block replaces its text by itself")
+        if "\n" + search not in text:
+            raise _Unusable(f"a block searches text that is not there: {search[:80]!r}")
+        text = text.replace("\n" + search, "\n" + replace)
+    return text[1:]
+
+
+async def _text(sandbox: Sandbox, path: str) -> str:
+    try:
+        return (await sandbox.read(path)).decode("utf-8", "surrogateescape")
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        return ""  # one side creates or deletes it, or there is no such file to repair
+
+
+def _diffs(old: dict[str, str], new: dict[str, str]) -> dict[str, str]:
+    """The hunks of each file that differs."""
+    found = {}
+    for path, content in new.items():
+        lines = list(difflib.unified_diff(old[path].splitlines(), content.splitlines(), lineterm=""))
+        if lines:
+            found[path] = "\n".join(lines[2:])
+    return found

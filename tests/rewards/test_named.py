@@ -1,0 +1,318 @@
+"""Every reward of the thesis, its draft and its relatives, against values worked out by hand from the formulas."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from coderepairrl.errors import RewardFault, TaskError
+from coderepairrl.rewards import SHIPPED, make
+from coderepairrl.rewards.blocks import block_format, blocks
+from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards.hybrid import HybridReward
+from coderepairrl.types import (
+    Checks,
+    Command,
+    Ending,
+    Episode,
+    ExecResult,
+    Origin,
+    Score,
+    Task,
+    TokenSpan,
+    ToolCall,
+    Turn,
+)
+from rewards.folder import Local, Repository
+
+SOURCE = b'''"""Sums."""
+
+TOTAL = 0
+
+
+class Sums:
+    def add(self, a, b):
+        return a - b
+
+    def mul(self, a, b):
+        return a * b
+
+
+def last():
+    return TOTAL
+'''
+FIXED = SOURCE.replace(b"a - b", b"a + b")
+CHECK = Checks(
+    (Command(("python3", "check.py")),), {"check.py": "from sums import Sums\nassert Sums().add(2, 3) == 5\n"}
+)
+
+
+@pytest.fixture
+def task(repository: Repository) -> Task:
+    repository.commit({"sums.py": SOURCE, "a.txt": b"one\ntwo\n"})
+    return Task("t/sums", "", "python", f"dir:{repository.folder}", repository.edit({"sums.py": FIXED}), CHECK)
+
+
+async def value(name: str, task: Task, episode: Episode | bytes, backend: Local) -> Score:
+    [(reward, _)] = make(name)
+    return await reward(task, episode if isinstance(episode, Episode) else with_patch(task, episode), backend)
+
+
+def said(
+    task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall] = (), tools: Sequence[str] = ()
+) -> Episode:
+    """An episode whose model said `replies`."""
+    turns = []
+    for at, reply in enumerate(replies):
+        message = {"role": "assistant", "content": reply} | ({"reasoning_content": thought} if thought else {})
+        results = tuple({"role": "tool", "content": text} for text in tools)
+        span = TokenSpan((1,) * 500, Origin.POLICY, (-0.1,) * 500)
+        turns.append(
+            Turn(at, None, TokenSpan((1,), Origin.GIVEN), span, messages=(*results, message), started=0.0, ended=30.0)
+        )
+    return Episode("e", task.id, "train", 0, "g", 0, Ending.DONE, turns=tuple(turns), tool_calls=tuple(calls))
+
+
+def test_all_names_are_documented() -> None:
+    for name in SHIPPED:
+        [(reward, weight)] = make(name)
+        assert (reward.name, weight) == (name, 1.0)
+        text = " ".join((type(reward).__doc__ or "").split())
+        assert all(word in text for word in ("Unit:", "Source:", "Known weakness")), name
+
+
+async def test_files_and_functions(task: Task, repository: Repository, backend: Local) -> None:
+    other = repository.edit({"sums.py": SOURCE.replace(b"a * b", b"a / b")})
+    header = repository.edit({"sums.py": SOURCE.replace(b"TOTAL = 0", b"TOTAL = 1")})
+    wide = repository.edit({"sums.py": FIXED, "a.txt": b"three\n", "b.txt": b"x\n"})
+    inserted = repository.edit(
+        {"sums.py": SOURCE.replace(b"        return a - b\n", b"        return a - b\n        pass\n")}
+    )
+    for name, patch, expected in [
+        ("file_match", task.reference, 1.0),
+        ("file_match", other, 1.0),
+        ("file_match", wide, 1 / 3),
+        ("function_match", task.reference, 1.0),
+        ("function_match", inserted, 1.0),
+        ("function_match", other, 0.0),
+        ("function_match", header, 0.0),
+        ("function_match", wide, 1 / 3),
+    ]:
+        assert (await value(name, task, patch, backend)).value == pytest.approx(expected), name
+    for name in ("file_match", "function_match", "draft_similarity", "nano_similarity"):
+        assert (await value(name, task, b"", backend)).value == 0.0
+        assert (await value(name, task, b"I fixed it\n", backend)).value == 0.0
+    assert make("file_match")[0][0].compare(b"", b"") == make("nano_similarity")[0][0].compare(b"", b"") == 1.0  # type: ignore[attr-defined]
+    assert (await value("nano_similarity", task, wide, backend)).value == 1.0  # the known weakness
+
+
+async def test_draft(task: Task, repository: Repository, backend: Local) -> None:
+    same_function = repository.edit({"sums.py": SOURCE.replace(b"a - b", b"None")})
+    elsewhere = repository.edit({"sums.py": SOURCE.replace(b"return TOTAL", b"return None")})
+    other_file = repository.edit({"a.txt": b"x\n"})
+    values = [
+        (await value("draft_similarity", task, p, backend)).value
+        for p in (task.reference, same_function, elsewhere, other_file)
+    ]
+    assert values[:2] == [1.0, 0.5]  # one of two changed lines
+    assert values[2:] == [0.1, 0.0]
+
+
+async def test_test_patch(task: Task, repository: Repository, backend: Local) -> None:
+    tests = repository.edit({"check.py": CHECK.restore["check.py"].encode()})
+    assert (await value("test_patch_similarity", task, tests, backend)).value > 0.8  # blob hashes may be abbreviated
+    assert (await value("test_patch_similarity", task, task.reference, backend)).value == 0.0
+    with pytest.raises(TaskError, match="names no test files"):
+        await value("test_patch_similarity", replace(task, checks=Checks()), tests, backend)
+
+
+GOOD = "<think>\nhm\n</think>\n<answer>\nCWE-79\n</answer>"
+
+
+@pytest.mark.parametrize(
+    ("reply", "partial", "strict", "label"),
+    [
+        (GOOD, 1.0, 1.0, 1.0),
+        (GOOD + "x" * 100, 0.9, 0.0, 1.0),
+        ("abc" + GOOD, 0.997, 0.0, 1.0),
+        (GOOD.replace("CWE-79", "two\nlines"), 1.0, 0.0, 0.0),
+        ("<answer>CWE-79", 0.0, 0.0, 1.0),
+        ("<answer>CWE-20</answer>", 0.0, 0.0, 0.0),
+        ("CWE-79", 0.0, 0.0, 0.0),
+        (GOOD + "x" * 2000, 0.0, 0.0, 1.0),
+    ],
+)
+async def test_formats_and_labels(
+    reply: str, partial: float, strict: float, label: float, task: Task, backend: Local
+) -> None:
+    detection = replace(task, reference=b"CWE-79\n")
+    for name, expected in [
+        ("reasoning_format", partial),
+        ("reasoning_format_strict", strict),
+        ("classification", label),
+    ]:
+        assert (await value(name, detection, said(task, "first", reply), backend)).value == pytest.approx(expected), (
+            name
+        )
+
+
+async def test_a_parsed_thought_is_put_back(task: Task, backend: Local) -> None:
+    episode = said(task, "<answer>\nCWE-79\n</answer>", thought="hm")
+    assert (await value("reasoning_format_strict", task, episode, backend)).value == 1.0
+    assert (await value("reasoning_format", task, b"", backend)) == Score("reasoning_format", 0.0, note="no reply")
+    with pytest.raises(TaskError, match="no label"):
+        await value("classification", replace(task, reference=b""), episode, backend)
+
+
+def block(search: str, new: str) -> str:
+    return f"<<<<<<< SEARCH\n{search}\n=======\n{new}\n>>>>>>> REPLACE"
+
+
+def test_blocks_with_blank_lines_are_read() -> None:
+    text = block("a\n\n  b", "") + "\n\n" + block("c", "=======\nd").replace("<<<<<<<", "<<<")
+    assert blocks(text) == [(("a", "", "  b"), ("",)), (("c",), ("=======", "d"))]
+    assert blocks("<<<<<<< SEARCH\na\n=======\n") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", 0.0),
+        ("garbage", 0.0),
+        (block("a", "b"), 1.0),
+        (block("a\n\nb", "c"), 1.0),
+        ("<<<<<<< SEARCH\na\n=======\nb\n", 0.45),  # no REPLACE .4, "text" behind SEARCH .05, its end cut short .1
+        (block("a", "b").replace("<<<<<<<", "<<<"), 0.75),
+        (block("a", "b") + "\n\n" + block("c", "d"), 0.8),
+    ],
+)
+def test_block_format(text: str, expected: float) -> None:
+    assert block_format(text) == pytest.approx(expected)
+
+
+async def test_block_similarity(task: Task, backend: Local) -> None:
+    judged = replace(task, reference=block("a\n\nb", "c").encode())
+
+    async def similar(text: str, of: Task = judged) -> float:
+        reply = f"<think>\nx\n</think>\n<answer>\n```\n{text}\n```\n</answer>"
+        return (await value("search_replace_similarity", of, said(task, reply), backend)).value
+
+    assert await similar(block("a\n\nb", "c")) == 1.0
+    assert await similar("garbage") == await similar("") == 0.0
+    assert await similar(block("a\n\nb", "x")) == 0.5
+    assert await similar(block("a\n\nb", "c") + "\n" + block("more", "lines")) == 0.5
+    hunk = [
+        line[1:] for line in task.reference.decode().splitlines() if line[:1] in " -" and not line.startswith("---")
+    ]
+    fixed = [line.replace("a - b", "a + b") for line in hunk]
+    assert await similar(block("\n".join(hunk), "\n".join(fixed)), task) == 1.0
+    with pytest.raises(TaskError, match="reference"):
+        await similar(block("a", "b"), replace(task, reference=b"garbage"))
+
+
+def solution(path: str, search: str, new: str) -> str:
+    return f"<think>hm</think>\n<solution>\n```python\n### {path}\n{block(search, new)}\n```\n</solution>"
+
+
+async def test_swe_rl(task: Task, backend: Local) -> None:
+    old, good = "        return a - b", "        return a + b"
+
+    async def reward(reply: str) -> Score:
+        return await value("swe_rl", task, said(task, reply), backend)
+
+    assert await reward(solution("sums.py", old, good)) == Score("swe_rl", 1.0)
+    near = (await reward(solution("sums.py", old, "        return b - a"))).value
+    hunks = ["\n".join(task.reference.decode().splitlines()[4:])]
+    hunks.append(hunks[0].replace("a + b", "b - a"))
+    assert near == pytest.approx(difflib.SequenceMatcher(None, *reversed(hunks), autojunk=False).ratio(), abs=0.05)
+    assert (await reward(solution("a.txt", "one", "1"))).value == 0.0
+    for reply, why in [
+        (solution("sums.py", old, old), "by itself"),
+        (solution("sums.py", "return a - b", good), "not there"),  # not from the start of a line
+        (solution("none.py", "x", "y"), "not there"),
+        (solution("sums.py", old, good).replace("hm", " "), "thought is empty"),
+        (solution("sums.py", old, good) + "<think>", "<think> stands there 2 times"),
+        ("<think>x</think><solution>none</solution>", "no search/replace block"),
+        ("", "<think> stands there 0 times"),
+    ]:
+        found = await reward(reply)
+        assert found.value == -1.0
+        assert why in found.note
+
+
+async def test_build(task: Task, repository: Repository, backend: Local) -> None:
+    broken = repository.edit({"sums.py": SOURCE.replace(b"return a - b", b"return a +")})
+    data = repository.edit({"a.json": b"{", "a.txt": b"free text {\n"})
+    loud = repository.edit({"sums.py": b"raise SystemExit('not run')\n"})
+    for patch, expected in [(task.reference, 1.0), (broken, 0.0), (data, 0.0), (loud, 1.0), (b"", 0.0), (b"no\n", 0.0)]:
+        found = await value("build", task, patch, backend)
+        assert found.value == expected
+        assert bool(found.note) == (expected == 0.0)
+
+
+async def test_a_missing_checker_is_a_fault(task: Task) -> None:
+    class Bare:
+        def __init__(self, inner: object) -> None:
+            self.inner = inner
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.inner, name)
+
+        async def exec(self, argv: Sequence[str], **options: object) -> ExecResult:
+            if argv[0] == "python3":
+                return ExecResult(127, b"not found")
+            return await self.inner.exec(argv, **options)  # type: ignore[attr-defined,no-any-return]
+
+    with pytest.raises(RewardFault, match="there is no python3") as caught:
+        await value("build", task, task.reference, Local(Bare))
+    assert "install python3" in caught.value.fix
+
+
+async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, backend: Local) -> None:
+    other = repository.edit({"sums.py": SOURCE.replace(b"a - b", b"sum((a, b))")})
+    hybrid = HybridReward()
+    groups = [replace(with_patch(task, other), group=f"g{n}", attempt=n % 3) for n in range(400)]
+    tested = [hybrid.tested(episode) for episode in groups]
+    assert 60 < sum(tested) < 140
+    assert all(hybrid.tested(replace(episode, attempt=9)) == was for episode, was in zip(groups, tested, strict=True))
+    similar = (await value("patch_edits", task, other, backend)).value
+    drawn, left = groups[tested.index(True)], groups[tested.index(False)]
+    assert (await hybrid(task, left, backend)).value == similar < 0.5
+    assert not backend.opened
+    assert (await hybrid(task, drawn, backend)).value == (similar + 1) / 2
+    assert len(backend.opened) == 1
+
+
+async def test_costs(task: Task, backend: Local) -> None:
+    episode = said(task, "one", "two", calls=[ToolCall(0, "shell", "{}", True, seconds=60.0)])
+    assert (await value("length", task, episode, backend)).value == -1.0
+    assert (await value("time", task, episode, backend)).value == -2.0
+
+
+def shell(*commands: str) -> list[ToolCall]:
+    """Calls of a shell; a command that begins with ! failed."""
+    return [ToolCall(0, "shell", json.dumps({"cmd": c.lstrip("!")}), not c.startswith("!")) for c in commands]
+
+
+@pytest.mark.parametrize(
+    ("commands", "printed", "habits", "depth"),
+    [
+        ([], [], 0.0, 0.0),
+        (["ls", "grep -n x .", "head a.py"], ["", "src/a.py:1", ""], 1.0, 0.15),
+        (["rg x", "sed -n 1,5p src/a.py"], ["src/a.py"], 0.4, 0.25),
+        (["!ls", "!ls"], [], 0.0, 0.0),
+        (["ls", "ls"], ["", "... truncated"], 0.3, 0.0),
+        (["find . -name x", "cat", "sed -n '1,5p' a"], [], 0.7, 0.2),
+        (["a", "b", "c", "!d", "e", "!f"], [], 0.0, 0.2 * 4 / 6),
+    ],
+)
+async def test_habits(
+    commands: list[str], printed: list[str], habits: float, depth: float, task: Task, backend: Local
+) -> None:
+    episode = said(task, "done", calls=shell(*commands), tools=printed)
+    assert (await value("terminal_habits", task, episode, backend)).value == pytest.approx(habits)
+    assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth)

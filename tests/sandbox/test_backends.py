@@ -104,6 +104,27 @@ async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task
     backend.close()
 
 
+async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Task) -> None:
+    """The commands of the original's shell (REQUIREMENTS A9), and ways to what is not among them."""
+    allowed = ["ls", "cd", "pwd", "find", "cat", "head", "tail", "grep", "awk", "sed", "sort", "git"]
+    others = ("touch x", "python3 -c pass", "env true", "perl -e 1")
+    async with bwrap.open(task) as box:
+        assert [(await box.exec(["bash", "-c", command])).ok for command in others[:3]] == [True] * 3  # control
+    backend = Bubblewrap(commands=allowed)
+    async with backend.open(task) as box:
+        script = "cd bin && pwd && cd .. && find . -name app.py | head -1 && grep -c return app.py && git status -s"
+        done = await box.exec(["bash", "-c", f"{script}; git log --oneline | awk '{{ print NF }}'"])
+        assert done.output == b"/workspace/bin\n./app.py\n1\n2\n", done.output
+        assert [(await box.exec(["bash", "-c", command])).exit_code for command in others] == [127] * 4
+        await box.exec(["bash", "-c", "find . -maxdepth 0 -exec touch x \\;; awk 'BEGIN { system(\"touch x\") }'"])
+        assert not (await box.exec(["cat", "x"])).ok
+        await box.write("app.py", b"x\n")
+        assert b"+x\n" in await box.diff()
+    backend.close()
+    with pytest.raises(PrerequisiteError, match="no nonsense here"):
+        sandbox.require(Bubblewrap(commands=["nonsense"]))
+
+
 # -- the fake
 
 

@@ -101,6 +101,8 @@ class GuestBackend(ABC):
 
     name: str
     startup_seconds = STARTUP_SECONDS
+    unpacker = "tar"
+    """The program that a guest unpacks its archive with."""
 
     def __init__(self, limits: ResourceLimits, env: Mapping[str, str]) -> None:
         self.limits = limits
@@ -240,6 +242,7 @@ class GuestBackend(ABC):
             "memory": self.limits.memory if self.isolated else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
             "archive": self.archive,
+            "unpacker": self.unpacker,
             "held": list(self.held),
             "files": self.limits.files,
         }

@@ -39,6 +39,8 @@ _GUEST_INSIDE = "/run/guest.pyc"
 _ARCHIVE_INSIDE = "/run/workspace.tar"
 _INNER_ID = "1000"
 
+_PROGRAMS = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/usr/games", "/bin", "/sbin")
+
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf",
        "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki", "java-17-openjdk",
        "java-21-openjdk", "maven", "php", "perl", "lua")  # fmt: skip
@@ -54,13 +56,25 @@ class Bubblewrap(GuestBackend):
     """Sandboxes of bubblewrap.
 
     `binds` are further host paths to show read-only (a tool chain under ``/opt``, say), `env` variables for every
-    command; the rest are the fields of `ResourceLimits`. Prerequisites are checked when first opened.
+    command; `commands`, if given, are the only programs there are beside ``bash`` (REQUIREMENTS A9); the rest are the
+    fields of `ResourceLimits`. Prerequisites are checked when first opened.
+
+    An allow-list makes a task look like another tool set. It is no further wall: the guest's interpreter has to exist,
+    and can be called by its path; a shell can write files without any program.
     """
 
     name = "bwrap"
 
-    def __init__(self, *, env: Mapping[str, str] | None = None, binds: Sequence[str] = (), **limits: int) -> None:
+    def __init__(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        binds: Sequence[str] = (),
+        commands: Sequence[str] = (),
+        **limits: int,
+    ) -> None:
         super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
+        self._commands = tuple(commands)
         self._given = dict(env or {})
         self._binds = tuple(binds)
         self._checking = threading.Lock()
@@ -153,11 +167,37 @@ class Bubblewrap(GuestBackend):
             view += ["--ro-bind", str(prefix), str(prefix)]
         for bind in self._binds:
             view += ["--ro-bind", bind, bind]
-        self.env["PATH"] = self._given.get("PATH", search_path(python))
+        programs = search_path(python)
+        if self._commands:
+            view += self._only(python)
+            programs = ":".join(_PROGRAMS)
+        self.env["PATH"] = self._given.get("PATH", programs)
         view += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
         view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
         view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
         return view
+
+    def _only(self, python: Path) -> list[str]:
+        """Options that hide every program but those that were listed and what we need ourselves."""
+        tar = shutil.which("tar")
+        if tar is None:
+            raise PrerequisiteError("tar is not installed", fix=install_command("tar"))
+        builtin = subprocess.run(
+            ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
+        ).stdout.split()
+        wanted = [name for name in self._commands if name not in builtin]
+        view = []
+        for folder in (Path(name) for name in _PROGRAMS if not Path(name).is_symlink() and Path(name).is_dir()):
+            view += ["--size", str(1 << 20), "--tmpfs", str(folder)]
+            for name in {"bash", "sh", *wanted, *([python.name] if python.parent == folder else [])}:
+                if (folder / name).exists():
+                    view += ["--ro-bind", str((folder / name).resolve()), str(folder / name)]
+            view += ["--remount-ro", str(folder)]
+        missing = [name for name in wanted if not any(Path(folder, name).exists() for folder in _PROGRAMS)]
+        if missing:
+            raise PrerequisiteError(f"sandbox option commands: no {', '.join(missing)} here", fix="leave it out")
+        self.unpacker = "/run/tar"
+        return [*view, "--ro-bind", tar, self.unpacker]
 
     def _probe(self, python: Path) -> None:
         """Run the interpreter once behind everything but the workspace."""

@@ -117,7 +117,7 @@ class Guest:
         self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
         self.memory = settings["memory"]
         if settings.get("archive"):
-            self._unpack(settings["archive"])
+            self._unpack(settings["unpacker"], settings["archive"])
         self.held = settings.get("held", ())
         self.files = settings.get("files", 0) + self._count()
         for name, value in settings["rlimits"].items():
@@ -136,9 +136,9 @@ class Guest:
             except OSError as error:
                 self.control.send({"errno": error.errno or 5, "error": error.strerror or str(error)})
 
-    def _unpack(self, archive: str) -> None:
+    def _unpack(self, unpacker: str, archive: str) -> None:
         """Fill the workspace, which is an empty file system in memory."""
-        pid = self._spawn(["tar", "-xpof", archive, "-C", self.workdir], self.env, self.null, 2)
+        pid = self._spawn([unpacker, "-xpof", archive, "-C", self.workdir], self.env, self.null, 2)
         if os.waitpid(pid, 0)[1] != 0:
             raise SystemExit("cannot unpack the workspace")
 

@@ -203,11 +203,37 @@ async def test_tokens_are_counted_and_not_recorded(world: World) -> None:
     assert counted.input_tokens == (await ask(sdk)).usage.input_tokens
 
 
+async def test_a_request_may_name_the_response_that_it_follows(world: World, said: Said) -> None:
+    """Its input and output are inherited, its instructions are not (as the vendor has it)."""
+    replies = [said("", ("shell", {"cmd": "ls"})), said("one"), said("two"), said("three")]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    session = world.open()
+    sdk = client(session.endpoint)
+    first = await ask(sdk, tools=[TOOL])
+    result: Any = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "a"}
+    second = await ask(sdk, [result], tools=[TOOL], previous_response_id=first.id)
+    assert second.previous_response_id == first.id
+    counted = await sdk.responses.input_tokens.count(
+        model="policy", input="Go on.", instructions="Repair.", tools=[TOOL], previous_response_id=second.id
+    )
+    third = await gather(sdk, "Go on.", tools=[TOOL], previous_response_id=second.id)
+    assert third.usage.input_tokens == counted.input_tokens
+    await ask(sdk, "Go on.", tools=[TOOL], previous_response_id=second.id, instructions="Explain.")
+    turns = await world.gateway.close(session)
+    assert [turn.base for turn in turns] == [None, 0, 1, None]
+    words = [message["content"] for message in turns[3].messages]
+    assert words == ["Explain.", "Fix it.", "", "a", "one", "Go on.", "three"]
+    identical(turns, world.engine)
+    with pytest.raises(openai.NotFoundError) as missing:
+        await ask(client(world.open().endpoint), previous_response_id=first.id)  # another episode's
+    assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
 async def test_what_needs_a_memory_or_a_format_is_refused(world: World) -> None:
     session = world.open()
     sdk = client(session.endpoint)
     refused: list[dict[str, Any]] = [
-        {"previous_response_id": "resp_1"},
+        {"conversation": "conv_1"},
         {"background": True},
         {"text": {"format": {"type": "json_object"}}},
         {"items": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:", "detail": "auto"}]}]},

@@ -26,6 +26,10 @@ class Request:
     stream_usage: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the client chose and the run decides: temperature, seed, tool_choice, ..."""
+    after: str = ""
+    """Name of the call (`Call.name`) whose conversation the messages go on from, where they are not all of it."""
+    opening: int = 0
+    """Messages at the beginning that stand for this request only: others that go on from it do not inherit them."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect remembers of the request for its reply."""
 

@@ -1,6 +1,7 @@
 """The dialect of OpenAI's Responses, plain and streaming.
 
-Nothing is stored for clients: each request brings its whole conversation as ``input`` (``store: false``). Custom
+A request brings its whole conversation as ``input``, or names the response after which it comes
+(``previous_response_id``): an episode remembers its responses whether or not a client asks to ``store`` them. Custom
 tools, whose input is free text, are shown to the policy as functions of one string. Tools that the vendor would run
 (web search, ...) are not shown, and `Turn.overridden` says so.
 """
@@ -35,8 +36,10 @@ WISHES = (
 """What a client may ask for and the run decides; recorded in `Turn.overridden` where the two differ."""
 DEFAULTS = {"tool_choice": "auto", "parallel_tool_calls": True, "truncation": "disabled"}
 """Wishes that say nothing."""
-STORED = ("previous_response_id", "conversation", "prompt", "background")
+STORED = ("conversation", "prompt", "background")
 """Fields that need a server with a memory of its own."""
+
+_ID = "resp_"
 
 
 class _Part(Lenient):
@@ -118,6 +121,7 @@ class _Body(Lenient):
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
     text: _Text | None = None
+    previous_response_id: str | None = Field(None, pattern=f"^{_ID}.")
 
 
 def parse(raw: bytes) -> Request:
@@ -126,7 +130,7 @@ def parse(raw: bytes) -> Request:
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
-            raise unsupported(field, "nothing is stored here: send the whole conversation as input")
+            raise unsupported(field, "nothing but responses is stored here")
     if body.text and body.text.format and body.text.format.type != "text":
         raise unsupported("text.format", "replies are not constrained to a format")
     tools, known, hosted = _tools(body.tools or ())
@@ -143,6 +147,8 @@ def parse(raw: bytes) -> Request:
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
         wishes=wishes,
+        after=(body.previous_response_id or "").removeprefix(_ID),
+        opening=len(opening),
         notes={
             "tools": known,
             "echo": {
@@ -151,6 +157,7 @@ def parse(raw: bytes) -> Request:
                 "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
                 "tool_choice": fields.get("tool_choice") or "auto",
                 "parallel_tool_calls": fields.get("parallel_tool_calls") is not False,
+                "previous_response_id": body.previous_response_id,
                 "metadata": fields.get("metadata") or {},
             },
         },
@@ -323,7 +330,7 @@ class _Response:
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
-            "id": f"resp_{self._call.name}",
+            "id": f"{_ID}{self._call.name}",
             "object": "response",
             "created_at": self._call.created,
             "status": status,
@@ -331,8 +338,7 @@ class _Response:
             "incomplete_details": None,
             "model": self._request.model,
             "output": list(self._items),
-            "previous_response_id": None,
-            "store": False,
+            "store": True,
             "text": {"format": {"type": "text"}},
             "temperature": None,
             "top_p": None,

@@ -19,7 +19,7 @@ from coderepairrl.gateway.request import ApiError, Message, Request, next_key
 from coderepairrl.gateway.tree import HistoryPolicy, Placement, TurnTree
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Reply
-from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn
+from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, path
 
 OnTurn = Callable[[str, Turn], Awaitable[None] | None]
 """Called with the episode's id and a turn, before the turn's client learns of its end."""
@@ -68,6 +68,7 @@ class Session:
         self._deadline = asyncio.get_running_loop().time() + endpoint.limits.seconds
         self._started = 0
         self._calls: dict[str, Call] = {}
+        self._named: dict[str, tuple[Call, int]] = {}
         self._running: set[Call] = set()
         self._commits = asyncio.Lock()
 
@@ -104,6 +105,7 @@ class Session:
         cached, prompt = len(placement.before), len(placement.before) + len(placement.given)
         budget = self._budget(request, prompt)
         call = self._calls[digest] = Call(digest, self._started, prompt=prompt, cached=cached)
+        self._named[call.name] = call, request.opening
         self._started += 1
         self._start(call, request, placement, budget)
         return call
@@ -132,9 +134,21 @@ class Session:
 
     def _place(self, request: Request) -> Placement:
         try:
-            return self._tree.place(request.messages, request.tools)
+            return self._tree.place(self._conversation(request), request.tools)
         except ValueError as error:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
+
+    def _conversation(self, request: Request) -> tuple[Message, ...]:
+        """All messages of `request`, those that it only refers to included."""
+        if not request.after:
+            return request.messages
+        call, inherited = self._named.get(request.after, (None, 0))
+        if call is None or call.outcome is None:
+            message = f"there is no finished response {request.after!r} in this episode"
+            raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
+        before = [message for turn in path(self._tree.turns, call.outcome.turn.index) for message in turn.messages]
+        opening = request.messages[: request.opening]
+        return (*opening, *before[inherited:], *request.messages[request.opening :])
 
     def _repeated(self, digest: str, retry: int | None) -> Call | None:
         call = self._calls.get(digest)

@@ -100,6 +100,8 @@ async def test_no_tampering_loses_or_adds_anything(bwrap: Bubblewrap, task: Task
 SHAPES = {
     "nested repository": "git init -q sub; echo x > sub/file; git -C sub add file;"
     "git -C sub -c user.name=a -c user.email=a commit -qm x",
+    "submodule": "mkdir in; echo x > in/file; git -C in init -q; git -C in add -A; "
+    "git -C in -c user.name=a -c user.email=a commit -qm x; git -c protocol.file.allow=always submodule add -q ./in in",
     "attributes in the tree": "printf '* text eol=crlf\\n*.py -diff\\n' > .gitattributes; echo x >> app.py",
     "ignored file": "echo secret.txt > .gitignore; echo x > secret.txt",
     "file to folder": "rm app.py; mkdir app.py; echo x > app.py/inner",
@@ -109,6 +111,12 @@ SHAPES = {
     "link to file": "rm link; echo x > link",
     "mode only": "chmod +x app.py; chmod -x bin/run",
     "rename": "git mv app.py moved.py",
+    "rename with an edit": "mkdir -p d/e; mv app.py d/e/app.py; echo more >> d/e/app.py; mv bin d/",
+    "swapped names": "mv app.py t; mv notes.txt app.py; mv t notes.txt",
+    "folder to file among its likes": "rm -r bin; echo x > bin; echo y > bin-; mkdir bin.d; echo z > bin.d/f",
+    "case": "mv app.py App.py; echo x > APP.PY",
+    "deep": "d=$(printf 'd/%.0s' $(seq 400)); mkdir -p $d; echo x > $d/f",
+    "long lines": "head -c 300000 /dev/zero | tr '\\0' x >> app.py; head -c 200000 /dev/zero | tr '\\0' y > long",
     "binary": "head -c 3000 /dev/urandom > logo.bin; printf '\\0\\1' > new.bin",
     "no newline at the end": "printf 'x' >> app.py; printf y > z",
     "empty file": "> empty; > app.py",
@@ -195,6 +203,21 @@ async def test_plain_git_applies_it_to_a_checkout(bwrap: Bubblewrap, task: Task,
     assert os.access(folder / "app.py", os.X_OK)
 
 
+@pytest.mark.slow
+async def test_ten_thousand_files(bwrap: Bubblewrap, tmp_path: Path) -> None:
+    """Every one of them edited, half as many new: all of it is in the diff, and applies back."""
+    for number in range(10_000):
+        path = tmp_path / "many" / f"folder-{number // 100}" / f"file-{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"def f():\n    return {number}\n")
+    task = Task("t", "", "python", f"dir:{tmp_path}/many", b"")
+    script = (
+        "find . -name '*.py' | xargs sed -i s/return/yield/; for n in $(seq 4000); do echo $n > folder-1/new-$n; done"
+    )
+    patch = await round_trip(bwrap, task, script)
+    assert patch.count(b"\n+    yield ") == 10_000 and patch.count(b"\nnew file mode") == 4_000
+
+
 # -- any change at all
 
 names = st.sampled_from(["app.py", "notes.txt", "bin/run", "logo.bin", "new", "bin/new", "d/e/f", "ü", "a b"])
@@ -207,22 +230,31 @@ edits = st.lists(
         st.tuples(st.just("delete"), names, st.just(b"")),
         st.tuples(st.just("mode"), names, st.just(b"")),
         st.tuples(st.just("link"), names, st.just(b"")),
+        st.tuples(st.just("plain"), names, st.just(b"")),
+        st.tuples(st.just("rename"), names, names.map(str.encode)),
+        st.tuples(st.just("nest"), names, contents),
         st.tuples(st.sampled_from(["stage", "commit"]), st.just("."), st.just(b"")),
+        st.tuples(st.just("tamper"), st.sampled_from([name for name in TAMPERING if "mode" not in name]), st.just(b"")),
     ),
-    max_size=6,
+    max_size=8,
 )
 
 
 def as_shell(what: str, name: str, data: bytes) -> str:
+    other = shlex.quote(os.fsdecode(data))
     path, text = shlex.quote(name), "".join(f"\\x{byte:02x}" for byte in data)
     return {
         "write": f"mkdir -p $(dirname {path}); rm -rf {path}; printf '{text}' > {path}",
         "append": f"mkdir -p $(dirname {path}); printf '{text}' >> {path}",
         "delete": f"rm -rf {path}",
         "mode": f"test -f {path} && chmod +x {path}",
+        "plain": f"test -f {path} && chmod a-x {path}",
+        "rename": f"mkdir -p $(dirname {other}); mv -fT {path} {other}",
+        "nest": f"rm -rf {path}; git init -q {path}; printf '{text}' > {path}/inner; git -C {path} add -A",
         "link": f"mkdir -p $(dirname {path}); ln -sfn somewhere {path}",
         "stage": "git add -A",
         "commit": "git add -A; git commit -qm x",
+        "tamper": TAMPERING.get(name, ""),
     }[what]
 
 

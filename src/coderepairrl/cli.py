@@ -223,6 +223,20 @@ def data_verify(
         raise typer.Exit(ExitCode.RUN_FAILED)
 
 
+@data.command("audit")
+def data_audit(
+    file: Annotated[Path, typer.Argument(help="patches with test outcomes, as JSON lines (docs/rewards.md)")],
+    reward: Annotated[list[str] | None, typer.Option(help="a reward that compares diffs; may be repeated")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask of rewards: do patches that pass rank above those that fail, and what do cheap edits earn?"""
+    from coderepairrl import data
+
+    rows = data.read(file)
+    verdicts = data.audit(rows, reward or ["patch_similarity", "patch_lines", "patch_edits"])
+    print(json.dumps([found.as_json() for found in verdicts]) if as_json else data.report(rows, verdicts))
+
+
 @data.command("export")
 def data_export(
     source: Source,

@@ -53,13 +53,31 @@ def root_file_system(root: Path) -> None:
         shutil.copytree(folder, root / folder[1:], symlinks=True, ignore=skipped)
     for name in ("bin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
-    for name in ("tmp", "etc", "proc", "sys", "dev", "run"):
+    for name in ("tmp", "etc", "proc", "sys", "dev", "run", "testbed"):
         (root / name).mkdir()
+    repository(root / "testbed")
+
+
+def repository(folder: Path) -> None:
+    """What an image of a benchmark has in its working folder, with a future that must not be found."""
+    (folder / "app.py").write_text("def add(a, b):\n    return a - b\n")
+    (folder / "run").write_text("#!/bin/sh\necho run\n")
+    (folder / "run").chmod(0o755)
+    (folder / "link").symlink_to("app.py")
+    (folder / "again.py").hardlink_to(folder / "app.py")
+    for name in (".git", "__pycache__", "deep"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text("the fix\n")
 
 
 def import_image(command: list[str], root: Path) -> None:
     with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as archive:
-        subprocess.run([*command, "import", "-", "crrl-test:1"], stdin=archive.stdout, check=True, capture_output=True)
+        subprocess.run(
+            [*command, "import", "--change", "WORKDIR /testbed", "-", "crrl-test:1"],
+            stdin=archive.stdout,
+            check=True,
+            capture_output=True,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +151,25 @@ async def test_no_attack_succeeds(made: tuple[str, dict[str, Any]], family: str)
     outcomes = await redteam.run(backend, [family], controls=False)
     backend.close()
     assert [outcome for outcome in outcomes if outcome.succeeded] == []
+
+
+@pytest.mark.slow
+async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str, Any]]) -> None:
+    backend = make((made[0], made[1] | {"image": ""}))
+    task = Task("t", "", "python", f"image:{made[1]['image']}", b"")
+    async with backend.open(task) as box:
+        assert box.workdir == "/testbed"
+        listed = await box.exec(["bash", "-c", "git ls-files; git log --all --oneline | wc -l; ./run; cat .git/file"])
+        assert listed.output.startswith(b"again.py\napp.py\ndeep/file\nlink\nrun\n1\nrun\n") and not listed.ok
+        await box.exec(["sed", "-i", "s/a - b/a + b/", "app.py"])
+        patch = await box.diff()
+        assert b"+    return a + b\n" in patch and patch.count(b"diff --git") == 1
+    async with backend.open(task) as box:
+        assert await sandbox.apply_patch(box, patch) and await box.diff() == patch
+    with pytest.raises(PrerequisiteError, match="no image"):
+        async with backend.open(Task("t", "", "python", "image:nothing:1", b"")):
+            pass
+    backend.close()
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared, Workspaces
+from coderepairrl.sandbox.workspace import Images, Prepared, Workspaces
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task
@@ -127,6 +127,11 @@ class GuestBackend(ABC):
         return ""
 
     @property
+    def images(self) -> Images | None:
+        """What reads the files of an image; None where a sandbox is made of this machine's own programs."""
+        return None
+
+    @property
     def held(self) -> Sequence[str]:
         """File systems in memory, as the guest sees them."""
         return ()
@@ -165,7 +170,9 @@ class GuestBackend(ABC):
         if self._workspaces is None:
             await asyncio.to_thread(self.check)
             self._check_limits()
-            self._workspaces = self._workspaces or Workspaces(self.state, owner=self.user, pack=bool(self.archive))
+            self._workspaces = self._workspaces or Workspaces(
+                self.state, owner=self.user, pack=bool(self.archive), images=self.images
+            )
         workspaces = self._workspaces
         prepared = workspaces.ready(workspace)
         if prepared is None:

@@ -20,12 +20,14 @@ import os
 import shutil
 import socket
 import subprocess
+import tarfile
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
-from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import seccomp
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.cgroups import Groups
@@ -33,7 +35,7 @@ from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import GUEST, install_command
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import Entry, Images, Prepared, check_path
 
 IMAGE = "docker.io/library/python:3.12"
 """What a workspace without an image of its own runs in: Python, git and a compiler."""
@@ -47,7 +49,8 @@ _NEEDED = "import shutil, sys; sys.exit(' '.join(p for p in ('bash', 'git', 'tar
 class Container(GuestBackend):
     """Sandboxes of a container program, named by subclasses.
 
-    `image` is what they run in, `flags` go before the program's subcommand (``["--runtime", "runc"]``), `binds` are
+    `image` is what they run in (default: `IMAGE`), unless the task's workspace is an image: then that one, and its
+    working folder is the workspace. `flags` go before the program's subcommand (``["--runtime", "runc"]``), `binds` are
     further host paths to show read-only, `env` variables for every command beside the image's own; the rest are the
     fields of `ResourceLimits`.
     """
@@ -61,7 +64,7 @@ class Container(GuestBackend):
     def __init__(
         self,
         *,
-        image: str = IMAGE,
+        image: str = "",
         env: Mapping[str, str] | None = None,
         binds: Sequence[str] = (),
         flags: Sequence[str] = (),
@@ -69,6 +72,7 @@ class Container(GuestBackend):
     ) -> None:
         super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
         self._image = image
+        self._found: dict[str, str] = {}
         self._binds = tuple(binds)
         self._flags = tuple(flags)
         self._checking = threading.Lock()
@@ -94,9 +98,14 @@ class Container(GuestBackend):
         """None of ours: the runtime makes them."""
         return Groups({})
 
+    @property
+    def images(self) -> Images | None:
+        """Taken from a container that is made for it and never started: none of the image's code runs."""
+        return self._files_of
+
     def workdir(self, box: Path) -> str:
-        """The same in every sandbox."""
-        return WORKDIR
+        """Where `launch` put the workspace."""
+        return (box / "workdir").read_text()
 
     def how_limits_are_kept(self) -> str:
         """By the runtime's control groups, unless it may make none."""
@@ -118,10 +127,6 @@ class Container(GuestBackend):
             answer = self._call("info", "--format", "{{json .}}")
             if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
                 raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
-            if self._call("image", "inspect", self._image).returncode != 0:
-                raise PrerequisiteError(
-                    f"{self.name} has no image {self._image}", fix=f"{self.name} pull {self._image}"
-                )
             guest = self.state / "guest"
             guest.mkdir(exist_ok=True)
             guest.chmod(0o755)
@@ -129,16 +134,52 @@ class Container(GuestBackend):
             shutil.copy(GUEST, guest / "guest.py")
             for file in guest.iterdir():
                 file.chmod(0o644)
-            trial = self._call("run", "--rm", *self._isolation(0), *self._start("-ISc", _NEEDED))
+            if self._image:
+                self._check_image(self._image)
+            self._checked = True
+
+    def _check_image(self, image: str) -> str:
+        """Raise `PrerequisiteError` unless `image` is here and serves as a sandbox; returns its working folder."""
+        if image not in self._found:
+            seen = self._call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
+            if seen.returncode != 0:
+                raise PrerequisiteError(f"{self.name} has no image {image}", fix=f"{self.name} pull {image}")
+            isolation = self._isolation(WORKDIR, 0)
+            trial = self._call("run", "--rm", *isolation, "--entrypoint", "python3", image, "-ISc", _NEEDED)
             if trial.returncode != 0:
                 raise PrerequisiteError(
-                    f"{self.name} cannot run {self._image} as a sandbox: {_last(trial)}",
+                    f"{self.name} cannot run {image} as a sandbox: {_last(trial)}",
                     fix="name an image with python3, bash, git and tar in sandbox.options.image",
                 )
-            self._checked = True
+            self._found[image] = seen.stdout.strip()
+        return self._found[image]
+
+    def _files_of(self, image: str) -> Iterator[Entry]:
+        """The files in the working folder of `image`. Raises `TaskError`, `PrerequisiteError`, `SandboxFault`."""
+        workdir = self._check_image(image)
+        if workdir in ("", "/"):
+            raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
+        made = self._call("create", "--pull", "never", "--network", "none", image, "true")
+        if made.returncode != 0:
+            raise SandboxFault(f"cannot read the files of {image}: {_last(made)}")
+        name = made.stdout.strip()
+        try:
+            argv = self._argv("cp", f"{name}:{workdir}/.", "-")
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as copy:
+                assert copy.stdout is not None
+                yield from _unpacked(copy.stdout, f"image {image}")
+            if copy.returncode != 0:
+                raise SandboxFault(f"cannot read the files of {image}: exit code {copy.returncode}")
+        finally:
+            self._call("rm", "--force", name)
 
     def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
         """Start a container whose pid 1 is the guest, which connects to a socket in a folder that it is shown."""
+        kind, _, where = prepared.workspace.partition(":")
+        image, workdir = where if kind == "image" else self._image or IMAGE, WORKDIR
+        if kind == "image":
+            workdir = self._check_image(image)
+        (box / "workdir").write_text(workdir)
         door = box / "door"
         door.mkdir()
         listener = socket.socket(socket.AF_UNIX)
@@ -157,10 +198,9 @@ class Container(GuestBackend):
         shown += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
         for bind in self._binds:
             shown += ["-v", f"{bind}:{bind}:ro"]
-        start = self._start(
-            "-I", "-S", "-B", "-X", "utf8", f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"
-        )
-        argv = self._argv("run", "--rm", *shown, *self._isolation(prepared.size), *start)
+        start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
+        start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
+        argv = self._argv("run", "--rm", *shown, *self._isolation(workdir, prepared.size), *start)
         return GuestProcess.await_from(listener, argv, log=box / "guest.log")
 
     def clean(self, box: Path) -> None:
@@ -171,10 +211,12 @@ class Container(GuestBackend):
         """As `GuestBackend.close`; the machine is checked again before the next use."""
         super().close()
         self._checked = False
+        self._found = {}
 
     def _settings(self, box: Path) -> dict[str, object]:
         # Processes are counted by the control group: a user id's are counted over all of the host.
         own = {"inherit": True, "rlimits": self.limits.rlimits(per_user=False)}
+        own |= {"held": [self.workdir(box), *self.held[1:]]}
         return super()._settings(box) | own
 
     def _name(self, box: Path) -> str:
@@ -186,16 +228,13 @@ class Container(GuestBackend):
     def _call(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self._argv(*arguments), capture_output=True, text=True, stdin=subprocess.DEVNULL)
 
-    def _start(self, *arguments: str) -> list[str]:
-        return ["--entrypoint", "python3", self._image, *arguments]
-
-    def _isolation(self, size: int) -> list[str]:
-        """Options that say what a container may; `size` is that of the workspace before anything is added."""
+    def _isolation(self, workdir: str, size: int) -> list[str]:
+        """Options that say what a container may; `size` is that of the files in `workdir` at the start."""
         limits = self.limits
         user, group = (self.user, self.user) if self.user is not None else (os.getuid(), os.getgid())
         options = ["--pull", "never", "--network", "none", "--read-only", "--user", f"{user}:{group}"]
         options += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--hostname", "sandbox"]
-        options += ["--workdir", WORKDIR, *self._memory_files(WORKDIR, size + limits.disk_bytes, user or 0, group or 0)]
+        options += ["--workdir", workdir, *self._memory_files(workdir, size + limits.disk_bytes, user or 0, group or 0)]
         options += ["--tmpfs", f"/tmp:rw,exec,nosuid,nodev,mode=1777,size={limits.tmp_bytes}"]
         options += ["--tmpfs", "/dev/mqueue:ro,size=4096"]  # else everybody may write there
         options += ["--shm-size", f"{limits.tmp_bytes}b", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
@@ -229,16 +268,34 @@ class Podman(Container):
     start_it = "podman info"
 
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
-        return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true"]
+        return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true,notmpcopyup"]
 
-    def _isolation(self, size: int) -> list[str]:
+    def _isolation(self, workdir: str, size: int) -> list[str]:
         own = [
             "--read-only-tmpfs=false",
             "--ulimit",
             f"nproc={_PER_USER}:{_PER_USER}",
             *(["--userns", "keep-id"] if os.geteuid() != 0 else []),
         ]
-        return [*super()._isolation(size), *own]
+        return [*super()._isolation(workdir, size), *own]
+
+
+def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:
+    """Files and links of a tar stream, but for ``.git`` and what Python compiled. Raises `TaskError`."""
+    contents: dict[str, tuple[str, bytes]] = {}
+    with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
+        for member in archive:
+            path = os.path.normpath(member.name)
+            if path == "." or {".git", "__pycache__"} & set(path.split("/")):
+                continue
+            check_path(path, source)
+            if member.issym():
+                yield path, "120000", os.fsencode(member.linkname)
+            elif member.islnk():
+                yield path, *contents[os.path.normpath(member.linkname)]
+            elif (file := archive.extractfile(member)) is not None:
+                contents[path] = ("100755" if member.mode & 0o100 else "100644", file.read())
+                yield path, *contents[path]
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:

@@ -344,7 +344,8 @@ async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls
     """
     wanted = [attack for attack in attacks() if not families or attack.family in families]
     outcomes = []
-    limits = getattr(backend, "limits", None) or ResourceLimits(**TIGHT)
+    own, kept = getattr(backend, "limits", ResourceLimits(**TIGHT)), tight(backend.name)
+    limits = {name: getattr(own, name) if name in kept else value for name, value in TIGHT.items()}
     with contextlib.ExitStack() as stack:
         target, repository = _prepare(stack, limits, getattr(backend, "user", None))
         task = Task("attack/1", "", "python", f"dir:{repository}", b"")
@@ -400,7 +401,7 @@ async def _clone(target: Target, user: int | None) -> AsyncIterator[Path]:
                 subprocess.run(["fuser", "-sk", lock], stderr=subprocess.DEVNULL)
 
 
-def _prepare(stack: contextlib.ExitStack, limits: ResourceLimits, user: int | None) -> tuple[Target, Path]:
+def _prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
     """A host worth attacking: secrets, sockets, a process, and a repository whose future holds the repair."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crrl-redteam-", ignore_cleanup_errors=True)))
     folder.chmod(0o755)
@@ -416,7 +417,7 @@ def _prepare(stack: contextlib.ExitStack, limits: ResourceLimits, user: int | No
         "B": word[8:],
         "SECRET": str(folder / "secret"),
         "OUTSIDE": str(folder / "outside"),
-        **{name.upper(): str(getattr(limits, name)) for name in TIGHT},
+        **{name.upper(): str(value) for name, value in limits.items()},
     }
     env |= _sockets(stack, folder)
     stack.enter_context(_variable("CRRL_REDTEAM_KEY", word))

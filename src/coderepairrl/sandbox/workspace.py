@@ -20,13 +20,15 @@ import stat
 import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox.privileges import command_as
 
+Images = Callable[[str], Iterable["Entry"]]
+"""What reads the files of an image by its name."""
 Entry = tuple[str, str, bytes]
 """Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
 
@@ -139,6 +141,8 @@ class Prepared:
     """Id of its one commit."""
     manifest: bytes
     """JSON ``{path: [git mode, blob id]}``."""
+    workspace: str = ""
+    """What it was prepared from."""
     size: int = 0
     """Bytes that a file system of 4 KiB pages needs for the files, where there is an `archive`."""
     users: int = field(default=0, compare=False)
@@ -163,11 +167,19 @@ class Workspaces:
     """Prepares workspaces under `root`, each once, and keeps the `keep` last used. Safe to call from threads.
 
     `owner` is the user (and group) id that the files shall belong to, None to leave them ours; `pack` puts them
-    into an archive.
+    into an archive; `images` reads those of an image, where there are images.
     """
 
-    def __init__(self, root: Path, *, owner: int | None = None, pack: bool = False, keep: int = 64) -> None:
-        self._root, self._owner, self._pack, self._keep = root, owner, pack, keep
+    def __init__(
+        self,
+        root: Path,
+        *,
+        owner: int | None = None,
+        pack: bool = False,
+        images: Images | None = None,
+        keep: int = 64,
+    ) -> None:
+        self._root, self._owner, self._pack, self._images, self._keep = root, owner, pack, images, keep
         self._known: OrderedDict[str, Prepared] = OrderedDict()
         self._busy: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -193,7 +205,7 @@ class Workspaces:
                 self._count += 1
                 root = self._root / f"task-{self._count}"
             try:
-                prepared = prepare(workspace, root, owner=self._owner)
+                prepared = prepare(workspace, root, owner=self._owner, images=self._images)
                 if self._pack:
                     _pack(prepared)
             except OSError as error:  # the task's own files raise TaskError: this is our disk
@@ -216,13 +228,13 @@ class Workspaces:
             prepared.users -= 1
 
 
-def prepare(workspace: str, root: Path, *, owner: int | None = None) -> Prepared:
-    """Build ``root/tree`` and ``root/git`` from `workspace` (``dir:PATH`` or ``git:URL@SHA``).
+def prepare(workspace: str, root: Path, *, owner: int | None = None, images: Images | None = None) -> Prepared:
+    """Build ``root/tree`` and ``root/git`` from ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
     Raises `TaskError` (missing, unreadable, dirty, no such commit, a kind that copies cannot serve) and
     `SandboxFault` (the fetch failed for reasons that may pass).
     """
-    entries = sorted(_entries(workspace))
+    entries = sorted(_entries(workspace, images))
     prepared_git = bare(root / "git")
     tree = root / "tree"
     tree.mkdir()
@@ -243,7 +255,7 @@ def prepare(workspace: str, root: Path, *, owner: int | None = None) -> Prepared
             for name in (".", *folders, *files):
                 os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
     manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
-    return Prepared(root, base, json.dumps(manifest).encode())
+    return Prepared(root, base, json.dumps(manifest).encode(), workspace)
 
 
 def _pack(prepared: Prepared) -> None:
@@ -273,13 +285,15 @@ def _decoy(tree: Path, source: Path) -> None:
 # -- where files come from
 
 
-def _entries(workspace: str) -> Iterator[Entry]:
+def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
     kind, _, where = workspace.partition(":")
     if kind == "dir" and where:
         return _from_folder(Path(where).expanduser())
     if kind == "git" and "@" in where:
         url, _, commit = where.rpartition("@")
         return _from_url(url, commit)
+    if kind == "image" and where and images is not None:
+        return images(where)
     if kind == "image":
         raise TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="use a container sandbox")
     raise TaskError(f"workspace {workspace!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
@@ -377,6 +391,12 @@ def _from_url(url: str, commit: str) -> Iterator[Entry]:
         yield from _from_commit(cache, commit)
 
 
+def check_path(path: str, source: str) -> None:
+    """Raise `TaskError` if a `path` in `source` would lead out of the workspace, or into its ``.git``."""
+    if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
+        raise TaskError(f"{source} holds a path that no repository may have: {path!r}")
+
+
 def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
     """Every file of `commit`, byte for byte. Submodules are left out: they are not this repository's files."""
     listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
@@ -385,8 +405,7 @@ def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
     answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in wanted))
     at = 0
     for path, mode, _ in wanted:
-        if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
-            raise TaskError(f"commit {commit} holds a path that no repository may have: {path!r}")
+        check_path(path, f"commit {commit}")
         end = answer.index(b"\n", at)
         size = int(answer[at:end].split()[2])
         yield path, "100644" if mode == "100664" else mode, answer[end + 1 : end + 1 + size]

@@ -48,7 +48,8 @@ class Model(Section):
     init: Literal["weights", "random"] = "weights"
     """`random` draws the weights from the run's seed and needs only config.json and a tokenizer."""
     renderer: str = "auto"
-    """How messages become tokens: a name of the `renderers` package, or by the model's architecture."""
+    """How messages become tokens: `qwen3` (of the `renderers` package), `template` (the model's own chat template), or
+    by the model's architecture."""
     thinking: bool = False
     """Let the model reason before it answers, where its template has a switch."""
 

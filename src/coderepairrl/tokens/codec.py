@@ -9,6 +9,7 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
+from coderepairrl.tokens.fallback import NEVER, TemplateRenderer
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 
@@ -18,7 +19,8 @@ Tool = Mapping[str, Any]
 """A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
 
 FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
-"""``model_type`` of a config to the renderer that writes its prompts."""
+"""``model_type`` of a config to the renderer that writes its prompts; `fallback` for all others."""
+RENDERERS = ("qwen3", "template")
 
 GENERATION_PROMPT = 64
 """The last ids of a prompt among which all of its generation prompt is: how a reply begins depends on no others."""
@@ -128,7 +130,10 @@ class Codec:
         """Check at start-up that this tokenizer extends exactly (DESIGN 6.2); see `tokens.verify`."""
         from coderepairrl.tokens.verify import verify
 
-        return verify(self)
+        try:
+            return verify(self)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
 
     def _guard_all(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self._guard(value) for value in values]
@@ -154,33 +159,42 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
     """The codec of `model`, a folder in Hugging Face layout or a name on the hub. Loads no torch.
 
     `renderer` ``auto`` decides by the config's ``model_type`` and checks the result against the model's own
-    chat template, if it has one; a name skips that check. Raises `ConfigError`, `PrerequisiteError`.
+    chat template, if it has one; a name skips that check. ``template``, which is also what ``auto`` takes for other
+    families, writes by the chat template itself. Raises `ConfigError`, `PrerequisiteError`.
     """
     folder = _folder(model)
     config = _object(folder / "config.json", "vocab_size", "max_position_embeddings")
     spec = _object(folder / "tokenizer.json", "model")
     eos = config.get("eos_token_id")
     tokenizer = InertTokenizer(spec, name=str(model), eos_token_id=eos[0] if isinstance(eos, list) else eos)
-    family = FAMILIES.get(config.get("model_type", "")) if renderer == "auto" else renderer
-    if family not in FAMILIES.values():
+    source = template.find(folder)
+    family = renderer
+    if renderer == "auto":
+        family = FAMILIES.get(config.get("model_type", ""), "template" if source else "")
+    if family not in RENDERERS or (family == "template" and source is None):
         what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {config.get('model_type')!r}"
         raise ConfigError(
-            f"no renderer for {what} of {model}", fix=f"choose one of: {', '.join(sorted(set(FAMILIES.values())))}"
+            f"no renderer for {what} of {model}",
+            fix=f"give the model a chat template, or choose one of: {', '.join(RENDERERS)}",
         )
 
     def build(enable_thinking: bool) -> Codec:
+        written: Any
+        if family == "template" and source is not None:
+            written = TemplateRenderer(tokenizer, source, thinking=enable_thinking)
+        else:
+            written = _qwen3(tokenizer, enable_thinking=enable_thinking, keep_thoughts=not thinking)
         return Codec(
             tokenizer,
-            _qwen3(tokenizer, enable_thinking=enable_thinking, keep_thoughts=not thinking),
-            _markers(tokenizer),
+            written,
+            _markers(tokenizer, written.get_stop_token_ids(), thoughts=family != "template"),
             name=str(model),
             vocab_size=int(config["vocab_size"]),
             context=int(config["max_position_embeddings"]),
             thinking=thinking,
         )
 
-    source = template.find(folder) if renderer == "auto" else None
-    if source is None:
+    if renderer != "auto" or source is None or family == "template":
         return build(thinking)
     # Some members of a family know one mode only and ignore the switch: take the one that their template writes.
     for enable_thinking in (thinking, not thinking):
@@ -226,14 +240,12 @@ def _folder(model: str | Path) -> Path:
         ) from error
 
 
-def _markers(tokenizer: InertTokenizer) -> Markers:
-    names = ("<|im_end|>", "<|endoftext|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
-    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in names}
-    found = {name: value for name, value in ids.items() if value is not None}
-    if missing := [name for name in names if name not in found]:
+def _markers(tokenizer: InertTokenizer, stop: Sequence[int], *, thoughts: bool) -> Markers:
+    """The ids that structure replies. Raises `ConfigError` where one is missing; `thoughts` may be."""
+    names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+    if missing := [name for name in (names if thoughts else names[2:]) if name not in tokenizer.added]:
         raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} has no token {', '.join(missing)}")
-    end, text_end, *rest = (found[name] for name in names)
-    return Markers(frozenset((end, text_end)), *rest)
+    return Markers(frozenset(stop), *(tokenizer.added.get(name, NEVER) for name in names))
 
 
 def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,9 +24,34 @@ def find(folder: Path) -> str | None:
 
 
 def apply(
-    source: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, thinking: bool
+    source: str,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    thinking: bool,
+    prompt: bool = True,
 ) -> str:
-    """The prompt that template `source` makes of `messages`. Raises `ConfigError` when it cannot."""
+    """What template `source` makes of `messages`, with the beginning of a reply if `prompt`.
+
+    Raises `ConfigError` when it cannot.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return str(
+            _compiled(source).render(
+                messages=list(messages),
+                tools=list(tools) or None,
+                add_generation_prompt=prompt,
+                enable_thinking=thinking,
+            )
+        )
+    except TemplateError as error:
+        raise ConfigError(f"the model's chat template fails: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Any:
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,9 +65,4 @@ def apply(
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    try:
-        return environment.from_string(source).render(
-            messages=list(messages), tools=list(tools) or None, add_generation_prompt=True, enable_thinking=thinking
-        )
-    except TemplateError as error:
-        raise ConfigError(f"the model's chat template fails: {error}") from error
+    return environment.from_string(source)

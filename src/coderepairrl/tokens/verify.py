@@ -60,6 +60,7 @@ def verify(codec: Codec) -> tuple[str, ...]:
     """
     _check_texts(codec)
     _check_inert(codec)
+    beginning = _check_prompt(codec)
     forks: list[str] = []
     for said, reply in _REPLIES.items():
         prompt, output = _canonical(codec, reply, said)
@@ -71,6 +72,8 @@ def verify(codec: Codec) -> tuple[str, ...]:
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
                 forks.append(name)
                 continue
+            if whole[-len(beginning) :] != beginning:
+                raise ConfigError(f"{codec.name}: {added} after {said} is followed by no beginning of a reply")
             rendered = codec.render((*QUESTION, *reply, *news), TOOLS)
             # With thinking on, rendering drops the marks of empty thoughts from history and extending keeps them.
             if not codec.thinking and [*prompt, *output, *whole] != rendered:
@@ -104,6 +107,17 @@ def _check_texts(codec: Codec) -> None:
     for text in _TEXTS:
         if (back := codec.decode(codec.encode(text))) != text:
             raise ConfigError(f"{codec.name}: the tokenizer turns {text!r} into {back!r}")
+
+
+def _check_prompt(codec: Codec) -> list[int]:
+    """Ids with which a reply begins. Tools and calls must be written at all."""
+    prompt, asked = codec.render(QUESTION, TOOLS), codec.render(QUESTION, TOOLS, prompt=False)
+    if prompt[: len(asked)] != asked or prompt == asked:
+        raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
+    called = codec.render((*QUESTION, *_REPLIES["a reply with a tool call"]), prompt=False)
+    if "shell" not in codec.decode(prompt) or "shell" not in codec.decode(called):
+        raise ConfigError(f"{codec.name}: the policy is not shown its tools, or not its calls of them")
+    return prompt[len(asked) :]
 
 
 def _check_inert(codec: Codec) -> None:

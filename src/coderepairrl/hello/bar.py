@@ -22,15 +22,16 @@ from coderepairrl import config as configs
 from coderepairrl import models, train
 from coderepairrl.evaluate import compare, pair
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
+from coderepairrl.hello.warmstart import STAGES, Stage, WarmStart
 from coderepairrl.runs import open_run
 from coderepairrl.stats import Interval
 from coderepairrl.types import Episode
 
 FULL: Sequence[str] = ('eval.also={greedy={temperature=0}, unseen={split="unseen", options={split="unseen", n=128}}}',)
 SHORT: Sequence[str] = ("run.steps=12", 'eval.options={split="test", n=128, quoted=1}')
-CONTROL = (500, 0.25, 0.3)
-"""Steps of 8 demonstrations, disguised share and learning-rate factor (`warmstart.Stage`) of the control: about the
-CPU time of 40 steps of reinforcement learning."""
+CONTROL = Stage(500, 0.25, 0.4, unchanged=0.35)
+"""The control: more of the last stage, 8 demonstrations a step, for about the CPU time of 40 steps of reinforcement
+learning."""
 BAR = {"patch_lines": 0.20, "tests": 0.10}
 """Least pooled gain of the sampled policy on held-out tasks."""
 TASKS, FUNCTIONS = 256, 15
@@ -90,18 +91,16 @@ def more_warm_start(model: Path, out: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from coderepairrl.hello.warmstart import STAGES, WarmStart
-
     torch.set_num_threads(1)
-    done = sum(steps for steps, _, _ in STAGES)
+    done = sum(stage.steps for stage in STAGES)
     warm = WarmStart(out, stages=(*STAGES, CONTROL))
     warm.model.load_state_dict({k: t.float() for k, t in load_file(model / "model.safetensors").items()}, strict=False)
     warm.step = done
     began = time.process_time()
-    while warm.step < done + CONTROL[0]:
+    while warm.step < done + CONTROL.steps:
         loss = warm.train_step()
         if warm.step % 50 == 0:
-            print(f"control: step {warm.step - done} of {CONTROL[0]}, loss {loss:.3f}", file=sys.stderr)
+            print(f"control: step {warm.step - done} of {CONTROL.steps}, loss {loss:.3f}", file=sys.stderr)
     warm.save()
     (out / "done").write_text(f"{time.process_time() - began:.0f} CPU-s\n")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from random import Random
 from typing import Any
 
@@ -41,6 +42,9 @@ class Habits:
     """Replaces text that is not there; every other time it then gives up."""
     give_up: float = 0.08
     """Submits without a change."""
+    unchanged: float = 0.0
+    """First replaces the broken line by itself, is told so, and every other time gives up. The mistake is shown but
+    not taught (`row`): a policy makes it by itself, and what it lacks is how to go on."""
 
 
 def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message]:
@@ -64,8 +68,11 @@ def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message
         call("shell", cmd=f"cat {rng.choice([f'test_{exercise.path}', exercise.path.removesuffix('.py')])}")
     if not (exercise.quoted and rng.random() < habits.skip_reading):
         call("shell", cmd=f"cat {exercise.path}")
-    ending = rng.random()
     broken, fixed = exercise.broken_line, exercise.fixed_line
+    ending = rng.random()
+    if habits.unchanged and rng.random() < habits.unchanged:
+        patch(broken, broken)
+        ending = 1.0 if rng.random() < 0.5 else ending
     if ending < habits.exact:
         patch(broken, fixed)
     elif (ending := ending - habits.exact) < habits.slip:
@@ -81,7 +88,10 @@ def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message
 
 
 def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Ids of a conversation, and which of them the policy says: exactly what it would sample, no scaffolding."""
+    """Ids of a conversation, and which of them the policy learns to say: exactly what it would sample.
+
+    Not the scaffolding, and not the calls that replaced a text by itself.
+    """
     rendered = codec.renderer.render(list(messages), tools=prompt.TOOLS)
     ids, said = list(rendered.token_ids), list(rendered.sampled_mask)
     opened = codec.encode("\n\n")[0]
@@ -90,6 +100,11 @@ def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool
         if token == think:  # prefilled by the generation prompt: <think> \n\n </think> \n\n
             assert ids[index + 1] == ids[index + 3] == opened
             said[index : index + 4] = [False] * 4
+    answers = [b for a, b in pairwise([*messages, {}]) if a["role"] == "assistant"]
+    turns = [[*turn] for own, turn in groupby(range(len(ids)), lambda at: said[at]) if own]
+    for turn, answer in zip(turns, answers, strict=True):
+        if answer.get("content") == prompt.TEXTS.identical:
+            said[turn[0] : turn[-1] + 1] = [False] * len(turn)
     return ids[:-1], said[:-1]  # the template's newline after the last reply is never reached
 
 

@@ -1,11 +1,11 @@
 """``python -m coderepairrl.hello.warmstart``: how the shipped tiny policy was made, from random weights.
 
 Supervised fine-tuning on scripted, imperfect demonstrations (`demonstrations`), generated as it goes, on one CPU
-thread: Muon (Jordan et al., 2024) on the matrices, AdamW on embeddings and norms, in two stages, each with a constant
-learning rate that falls linearly to a tenth over its last fifth: first it learns to copy what it reads, from exercises
-under ever new names; then it may learn the functions by heart, too. Held-out pairs and unseen functions are never
-trained on. Every `--every` steps it measures exact repairs in simulated episodes and saves a checkpoint; started
-again, it goes on.
+thread: Muon (Jordan et al., 2024) on the matrices, AdamW on embeddings and norms, in stages, each with a constant
+learning rate that falls linearly to a tenth over its last fifth. First the policy learns to copy what it reads, from
+exercises under ever new names; then it may learn the functions by heart, too; then to go on after replacing a line by
+itself. Held-out pairs and unseen functions are never trained on. Every `--every` steps it measures exact repairs in
+simulated episodes and saves a checkpoint; started again, it goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.hello import tokenizer
 from coderepairrl.hello.demonstrations import Habits, demonstrate, row
@@ -42,12 +42,24 @@ ARCHITECTURE: dict[str, Any] = {
 QUOTED_SHARE = 0.7
 RATES = (0.02, 3e-3)
 """Learning rates of Muon and AdamW."""
-Stage = tuple[int, float, float]
-"""Steps, the share of exercises told under other names, and the factor on the learning rates."""
-STAGES: Sequence[Stage] = ((2500, 0.7, 1.0), (2500, 0.25, 0.6))
+
+
+class Stage(NamedTuple):
+    """What changes in the course of the training."""
+
+    steps: int
+    disguised: float
+    """Share of exercises told under other names."""
+    rate: float
+    """Factor on the learning rates."""
+    unchanged: float = 0.0
+    """`Habits.unchanged`."""
+
+
+STAGES: Sequence[Stage] = (Stage(2500, 0.7, 1.0), Stage(2500, 0.25, 0.6), Stage(600, 0.25, 0.4, unchanged=0.35))
 SHARPNESS = 1.5
 """Initial weight of the query and key norms: attention that can single out a token forms sooner."""
-LIMITS = {"calls": 4, "turn_tokens": 96, "tokens": 1024}
+LIMITS = {"calls": 5, "turn_tokens": 96, "tokens": 1024}
 
 
 def held_out(split: str, count: int, *, quoted: bool, seed: int = 0) -> list[Exercise]:
@@ -105,31 +117,31 @@ class WarmStart:
             torch.optim.AdamW(others, lr=RATES[1], betas=(0.9, 0.99), weight_decay=0.0),
         ]
 
-    def stage(self) -> tuple[int, int, float, float]:
-        """Of the stage at hand: its first step, its steps, the share of disguised exercises, the factor."""
+    def stage(self) -> tuple[int, Stage]:
+        """The stage at hand and its first step."""
         first = 0
-        for steps, disguised, factor in self.stages:
-            if first <= self.step < first + steps:
-                return first, steps, disguised, factor
-            first += steps
+        for stage in self.stages:
+            if first <= self.step < first + stage.steps:
+                return first, stage
+            first += stage.steps
         raise IndexError(f"step {self.step} of {first}")
 
     def rate(self) -> float:
         """Factor on the learning rates: warm-up, constant, linear decay to a tenth over the last fifth of a stage."""
-        first, steps, _, factor = self.stage()
-        done, left = self.step - first, (first + steps - self.step) / (0.2 * steps)
-        return factor * min(1.0, (done + 1) / 30, 0.1 + 0.9 * left)
+        first, stage = self.stage()
+        done, left = self.step - first, (first + stage.steps - self.step) / (0.2 * stage.steps)
+        return stage.rate * min(1.0, (done + 1) / 30, 0.1 + 0.9 * left)
 
     def rows(self) -> list[tuple[list[int], list[bool]]]:
         """The demonstrations of one step, the same whenever that step is run."""
-        rng = Random(f"{self.seed}/{self.step}")
+        rng, (_, stage) = Random(f"{self.seed}/{self.step}"), self.stage()
         rows: list[tuple[list[int], list[bool]]] = []
         while len(rows) < self.batch:
             made = exercise(rng.choice(self.pool), rng, rng.random() < QUOTED_SHARE)
             if made is not None:
-                if rng.random() < self.stage()[2]:
+                if rng.random() < stage.disguised:
                     made = disguise(made, rng)
-                rows.append(row(self.codec, demonstrate(made, Habits(), rng)))
+                rows.append(row(self.codec, demonstrate(made, Habits(unchanged=stage.unchanged), rng)))
         return rows
 
     def train_step(self) -> float:
@@ -238,7 +250,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="model folder; training goes on if it holds one")
-    parser.add_argument("--steps", type=int, default=sum(steps for steps, _, _ in STAGES))
+    parser.add_argument("--steps", type=int, default=sum(stage.steps for stage in STAGES))
     parser.add_argument("--every", type=int, default=250)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from coderepairrl import engines, tokens
 from coderepairrl.gateway import Gateway, request_seed
-from coderepairrl.types import Finish, Limits, Sampling, Turn, sequence
+from coderepairrl.gateway.tree import HistoryPolicy
+from coderepairrl.types import Finish, Limits, Sampling, Turn, path, sequence
 
-from .conftest import Fake, Said, identical
+from .conftest import SHELL, Fake, Said, identical
 from .speech import SPEAKERS
 
 ACTIONS = ("go on", "tool results", "fork", "rewrite", "retry", "resample", "truncate", "leave", "parallel", "stop")
@@ -104,9 +105,13 @@ class Client:
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**32), actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=10))
+@given(
+    seed=st.integers(0, 2**32),
+    actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=10),
+    policy=st.sampled_from(["splice", "honor"]),
+)
 def test_random_conversations_keep_the_ids_that_the_engine_saw(
-    codec: tokens.Codec, seed: int, actions: list[str]
+    codec: tokens.Codec, seed: int, actions: list[str], policy: HistoryPolicy
 ) -> None:
     said = Said(codec)
     engine = Fake(babble(said), chunk=1 + seed % 5, delay=0.0005)
@@ -114,7 +119,11 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
     async def play() -> tuple[Turn, ...]:
         committed: list[Turn] = []
         gateway = Gateway(
-            codec, engine, sampling=Sampling(max_tokens=60), on_turn=lambda _, turn: committed.append(turn)
+            codec,
+            engine,
+            sampling=Sampling(max_tokens=60),
+            on_turn=lambda _, turn: committed.append(turn),
+            history_policy=policy,
         )
         await gateway.start()
         session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=seed)
@@ -131,8 +140,14 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
     turns = asyncio.run(play())
     assert [turn.index for turn in turns] == list(range(len(turns)))
     identical(turns, engine)
-    for turn in turns:  # memory: a turn holds what it added
+    for turn in turns:
         assert turn.masked == ("aborted" if turn.finish is Finish.ABORT else "")
+    if policy == "honor":  # what the engine was given is what the client sent, as if nothing had ever been recorded
+        for turn in turns:
+            *asked, _ = (message for ancestor in path(turns, turn.index) for message in ancestor.messages)
+            prompt = list(sequence(turns, turn.index))[: -len(turn.output) or None]
+            assert prompt == codec.render(asked, [SHELL])
+    else:  # memory: a turn holds what it added
         assert sum(len(turn.messages) for turn in turns) <= 4 * len(turns) + sum(
             len(turn.messages) for turn in turns if turn.base is None
         )

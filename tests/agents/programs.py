@@ -6,9 +6,10 @@ is what the engine saw and said.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway
-from coderepairrl.learn import batch
-from coderepairrl.protocols import Agent
+from coderepairrl.learn.stitch import stitch
+from coderepairrl.protocols import Agent, Chunk
 from coderepairrl.rollout import Rollout, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn, sequence
@@ -54,6 +55,66 @@ def call(tool: str, /, **arguments: Any) -> Reply:
     return Reply("", ((tool, arguments),))
 
 
+def edit(path: str, old: str, new: str) -> Reply:
+    """An edit as aider reads it."""
+    return Reply(f"{path}\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n")
+
+
+FIX = "sed -i 's/a - b/a + b/' calc/add.py"
+CODEX_PATCH = """\
+apply_patch <<'EOF'
+*** Begin Patch
+*** Update File: calc/add.py
+@@ def add(a, b):
+-    return a - b
++    return a + b
+*** End Patch
+EOF
+"""
+ADD = "/workspace/calc/add.py"
+
+SCRIPTS: Mapping[str, Sequence[Reply]] = {
+    "mini-swe-agent": [
+        call("bash", command="cat calc/add.py"),
+        call("bash", command=FIX),
+        call("bash", command="python3 check_add.py && echo passes"),
+        call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+    ],
+    "aider": [
+        Reply("I need to see check_add.py first. Please add it to the chat."),
+        edit("calc/add.py", "    return a * b", "    return a + b"),
+        edit("calc/add.py", "    return a - b", "    return a + b"),
+    ],
+    "nano-agent": [
+        call("shell", cmd="cat calc/add.py"),
+        call("apply_patch", file="calc/add.py", search="a - b", replace="a + b"),
+        call("shell", cmd="python3 check_add.py && echo passes"),
+        Reply("Repaired."),
+    ],
+    "codex": [
+        call("exec_command", cmd="cat calc/add.py"),
+        call("exec_command", cmd=CODEX_PATCH),
+        call("exec_command", cmd="python3 check_add.py && echo passes"),
+        Reply("Repaired."),
+    ],
+    "claude-code": [
+        call("Bash", command="cat calc/add.py", description="look"),
+        call("Read", file_path=ADD),
+        call("Edit", file_path=ADD, old_string="a - b", new_string="a + b"),
+        call("Bash", command="python3 check_add.py && echo passes", description="check"),
+        Reply("Repaired."),
+    ],
+    "qwen-code": [
+        call("run_shell_command", command="cat calc/add.py", is_background=False),
+        call("read_file", file_path=ADD),
+        call("edit", file_path=ADD, old_string="a - b", new_string="a + b"),
+        call("run_shell_command", command="python3 check_add.py && echo passes", is_background=False),
+        Reply("Repaired."),
+    ],
+}
+"""A repair as each program's own tools make it."""
+
+
 Script = Sequence[Reply] | Callable[[str], Reply]
 """Replies in order, the last of which repeats, or a function from the whole prompt as text."""
 
@@ -73,6 +134,67 @@ class Outcome:
     def told(self) -> str:
         """Everything, for a failing assertion."""
         return f"{self.episode.reason} {self.episode.fault}\n{''.join(self.log)}\n{self.prompts[-1:]}"
+
+
+def build_policy(folder: Path) -> Path:
+    """A random 2-layer Qwen3 for 64k tokens, its vocabulary of 8k learnt from Python's standard library."""
+    import torch
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    from conftest import ADDED, SPECIAL
+
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))
+    trainer = trainers.BpeTrainer(vocab_size=8192 - 16, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train([str(path) for path in sources], trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    fast.save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=8192,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1 << 16,
+        tie_word_embeddings=True,
+        eos_token_id=fast.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=fast.convert_tokens_to_ids("<|endoftext|>"),
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+class Forced(ScriptedEngine):
+    """Says what it is told to, with the logprobs that its model really gives to that: such tokens can be trained."""
+
+    def __init__(self, script: Any, model: Path, *, context: int) -> None:
+        from transformers import AutoModelForCausalLM
+
+        super().__init__(script, context=context, chunk=1 << 16)
+        self.model = AutoModelForCausalLM.from_pretrained(model)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        async for chunk in super().generate(ids, sampling, seed):  # one chunk has it all
+            logprobs = await asyncio.to_thread(self.score, ids, chunk.ids)
+            yield Chunk(chunk.ids, logprobs, chunk.version)
+
+    def score(self, prompt: Sequence[int], said: Sequence[int]) -> tuple[float, ...]:
+        import torch
+
+        with torch.no_grad():
+            row = torch.tensor([[*prompt, *said]])
+            logits = self.model(row, logits_to_keep=len(said) + 1, use_cache=False).logits[0, :-1]
+            return tuple(logits.log_softmax(-1).gather(1, torch.tensor([said]).T)[:, 0].tolist())
 
 
 class Loud:
@@ -105,9 +227,13 @@ async def play(
     model: Path,
     limits: Limits | None = None,
     context: int = 1 << 20,
+    forced: bool = False,
     files: Mapping[str, str] = FILES,
 ) -> Outcome:
-    """Let `agent` work on the repository of `files` while the policy follows `script`."""
+    """Let `agent` work on the repository of `files` while the policy follows `script`.
+
+    `forced`: the logprobs are those of the weights in `model`; otherwise they are invented.
+    """
     codec = tokens.load(model)
     asked = 0
 
@@ -117,7 +243,7 @@ async def play(
         said = script(codec.decode(ids)) if callable(script) else script[min(asked, len(script)) - 1]
         return write(codec, said)
 
-    engine = ScriptedEngine(reply, context=context, chunk=64)
+    engine = Forced(reply, model, context=context) if forced else ScriptedEngine(reply, context=context, chunk=64)
     for name, text in files.items():
         (folder / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "repo" / name).write_text(text)
@@ -135,7 +261,7 @@ async def play(
             sandbox=backend,
             rewards={"train": rewards.make({"patch_lines": 1.0})},
             log=log,
-            limits=limits or Limits(calls=30, tokens=context, seconds=240.0, turn_tokens=4096),
+            limits=limits or Limits(calls=30, tokens=context, seconds=600.0, turn_tokens=4096),
             concurrency=1,
         )
         task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
@@ -170,7 +296,8 @@ def check_repair(outcome: Outcome, *, turns: int = 3, ending: Ending = Ending.DO
     for turn in episode.turns:
         whole = sequence(episode.turns, turn.index)
         assert whole[: len(whole) - len(turn.output)] in seen
-    made = batch([episode], "mean", max_tokens=1 << 20)
-    assert made.account.balanced
+    _, account = stitch(episode, 1.0, max_tokens=1 << 20)
+    assert account.balanced
+    assert account.delivered == 1.0
     assert ISSUE in outcome.prompts[0] or any(ISSUE in prompt for prompt in outcome.prompts), outcome.prompts[0]
     return episode.turns

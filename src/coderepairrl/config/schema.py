@@ -69,7 +69,7 @@ class Agent(Section):
     """Who works on a task."""
 
     name: str = "nano"
-    """An agent: `nano`, or `module:Class`."""
+    """An agent of `crrl agents list`, a recipe file, or `module:Class`."""
     options: dict[str, Any] = {}
     """Passed to the agent: see docs/agents.md."""
 

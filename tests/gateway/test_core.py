@@ -78,6 +78,18 @@ class TestTree:
         assert [turn.base for turn in session.turns] == [None, 0]
         identical(session.turns, world.engine)
 
+    async def test_a_client_may_fill_in_the_defaults_of_a_tool(self, world: World, said: Said, http: Http) -> None:
+        properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "n": {"default": 3}}
+        tool = {"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}
+        world.engine.script = lambda *_: said("", ("edit", {"path": "a", "n": 3.0}))
+        session = world.open()
+        for arguments in ({"path": "a", "all": False}, {"path": "a", "all": True}, {"path": "a", "all": None}):
+            reply = message(await http.ask(session, tools=[tool]))
+            reply["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
+            await http.ask(session, [*ASK, reply, {"role": "tool", "tool_call_id": "c", "content": "ok"}], tools=[tool])
+        assert [turn.base for turn in session.turns] == [None, 0, None, None, None, None]
+        identical(session.turns, world.engine)
+
     async def test_rewritten_history_forks_where_it_differs(self, world: World, said: Said, http: Http) -> None:
         world.engine.script = lambda *_: said(f"reply {len(world.engine.seen)}")
         session = world.open()

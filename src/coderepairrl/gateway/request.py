@@ -75,26 +75,43 @@ def conversation_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, 
     """Names of every prefix of a conversation under `tools`: ``keys[n]`` is that of the first n messages.
 
     Two conversations with the same name say the same: equal roles, texts and tool calls. Ids of tool calls,
-    thoughts and blanks around a reply are left out, since clients rewrite, drop and trim them.
+    thoughts and blanks around a reply are left out, since clients rewrite, drop and trim them, and so are arguments
+    that are what their tool's schema has as default, since clients fill them in.
     """
     keys = [hashlib.blake2b(_json(list(tools)), digest_size=16).digest()]
+    defaults = argument_defaults(tools)
     for message in messages:
-        keys.append(next_key(keys[-1], message))
+        keys.append(next_key(keys[-1], message, defaults))
     return keys
 
 
-def next_key(key: bytes, message: Message) -> bytes:
-    """Name of the conversation `key` after `message`."""
-    return hashlib.blake2b(key + _essence(message), digest_size=16).digest()
+def next_key(key: bytes, message: Message, defaults: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """Name of the conversation `key` after `message`, under tools with `argument_defaults`."""
+    return hashlib.blake2b(key + _essence(message, defaults), digest_size=16).digest()
 
 
-def _essence(message: Message) -> bytes:
+def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What each tool takes for arguments that are left out, where its schema says so."""
+    found: dict[str, dict[str, Any]] = {}
+    for tool in tools:
+        schema = tool["function"].get("parameters") or {}
+        properties = schema.get("properties")
+        for argument, described in properties.items() if isinstance(properties, Mapping) else ():
+            if isinstance(described, Mapping) and "default" in described:
+                found.setdefault(tool["function"]["name"], {})[argument] = _parsed(json.dumps(described["default"]))
+    return found
+
+
+def _essence(message: Message, defaults: Mapping[str, Mapping[str, Any]]) -> bytes:
     role, text = message["role"], message["content"]
     if role != "assistant":
         return f"{role}\n{text}".encode()
-    calls = [
-        (call["function"]["name"], _parsed(call["function"]["arguments"])) for call in message.get("tool_calls", ())
-    ]
+    calls = []
+    for call in message.get("tool_calls", ()):
+        name, said = call["function"]["name"], _parsed(call["function"]["arguments"])
+        if isinstance(said, dict) and (usual := defaults.get(name)):
+            said = {argument: value for argument, value in said.items() if (argument, value) not in usual.items()}
+        calls.append((name, said))
     if not calls:
         return f"assistant\n{text.strip()}".encode()
     return b"calls\n" + _json([text.strip(), *calls])

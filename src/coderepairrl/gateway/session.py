@@ -15,7 +15,7 @@ from typing import Any
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.generation import Generation
-from coderepairrl.gateway.request import ApiError, Message, Request, next_key
+from coderepairrl.gateway.request import ApiError, Message, Request, argument_defaults, next_key
 from coderepairrl.gateway.tree import HistoryPolicy, Placement, TurnTree
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Reply
@@ -202,7 +202,7 @@ class Session:
 
         async def finish(error: BaseException | None) -> None:
             try:
-                await self._finish(call, turn, placement.key, generation, budget, error)
+                await self._finish(call, request, turn, placement.key, generation, budget, error)
             except Exception as failure:  # the log could not be written, or a bug of ours
                 call.failure = _unavailable(self._failed(failure))
             finally:
@@ -212,7 +212,14 @@ class Session:
         call.start(generation.run(self._engine, seed, self._deadline, call.publish), finish)
 
     async def _finish(
-        self, call: Call, turn: Turn, key: bytes, generation: Generation, budget: Budget, error: BaseException | None
+        self,
+        call: Call,
+        request: Request,
+        turn: Turn,
+        key: bytes,
+        generation: Generation,
+        budget: Budget,
+        error: BaseException | None,
     ) -> None:
         """Commit the turn, and only then let followers see the end."""
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
@@ -230,7 +237,8 @@ class Session:
             messages=(*turn.messages, message),
             masked=masked,
         )
-        turn = await self._commit(turn, None if error is not None else next_key(key, message))
+        said = None if error is not None else next_key(key, message, argument_defaults(request.tools))
+        turn = await self._commit(turn, said)
         if aborted:
             call.failure = (
                 ApiError(410, "episode_closed", "the episode is over")

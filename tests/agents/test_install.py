@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,13 @@ RECIPE = 'argv = ["{install}/npm/run"]\n[install]\nnpm = ["@a/b@1.2.3"]\n'
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A recipe file, an `npm` of our own, and a cache that sandboxes of root could enter."""
+    with tempfile.TemporaryDirectory(prefix="crrl-test-") as folder:  # pytest's own are closed to others
+        yield prepare(Path(folder), monkeypatch)
+
+
+def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "npm").write_text(NPM)
@@ -37,8 +44,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        parent.chmod(0o755)
+    tmp_path.chmod(0o755)
     (tmp_path / "mine.toml").write_text(RECIPE)
     return str(tmp_path / "mine.toml")
 

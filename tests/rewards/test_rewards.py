@@ -67,7 +67,7 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
     ("spec", "says"),
     [
         ("patch_line", "did you mean 'patch_lines'?"),
-        ("similarity", "did you mean 'patch_similarity'?"),
+        ("patch_similarty", "did you mean 'patch_similarity'?"),
         ("quality", "module:Class"),
         ({}, "known rewards"),
         ({"tests": float("nan")}, "tests = 1.0"),

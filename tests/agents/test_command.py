@@ -9,7 +9,7 @@ import pytest
 from programs import ISSUE, Outcome, Reply, call, check_repair, play
 
 from coderepairrl import agents, sandbox
-from coderepairrl.agents.command import Command
+from coderepairrl.agents.command import Command, Program
 from coderepairrl.agents.recipe import label, load, names
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.types import Ending, Limits
@@ -130,7 +130,7 @@ def test_a_recipe_of_your_own_is_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('argv = ["mine"]\nenv = { A = "1", B = "2" }\n')
     agent = agents.make(str(file), env={"B": "3"})
-    assert isinstance(agent, Command)
+    assert isinstance(agent, Program)
     assert (agent.name, agent.recipe.env, agent.binds) == ("mine", {"A": "1", "B": "3"}, ())
     file.write_text("argv = [")
     with pytest.raises(ConfigError, match="no TOML"):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from coderepairrl import agents
 from coderepairrl.agents import recipe
-from coderepairrl.agents.command import Command
+from coderepairrl.agents.command import Program
 from coderepairrl.agents.install import cache, folder, install_named
 from coderepairrl.agents.listing import BUILT_IN
 from coderepairrl.cli import app
@@ -62,7 +62,7 @@ def test_it_is_installed_once_and_then_known(mine: str) -> None:
     assert install_named(mine) == (target, versions)
     assert asked(mine) == 1
     agent = agents.make(mine)
-    assert isinstance(agent, Command)
+    assert isinstance(agent, Program)
     assert agent.binds == (str(target),)
     assert target.parent == cache()
 

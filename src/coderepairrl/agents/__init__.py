@@ -30,9 +30,9 @@ def make(name: str, **options: Any) -> Agent:
     'nano'
     """
     if name not in SHIPPED and recipe.is_recipe(name):
-        from coderepairrl.agents.command import Command
+        from coderepairrl.agents.command import Program
 
-        return Command.of(name, options)
+        return Program(recipe.label(name), recipe.load(name, options), name)
     known = SHIPPED | dict.fromkeys(recipe.names(), SHIPPED["command"])
     agent: Agent = registry.make("agent", name, known, Agent, options)
     return agent

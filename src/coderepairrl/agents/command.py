@@ -7,11 +7,10 @@ socket, bridged to the sandbox's own loopback, is all that the program reaches.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from coderepairrl.agents import recipe as recipes
 from coderepairrl.agents.install import folder, installed
 from coderepairrl.agents.options import parse
 from coderepairrl.agents.recipe import Recipe
@@ -26,32 +25,22 @@ _LAST_WORDS = 2_000
 _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 
-class Command:
-    """Runs a program on the repository. Takes the fields of `Recipe` by name.
+class Program:
+    """The program of `recipe` as an agent called `name`; `source` is what ``crrl agents install`` knows it by.
 
     Raises `PrerequisiteError` when what the recipe installs is not there.
     """
 
     placement: Literal["host", "sandbox"] = "sandbox"
 
-    def __init__(self, **options: Any) -> None:
-        self._set_up("command", parse(Recipe, "command", options))
-
-    @classmethod
-    def of(cls, name: str, options: Mapping[str, Any]) -> Command:
-        """The agent of the recipe `name`, shipped or in a file, some of its fields replaced by `options`."""
-        agent = cls.__new__(cls)
-        agent._set_up(recipes.label(name), recipes.load(name, options), name)
-        return agent
-
-    def _set_up(self, name: str, recipe: Recipe, source: str = "") -> None:
+    def __init__(self, name: str, recipe: Recipe, source: str = "") -> None:
         self.name = name
         self.recipe = recipe
         self.binds: tuple[str, ...] = ()
         """Folders of the host that the program needs to see, read-only."""
         if recipe.install:
             if installed(name, recipe) is None:
-                fix = f"crrl agents install {source}" if source else "give it a recipe file, and install that"
+                fix = f"crrl agents install {source}" if source else "put the recipe into a file, and install that"
                 raise PrerequisiteError(f"agent {name!r} is not installed", fix=fix)
             self.binds = (str(folder(name, recipe)),)
 
@@ -100,6 +89,13 @@ class Command:
             what = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
             raise AgentFault(f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}")
         return AgentReport("submitted", None, log)
+
+
+class Command(Program):
+    """The agent `command`. Takes the fields of `Recipe` by name."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("command", parse(Recipe, "command", options))
 
 
 async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:

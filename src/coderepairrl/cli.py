@@ -165,13 +165,21 @@ def check(
     kind: Annotated[str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks; nothing: them all")] = None,
     name: Annotated[str | None, typer.Argument(help="an implementation, or module:Class")] = None,
     options: Options = None,
+    every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
     as_json: Json = False,
 ) -> None:
     """What this machine has and lacks; with KIND NAME, the exam of one implementation."""
     from coderepairrl import check as checks
     from coderepairrl import config
 
-    report = checks.machine() if kind is None else _run(checks.examine(kind, name, config.parse_options(options or [])))
+    if every and (kind != "sandbox" or name is not None or options):
+        raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
+    if every:
+        report = _run(checks.examine_sandboxes())
+    elif kind is None:
+        report = checks.machine()
+    else:
+        report = _run(checks.examine(kind, name, config.parse_options(options or [])))
     print(json.dumps([entry._asdict() for entry in report]) if as_json else checks.table(report))
     if not all(entry.ok for entry in report if entry.required):
         raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)
@@ -227,6 +235,7 @@ def data_verify(
 def data_audit(
     file: Annotated[Path, typer.Argument(help="patches with test outcomes, as JSON lines (docs/rewards.md)")],
     reward: Annotated[list[str] | None, typer.Option(help="a reward that compares diffs; may be repeated")] = None,
+    figure: Annotated[Path | None, typer.Option(help="write an SVG of ranking against what junk earns")] = None,
     as_json: Json = False,
 ) -> None:
     """Ask of rewards: do patches that pass rank above those that fail, and what do cheap edits earn?"""
@@ -234,6 +243,8 @@ def data_audit(
 
     rows = data.read(file)
     verdicts = data.audit(rows, reward or ["patch_similarity", "patch_lines", "patch_edits"])
+    if figure is not None:
+        figure.write_text(data.figure(verdicts))
     print(json.dumps([found.as_json() for found in verdicts]) if as_json else data.report(rows, verdicts))
 
 

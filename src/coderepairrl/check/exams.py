@@ -16,6 +16,17 @@ from coderepairrl.registry import Check, nearest
 Options = Mapping[str, Any]
 
 
+async def examine_sandboxes() -> list[Entry]:
+    """The exams of all sandboxes that isolate and work here; for the others, what is missing (not `required`)."""
+    entries = []
+    for name, ok, detail, fix in sandbox.available():
+        if not ok:
+            entries.append(Entry(name, False, detail, fix, required=False))
+        elif name != "unsafe-local":
+            entries += [Entry(f"{name}: {entry.name}", *entry[1:]) for entry in await examine("sandbox", name)]
+    return entries
+
+
 async def examine(kind: str, name: str | None, options: Options | None = None) -> list[Entry]:
     """The exam of implementation `name` of seam `kind`, made with `options`, one entry per question.
 
@@ -28,9 +39,12 @@ async def examine(kind: str, name: str | None, options: Options | None = None) -
 
 
 async def _sandbox(name: str, options: Options) -> list[Check]:
+    from coderepairrl.sandbox import redteam
     from coderepairrl.sandbox.exam import examine as sit
 
-    return list(await sit(sandbox.make(name, **options)))
+    backend = sandbox.make(name, **options)
+    sandbox.require(backend)
+    return [*await sit(backend), *await redteam.examine(backend)]
 
 
 async def _engine(name: str, options: Options) -> list[Check]:

@@ -88,9 +88,9 @@ def default_name() -> str:
 
 def _containers() -> Iterator[Availability]:
     """With their default image; another is an option, so neither is ever chosen for you."""
-    from coderepairrl.sandbox.container import Docker, Podman
+    from coderepairrl.sandbox.container import IMAGE, Docker, Podman
 
-    for backend in (Docker(), Podman()):
+    for backend in (Docker(image=IMAGE), Podman(image=IMAGE)):
         yield _availability(backend, "; only when named")
 
 

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from coderepairrl.errors import SandboxFault
+from coderepairrl.errors import CodeRepairError, ConfigError, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.registry import Check
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.probes import DIFF, DOORS, ESCAPES, FIX, KEEPER, LIFETIME, LIMITS, NETWORK, REFERENCE, SECRETS
 from coderepairrl.sandbox.session import ResourceLimits
@@ -265,9 +266,9 @@ def _spoils_the_diff(script: str) -> Act:
     """The repair is missing from the diff, or code of the agent ran while it was taken."""
 
     async def act(stage: Stage, target: Target) -> bool:
-        done = await stage.run(f"{FIX}\n{script}")
-        if not done.ok:
-            raise AssertionError(done.output)
+        if not (done := await stage.run(FIX)).ok:
+            raise SandboxFault(f"no attack can be tried here: {done.output!r}")
+        await stage.run(script)  # refused, perhaps: its control shows whether it is a script at all
         patch = await stage.patch()
         ran = await stage.run("ls RAN || ls ../RAN")
         return ran.ok or not all(part in patch for part in (b"+    return a + b", b"+added"))
@@ -295,7 +296,7 @@ def _outlives(script: str, *, timeout: bool = False) -> Act:
             if (await stage.run("test -s started")).ok:  # else the machine was too slow for it
                 break
         else:
-            raise AssertionError("the daemon never ran")
+            raise SandboxFault("no attack can be tried here: the daemon never ran")
         await stage.patch()
         return (await stage.run("flock -n lock true")).exit_code == 1
 
@@ -319,7 +320,7 @@ def attacks() -> tuple[Attack, ...]:
         for family, (table, act) in scripts.items()
         for name, script in table.items()
     ]
-    daemon = "(setsid bash -c 'trap \"\" HUP TERM INT; exec 9> lock; flock 9; echo 1 > started; exec sleep 300' "
+    daemon = "(setsid bash -c 'trap \"\" HUP TERM INT; exec 9> lock; flock 9; echo $$ > started; exec sleep 300' "
     daemon += "> /dev/null 2>&1 &); until test -s started; do read -t 0.01 < /dev/zero; done"
     return (
         *found,
@@ -340,8 +341,11 @@ FRESH = ("diff", "reference", "keeper", "limits")
 async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[Outcome]:
     """Every attack of `families` (default: all) on `backend`, each with its control unless told otherwise.
 
-    The family ``limits`` breaks what it can on this host, too, so `backend` should have small ones (`TIGHT`).
+    The family ``limits`` breaks what it can on this host, too, so `backend` should have small ones (`TIGHT`). Raises
+    `ConfigError` for a backend that is no isolation: its attacks would hit whoever runs them.
     """
+    if not getattr(backend, "isolated", True):
+        raise ConfigError(f"{backend.name} isolates nothing: every attack succeeds", fix="attack another sandbox")
     wanted = [attack for attack in attacks() if not families or attack.family in families]
     outcomes = []
     own, kept = getattr(backend, "limits", ResourceLimits(**TIGHT)), tight(backend.name)
@@ -396,9 +400,10 @@ async def _clone(target: Target, user: int | None) -> AsyncIterator[Path]:
         try:
             yield work
         finally:
-            lock = work / "lock"
-            if lock.exists():  # a daemon that outlived its command, as it was meant to
-                subprocess.run(["fuser", "-sk", lock], stderr=subprocess.DEVNULL)
+            started = work / "started"
+            if started.exists():  # a daemon that outlived its command, as it was meant to
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(started.read_text()), signal.SIGKILL)
 
 
 def _prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
@@ -422,7 +427,9 @@ def _prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int |
     env |= _sockets(stack, folder)
     stack.enter_context(_variable("CRRL_REDTEAM_KEY", word))
     command = ["/usr/bin/env", f"CRRL_KEY={word}", "bash", "-c", f": {word}; read < <(sleep 600)"]
-    holder = subprocess.Popen(command_as(user, command), stdout=subprocess.DEVNULL, start_new_session=True)
+    holder = subprocess.Popen(
+        command_as(user, command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     stack.callback(holder.wait)
     stack.callback(os.killpg, holder.pid, signal.SIGKILL)
     env["HOLDER"] = str(holder.pid)
@@ -485,6 +492,24 @@ def _repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
     git("reset", "-q", "--hard", "HEAD~")
     git("repack", "-adq")
     return fixed
+
+
+async def examine(backend: SandboxBackend) -> list[Check]:
+    """One `Check` per family, but for the limits, which the exam asks for."""
+    checks = []
+    for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
+        title = f"No attack of the family {family!r} succeeds"
+        try:
+            outcomes = await run(backend, [family])
+        except (CodeRepairError, OSError) as error:
+            checks.append(Check(title, False, str(error)))
+            continue
+        bad = [f"{outcome.name} succeeds" for outcome in outcomes if outcome.succeeded]
+        bad += [f"{outcome.name} fails where nothing stops it" for outcome in outcomes if outcome.control is False]
+        shown = sum(outcome.control is True for outcome in outcomes)
+        detail = ", ".join(bad) or f"{len(outcomes)}, of which {shown} were seen to succeed where nothing stops them"
+        checks.append(Check(title, not bad, detail))
+    return checks
 
 
 def table(results: Mapping[str, Sequence[Outcome]]) -> str:

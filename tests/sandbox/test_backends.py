@@ -58,6 +58,9 @@ async def test_without_bubblewrap_the_fix_is_a_command(monkeypatch: pytest.Monke
         sandbox.default_name()
     assert caught.value.fix.startswith("sudo ") and caught.value.fix.endswith(" bubblewrap")
     assert caught.value.exit_code == ExitCode.PREREQUISITE
+    with pytest.raises(PrerequisiteError, match="bubblewrap is not installed"):
+        sandbox.require(sandbox.make("bwrap"))
+    sandbox.require(sandbox.make("scripted"))  # has nothing to say
     with pytest.raises(PrerequisiteError):
         async with sandbox.make("bwrap").open(TASK):
             pass

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from coderepairrl import sandbox
+from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox import redteam
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.local import UnsafeLocal
 
 FAMILIES = tuple(dict.fromkeys(attack.family for attack in redteam.attacks()))
 QUICK = ("escapes", "secrets", "network")
@@ -34,6 +36,13 @@ async def _tight(family: str) -> list[redteam.Outcome]:
     outcomes = await redteam.run(backend, [family])
     backend.close()  # type: ignore[attr-defined]
     return outcomes
+
+
+async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> None:
+    """It would hit every process of whoever asks."""
+    with pytest.raises(ConfigError, match="isolates nothing"):
+        await redteam.run(local)
+    assert not any(check.ok for check in await redteam.examine(local))
 
 
 def test_the_table_shows_what_succeeded_and_which_probe_is_broken() -> None:

@@ -59,10 +59,13 @@ def test_an_audit_ranks_and_prices(tmp_path: Path, rows: list[dict[str, object]]
 
 def test_the_command(tmp_path: Path, rows: list[dict[str, object]]) -> None:
     command = [sys.executable, "-m", "coderepairrl.cli", "data", "audit", str(write(tmp_path, rows)), "--json"]
-    done = subprocess.run([*command, "--reward", "file_match"], capture_output=True, text=True, check=True)
+    chart = tmp_path / "figure.svg"
+    command += ["--reward", "file_match", "--figure", str(chart)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     [found] = json.loads(done.stdout)
     assert found["reward"] == "file_match"
     assert found["cheap"]["junk in the right file"] == 1.0
+    assert "file_match" in chart.read_text()
 
 
 @pytest.mark.parametrize(

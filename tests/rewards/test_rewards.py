@@ -257,7 +257,7 @@ async def test_a_sandbox_without_git_is_no_zero(task: Task, result: ExecResult) 
 
 
 async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Local) -> None:
-    for name in ("patch_lines", "tests"):
+    for name in ("patch_lines", "patch_edits", "tests"):
         checks = await examine(make(name)[0][0], backend)
         assert len(checks) >= 9
         assert [check for check in checks if not check.ok] == []

@@ -1,6 +1,6 @@
 """``crrl data``: which tasks there are; prepare, verify and export them (docs/tasks.md)."""
 
-from coderepairrl.data.audit import Judged, audit, read, report
+from coderepairrl.data.audit import Judged, audit, figure, read, report
 from coderepairrl.data.sources import Listing, export, load, shipped, splits
 from coderepairrl.data.verify import Verdict, table, verify
 
@@ -10,6 +10,7 @@ __all__ = [
     "Verdict",
     "audit",
     "export",
+    "figure",
     "load",
     "read",
     "report",

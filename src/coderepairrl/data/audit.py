@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coderepairrl import rewards, stats
+from coderepairrl import plots, rewards, stats
 from coderepairrl.data.spoil import spoiled
 from coderepairrl.errors import UsageError
 from coderepairrl.rewards.parse import MalformedPatch
@@ -124,6 +124,19 @@ def _cheap(reward: TextReward, references: Sequence[Judged], seed: int) -> dict[
         for name, patch in spoiled(row.reference, seed).items():
             values.setdefault(name, []).append(_value(reward, row._replace(patch=patch)))
     return {name: float(np.mean(each)) for name, each in values.items()}
+
+
+def figure(verdicts: Sequence[Verdict]) -> str:
+    """An SVG of the trade-off: how each reward ranks, against the most that a kind of junk earns on average."""
+    panels = []
+    for title, kind in (("AUC overall", "overall"), ("AUC within a task", "within")):
+        series = []
+        for colour, found in enumerate(verdicts):
+            auc: stats.Interval = getattr(found, kind)
+            dearest = 100 * max(value for name, value in found.cheap.items() if name.startswith("junk"))
+            series.append(plots.Series(found.reward, [dearest], [auc.value], colour, low=[auc.low], high=[auc.high]))
+        panels.append(plots.Panel(title, series, x_label="junk in place earns, %", include=(0.4, 1.0)))
+    return plots.figure(panels, columns=2, standalone=True)
 
 
 def report(rows: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:

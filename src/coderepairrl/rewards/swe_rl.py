@@ -87,7 +87,12 @@ def _edits(reply: str) -> Edits:
 
 
 def _apply(content: str, edits: list[tuple[str, str]]) -> str:
-    text = "\n" + content  # a search begins a line
+    """`content` after `edits`, each from the start of a line.
+
+    >>> _apply("a = 1\\nb = a\\n", [("b = a", "b = 2")])
+    'a = 1\\nb = 2\\n'
+    """
+    text = "\n" + content
     for search, replace in edits:
         if search == replace:
             raise _Unusable("a block replaces its text by itself")

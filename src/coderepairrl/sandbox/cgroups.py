@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import time
 from collections.abc import Mapping
@@ -148,7 +149,7 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
 
 def _writable(folder: Path) -> bool:
     """Whether groups can be made in `folder` and processes moved there: tried, since a mount may be read-only."""
-    probe = folder / f"crrl-probe-{os.getpid()}"
+    probe = folder / f"crrl-probe-{secrets.token_hex(8)}"  # others try at the same time
     try:
         if not os.access(folder / "cgroup.procs", os.W_OK):
             return False

@@ -214,7 +214,7 @@ import time
 size, kids = int(E["MEMORY"]) * 6 // 10, []
 for _ in range(3):
     if not (pid := os.fork()):
-        x = b"x" * size; time.sleep(2); os._exit(0)
+        x = b"x" * size; time.sleep(6); os._exit(0)
     kids.append(pid)
 if all(os.waitpid(pid, 0)[1] == 0 for pid in kids): found()"""),
     "one large file": """head -c "$((FILE_BYTES + (1 << 20)))" /dev/zero > big
@@ -230,7 +230,7 @@ import shutil, time
 os.mkdir("many")
 try:
     for number in range(int(E["FILES"]) + 99): open(f"many/{number}", "w").close()
-    time.sleep(2); found()
+    time.sleep(6); found()
 finally: shutil.rmtree("many")"""),
     "CPU time": _python("""
 import time

@@ -147,7 +147,7 @@ class Inside:
     async def exchange(self, script: str) -> bytes:
         """As `Stage.exchange`: the attack is one command, the question the next."""
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 said = (await self.run(script, timeout=10)).output
                 if self.target.word.encode() in said:
                     return said

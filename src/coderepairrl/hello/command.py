@@ -8,11 +8,12 @@ import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl import train
-from coderepairrl.evaluate import compare, summarise
+from coderepairrl.evaluate import compare, pair
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
 from coderepairrl.runs import open_run
 from coderepairrl.stats import Interval
@@ -78,11 +79,12 @@ def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
 
 
 def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
-    early, late = summarise(before).values, summarise(after).values
+    """Means over the tasks that have the measure on both sides, so that the change is the difference of the two."""
+    pairs = pair(before, after)
     return {
         name: {
-            "before": early[measure].value,
-            "after": late[measure].value,
+            "before": fmean(pairs[measure].before),
+            "after": fmean(pairs[measure].after),
             "delta": change.value,
             "ci95": [change.low, change.high],
         }

@@ -75,7 +75,7 @@ async def test_output_exactly_at_the_cap_is_whole(box: GuestSandbox) -> None:
 
 async def test_the_last_words_of_a_killed_tree_arrive(box: GuestSandbox) -> None:
     result = await box.exec(["bash", "-c", "echo before; (sleep 50; echo never) & echo after"])
-    assert result.output == b"before\nafter\n" and result.seconds < 5
+    assert result.output == b"before\nafter\n" and result.seconds < 20
 
 
 async def test_bytes_in_names_arguments_and_environment(box: GuestSandbox, backend: GuestBackend) -> None:
@@ -122,12 +122,12 @@ async def test_a_sibling_with_our_prefix_is_outside(box: GuestSandbox) -> None:
 
 async def test_cancelling_a_command_ends_it_and_the_sandbox_goes_on(box: GuestSandbox) -> None:
     waiting = asyncio.create_task(box.exec(["bash", "-c", "echo $$ > pid; sleep 60"]))
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(1.0)
     started = time.monotonic()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 20
     after = await box.exec(["bash", "-c", "kill -0 $(cat pid) 2>&1 || echo gone"])
     assert after.output.endswith(b"gone\n")
 
@@ -218,7 +218,7 @@ asyncio.run(main())
     assert "sleep 91.5" in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
     child.kill()
     child.communicate()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while "sleep 91.5" in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
         assert time.monotonic() < deadline
     fresh = make("bwrap")

@@ -92,7 +92,7 @@ async def test_a_handmade_bug_is_one_and_its_reference_repairs_it(task: Task) ->
         for command in task.checks.commands:
             result = await fresh.exec(command.argv, timeout=command.timeout)
             assert result.ok, result.output
-        assert time.perf_counter() - started < 5.0
+        assert time.perf_counter() - started < 30.0
     added = [line.strip() for file in rewards.parse(task.reference) for block in file.blocks for line in block.added]
     assert not [line for line in added if len(line) > 12 and line.decode() in task.prompt]
 

@@ -25,6 +25,17 @@ FILES = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of sandlock one after another: its sandboxes share one user id, and with it one limit on processes.
+
+    A fork bomb in one of them, which a test may well start, keeps the others from forking while it lasts.
+    """
+    for item in items:
+        if "sandlock" in item.nodeid and item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.xdist_group("sandlock"))
+
+
 @pytest.fixture(scope="session")
 def bwrap() -> Iterator[Bubblewrap]:
     yield from _checked(Bubblewrap())

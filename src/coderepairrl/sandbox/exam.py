@@ -204,7 +204,7 @@ async def memory(scene: Scene) -> str:
         _expect(not one.ok and b"got it" not in one.output, "one process got twice the limit")
         share = f'for i in 1 2 3; do python3 -c "{hog}" {limit * 6 // 10} & done; wait'
         many = await box.exec(["bash", "-c", share], timeout=15)
-        _expect(not many.ok and not many.timed_out, "three processes got 1.8 times the limit")
+        _expect(not many.ok and not many.timed_out, f"three processes got 1.8 times the limit: {many.output!r}")
     return f"{limit} MiB"
 
 

@@ -8,7 +8,7 @@ hello: .venv/.base  ## real reinforcement learning on this machine: the main job
 	$(BIN)/crrl hello
 
 test: .venv/.dev lint  ## the default suite
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow"
 
 hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; about an hour, fails if the bar is missed
 	$(BIN)/python -m coderepairrl.hello.bar

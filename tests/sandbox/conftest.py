@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -25,15 +27,18 @@ FILES = {
 }
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of sandlock one after another: its sandboxes share one user id, and with it one limit on processes.
+@pytest.fixture(autouse=True)
+def one_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of sandlock wait for each other: its sandboxes share one user id, and with it one limit on processes.
 
     A fork bomb in one of them, which a test may well start, keeps the others from forking while it lasts.
     """
-    for item in items:
-        if "sandlock" in item.nodeid and item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.xdist_group("sandlock"))
+    if "sandlock" not in request.node.nodeid:
+        yield
+        return
+    with open(Path(tempfile.gettempdir()) / f"crrl-sandlock-tests-{os.getuid()}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,8 @@ def one_at_a_time(request: pytest.FixtureRequest) -> Iterator[None]:
     if "sandlock" not in request.node.nodeid:
         yield
         return
-    with open(Path(tempfile.gettempdir()) / f"crrl-sandlock-tests-{os.getuid()}", "w") as lock:
+    path = Path(tempfile.gettempdir()) / f"crrl-sandlock-tests-{os.getuid()}"
+    with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

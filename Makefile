@@ -10,10 +10,10 @@ hello: .venv/.base  ## real reinforcement learning on this machine: the main job
 test: .venv/.dev lint  ## the default suite
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
-hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; about an hour, fails if the bar is missed
+hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; fails if the bar is missed
 	$(BIN)/python -m coderepairrl.hello.bar
 
-hello-short: .venv/.base  ## the same in five minutes: has anything been learned?
+hello-short: .venv/.base  ## two seeds, a few steps, quoted issues: has anything been learned?
 	$(BIN)/python -m coderepairrl.hello.bar --short --seeds 0 1
 
 lint: .venv/.dev

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -111,7 +110,6 @@ def _finished(overrides: Sequence[str]) -> Path:
     if (path / "run.json").exists():
         asyncio.run(train.run(configs.load(path, overrides), resume=True))
     else:
-        shutil.rmtree(path, ignore_errors=True)
         asyncio.run(train.run(config))
     return path
 
@@ -126,8 +124,8 @@ def evaluations(first: Path, second: Path) -> dict[str, Episodes]:
         title = {"eval": "sampled"}.get(name, name)
         found[title] = before, after
         for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
-            both = ([e for e in side if slice_of(e.task_id) == kind] for side in (before, after))
-            found[f"{title}, {kind}"] = tuple(both)  # type: ignore[assignment]
+            early, late = ([e for e in side if slice_of(e.task_id) == kind] for side in (before, after))
+            found[f"{title}, {kind}"] = early, late
     return found
 
 
@@ -139,9 +137,13 @@ def pooled(seeds: Sequence[Mapping[str, Episodes]]) -> dict[str, Episodes]:
     }
 
 
+def _pool(found: Mapping[str, Mapping[str, Episodes]]) -> Mapping[str, Episodes]:
+    return found.get("pooled") or next(iter(found.values()))
+
+
 def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
     """The demands, in the order of what they ask for. One seed alone is judged as the pool of itself."""
-    pool = found.get("pooled") or next(iter(found.values()))
+    pool = _pool(found)
     tasks = {episode.task_id for episode in pool["sampled"][0]}
     functions = {cluster_of(task) for task in tasks}
     size = f"{len(tasks)} tasks over {len(functions)} functions"
@@ -163,7 +165,7 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
 
 def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
     """Whether a few steps of all seeds together have improved the policy on held-out tasks at all."""
-    change = changes(pooled(list(found.values()))["sampled"])
+    change = changes(_pool(found)["sampled"])
     return [Verdict(f"pooled {name} above zero", change[name].low > 0, str(change[name])) for name in BAR]
 
 

@@ -227,6 +227,19 @@ def measure(
     }
 
 
+def measure_all(folder: Path) -> None:
+    """Print what the policy in `folder` does in simulated episodes, sampled and greedy."""
+    from safetensors.torch import load_file
+
+    codec, tensors = load(folder), load_file(folder / "model.safetensors")
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    for split, quoted in (("test", True), ("test", False), ("unseen", True), ("unseen", False)):
+        exercises = held_out(split, 400, quoted=quoted)
+        for temperature in (1.0, 0.0):
+            row = {"split": split, "quoted": quoted, "temperature": temperature, "tasks": len(exercises)}
+            print(json.dumps(row | measure(codec, folder, tensors, exercises, temperature)), flush=True)
+
+
 def save_weights(tensors: dict[str, Tensor], path: Path) -> None:
     """Write fp16 safetensors, half the size; every fp16 value is an fp32 value. A tied head is stored once."""
     from safetensors.torch import save_file
@@ -252,8 +265,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="model folder; training goes on if it holds one")
     parser.add_argument("--steps", type=int, default=sum(stage.steps for stage in STAGES))
     parser.add_argument("--every", type=int, default=250)
+    parser.add_argument(
+        "--measure", action="store_true", help="only measure the policy in --out, on all held-out tasks"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.measure:
+        measure_all(options.out)
+        return
     run = WarmStart(options.out)
     state = options.out / "training.pt"
     if state.exists():

@@ -86,6 +86,12 @@ class EngineFault(Fault):
     boundary = "engine"
 
 
+class RemoteFault(Fault):
+    """Somebody else's model server cannot be reached, refuses, or answers what is no answer."""
+
+    boundary = "remote"
+
+
 class GatewayFault(Fault):
     """The gateway could not serve a call for reasons of its own."""
 

@@ -138,7 +138,10 @@ class Turn:
     ended: float = 0.0
     """Unix seconds."""
     masked: str = ""
-    """Why this turn's sampled tokens are not trained (``aborted``, ``sampling``, ...); empty if they are."""
+    """Why this turn's sampled tokens are not trained (``aborted``, ``sampling``, ``relayed``); empty if they are."""
+    remote: Mapping[str, Any] = field(default_factory=dict)
+    """What somebody else's server said of a turn that it sampled: ``usage``, ``finish_reason``, ids if it gave any. For
+    information: such a turn has no spans."""
 
     @property
     def sampled(self) -> int:

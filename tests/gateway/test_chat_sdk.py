@@ -139,7 +139,7 @@ async def test_a_stop_string_ends_the_message_and_its_tail_is_dropped(
     assert reply.choices[0].finish_reason == "stop"
     await ask(sdk, [*ASK, {"role": "assistant", "content": "Thought: look"}, {"role": "user", "content": "seen"}])
     turns = await world.gateway.close(session)
-    decode = world.gateway._codec.decode
+    decode = world.gateway.source.codec.decode
     assert decode(turns[0].output.ids).endswith("\nObservation:")
     assert len(turns[0].tail) > 0
     assert "Observation: none" not in decode(sequence(turns, 0))

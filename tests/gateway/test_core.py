@@ -160,7 +160,7 @@ class TestHistory:
         thought = [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\nyes")]
         replies = [thought, said("no"), said("done")]
         world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
-        world.gateway.history_policy = policy
+        world.gateway.source.history_policy = policy
         session = world.open()
         first = message(await http.ask(session))
         asked = [*ASK, {"role": "assistant", "content": first["content"]}, user("more")]
@@ -250,7 +250,7 @@ class TestLimits:
 
     async def test_tokens_cut_a_reply_and_refuse_the_next(self, world: World, said: Said, http: Http) -> None:
         world.engine.script = lambda *_: said("x" * 3000)
-        prompt = len(world.gateway._codec.render(ASK))
+        prompt = len(world.gateway.source.codec.render(ASK))
         session = world.open(tokens=prompt + 50)
         reply = await http.ask(session)
         assert reply["choices"][0]["finish_reason"] == "length"
@@ -428,7 +428,7 @@ class TestLifetime:
     async def test_a_unix_socket_serves_the_same(self, world: World, tmp_path: Path) -> None:
         address = tmp_path / "gateway.sock"
         gateway = Gateway(
-            world.gateway._codec, world.engine, sampling=Sampling(), on_turn=world.gateway._on_turn, model_name="m"
+            world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=world.gateway._on_turn, model_name="m"
         )
         await gateway.start(socket=address)
         endpoint = gateway.open("e", limits=world.open().limits, seed=0).endpoint
@@ -445,7 +445,7 @@ class TestLifetime:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            gateway = Gateway(world.gateway._codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
+            gateway = Gateway(world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
             with pytest.raises(UsageError, match="in use") as caught:
                 await gateway.start(port=taken.getsockname()[1])
             assert "port" in caught.value.fix

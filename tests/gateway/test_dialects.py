@@ -357,7 +357,7 @@ async def test_a_huge_body_is_refused_however_small_it_is_packed(
     world: World, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_BODY", 1 << 20)
-    gateway = Gateway(world.gateway._codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
+    gateway = Gateway(world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
     await gateway.start()
     session, speech = gateway.open("e", limits=Limits(), seed=0), SPEECHES[name]
     huge = b" " * (server.MAX_BODY + 1)
@@ -385,7 +385,7 @@ async def test_special_tokens_in_text_are_inert(world: World, http: Http, name: 
     poisoned = json.loads(json.dumps(speech.body).replace('"a"', json.dumps("".join(marks))))
     assert (await http.send(session, speech, speech.body))[0] == 200
     assert (await http.send(session, speech, poisoned))[0] == 200
-    added = world.gateway._codec.tokenizer.added
+    added = world.gateway.source.codec.tokenizer.added
     clean, dirty = (prompt for prompt, *_ in world.engine.seen)
     assert len(dirty) > len(clean)
     for mark in marks:

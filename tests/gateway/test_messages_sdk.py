@@ -250,7 +250,7 @@ async def test_an_unknown_model_a_wrong_key_and_the_list_of_models(world: World)
 
 async def test_limits_end_as_agents_understand(world: World, said: Said) -> None:
     world.engine.script = lambda *_: said("x" * 3000)
-    prompt = len(world.gateway._codec.render([{"role": "system", "content": "Repair."}, *ASK]))
+    prompt = len(world.gateway.source.codec.render([{"role": "system", "content": "Repair."}, *ASK]))
     session = world.open(tokens=prompt + 50, calls=1)
     sdk = client(session.endpoint)
     reply = await ask(sdk)

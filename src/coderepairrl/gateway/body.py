@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.call import Outcome
 from coderepairrl.gateway.request import ApiError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,7 +57,7 @@ def sse(data: Mapping[str, Any], event: str = "") -> bytes:
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-def extras(call: Call, outcome: Outcome) -> dict[str, Any]:
+def extras(outcome: Outcome) -> dict[str, Any]:
     """What every reply says beside its dialect's fields, under ``crrl``.
 
     ``turn``, ``context_tokens``, ``remaining_tokens``, ``remaining_calls``, ``limit`` and ``malformed`` (tool calls
@@ -65,7 +65,7 @@ def extras(call: Call, outcome: Outcome) -> dict[str, Any]:
     """
     return {
         "turn": outcome.turn.index,
-        "context_tokens": call.prompt + len(outcome.turn.output),
+        "context_tokens": outcome.usage.context,
         "remaining_tokens": outcome.remaining_tokens,
         "remaining_calls": outcome.remaining_calls,
         "limit": outcome.limit,

@@ -7,11 +7,22 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.gateway.request import ApiError, Message
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Turn
+
+
+class Usage(NamedTuple):
+    """Tokens of one call: `prompt` before the reply, of which `cached` were known from earlier calls; `sampled` in the
+    reply, of which `reasoning` were thoughts; and the `context` that a next call goes on from."""
+
+    prompt: int
+    cached: int
+    sampled: int
+    reasoning: int
+    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +32,7 @@ class Outcome:
     turn: Turn
     message: Message
     malformed: tuple[str, ...]
-    reasoning: int
-    """Tokens that were sampled as thoughts."""
+    usage: Usage
     stop: str
     """The stop string that ended it, if one did."""
     remaining_tokens: int
@@ -33,7 +43,8 @@ class Outcome:
 class Call:
     """A generation and its followers. When the last follower leaves early, it is aborted.
 
-    `prompt` counts the tokens before the reply, `cached` those of them that were recorded before.
+    `prompt` counts the tokens before the reply, `cached` those of them that were recorded before, as far as they are
+    known while it runs; `Outcome.usage` has them all.
     """
 
     def __init__(self, digest: str, ordinal: int, *, prompt: int, cached: int) -> None:

@@ -160,7 +160,7 @@ def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
         **_header(request, call, "chat.completion"),
         "choices": [choice],
         "usage": _usage(call, outcome),
-        "crrl": extras(call, outcome),
+        "crrl": extras(outcome),
     }
 
 
@@ -206,7 +206,7 @@ async def stream(request: Request, call: Call, heartbeat: float) -> AsyncIterato
         return
     if opening:
         yield opening
-    yield chunk({}, _finish_reason(outcome), crrl=extras(call, outcome))
+    yield chunk({}, _finish_reason(outcome), crrl=extras(outcome))
     if request.stream_usage:
         yield sse({**header, "choices": [], "usage": _usage(call, outcome)})
     yield b"data: [DONE]\n\n"
@@ -234,10 +234,11 @@ def _finish_reason(outcome: Outcome) -> str:
 
 
 def _usage(call: Call, outcome: Outcome) -> dict[str, Any]:
+    usage = outcome.usage
     return {
-        "prompt_tokens": call.prompt,
-        "completion_tokens": outcome.turn.sampled,
-        "total_tokens": call.prompt + outcome.turn.sampled,
-        "prompt_tokens_details": {"cached_tokens": call.cached},
-        "completion_tokens_details": {"reasoning_tokens": outcome.reasoning},
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.sampled,
+        "total_tokens": usage.prompt + usage.sampled,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }

@@ -5,34 +5,50 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import cast
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any, cast
 
 from coderepairrl.errors import EngineFault
+from coderepairrl.gateway.call import Usage
 from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.tokens import Delta, ReplyStream
+from coderepairrl.tokens import Delta, Reply, ReplyStream
 from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 
 class Generation:
     """What the engine sampled so far, and the reply that is read from it."""
 
-    def __init__(self, prompt: list[int], sampling: Sampling, reply: ReplyStream, *, vocab_size: int) -> None:
+    remote: Mapping[str, Any] = {}
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: list[int],
+        sampling: Sampling,
+        seed: int,
+        reply: ReplyStream,
+        *,
+        cached: int,
+        vocab_size: int,
+    ) -> None:
         self.prompt = prompt
         self.sampling = sampling
         self.reply = reply
         self.versions: list[VersionRange] = []
         self.out_of_time = False
+        self._engine = engine
+        self._seed = seed
+        self._cached = cached
         self._logprobs: list[float] = []
         self._vocab_size = vocab_size
         self._stops = frozenset(sampling.stop_ids)
 
-    async def run(self, engine: Engine, seed: int, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
+    async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample until the engine ends, a stop string appears, or `deadline` (loop time). Cancelling aborts.
 
         Raises `EngineFault` for a dead engine and for an answer that cannot be true.
         """
-        source = cast("AsyncGenerator[Chunk, None]", engine.generate(self.prompt, self.sampling, seed))
+        source = cast("AsyncGenerator[Chunk, None]", self._engine.generate(self.prompt, self.sampling, self._seed))
         async with contextlib.aclosing(source) as chunks:
             clock = asyncio.timeout_at(deadline)
             try:
@@ -62,6 +78,22 @@ class Generation:
         """How it ended, unless it was aborted."""
         stopped = self.reply.cut is not None or (self.ids and self.ids[-1] in self.sampling.stop_ids)
         return Finish.STOP if stopped else Finish.LENGTH
+
+    @property
+    def stopped_by(self) -> str:
+        """The stop string that ended it, if one did."""
+        return self.reply.stopped_by
+
+    @property
+    def usage(self) -> Usage:
+        """Counted, not estimated."""
+        prompt, cut = len(self.prompt), self.reply.cut
+        context = prompt + (len(self.ids) if cut is None else cut)
+        return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)
+
+    def close(self) -> tuple[Reply, list[Delta]]:
+        """The whole reply, and what of it was not published yet."""
+        return self.reply.close()
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
         """The output, and the tail after a stop string."""

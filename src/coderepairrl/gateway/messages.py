@@ -214,9 +214,13 @@ class _Answer:
 
     def end(self, outcome: Outcome) -> list[dict[str, Any]]:
         """The events that tell of the end."""
-        usage = {**self._input(), "output_tokens": outcome.turn.sampled, **_thoughts(outcome)}
+        usage = {
+            **_input(outcome.usage.prompt, outcome.usage.cached),
+            "output_tokens": outcome.usage.sampled,
+            **_thoughts(outcome),
+        }
         reason = {"stop_reason": _stop_reason(outcome, self._request), "stop_sequence": self._stop_sequence(outcome)}
-        told = {"usage": usage, "crrl": extras(self._call, outcome)}
+        told = {"usage": usage, "crrl": extras(outcome)}
         ending: list[dict[str, Any]] = [{"type": "message_delta", "delta": reason, **told}, {"type": "message_stop"}]
         return [*self._beginning(), *self._close(), *ending]
 
@@ -234,15 +238,7 @@ class _Answer:
             "content": self._content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**self._input(), "output_tokens": 0},
-        }
-
-    def _input(self) -> dict[str, int]:
-        new = self._call.prompt - self._call.cached
-        return {
-            "input_tokens": new,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._call.cached,
+            "usage": {**_input(self._call.prompt, self._call.cached), "output_tokens": 0},
         }
 
     def _stop_sequence(self, outcome: Outcome) -> str | None:
@@ -292,6 +288,14 @@ class _Answer:
         return [*events, {"type": "content_block_stop", "index": len(self._content) - 1}]
 
 
+def _input(prompt: int, cached: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+    }
+
+
 def _stop_reason(outcome: Outcome, request: Request) -> str:
     if outcome.turn.finish is Finish.LENGTH:
         return "model_context_window_exceeded" if outcome.limit in ("tokens", "context") else "max_tokens"
@@ -301,7 +305,7 @@ def _stop_reason(outcome: Outcome, request: Request) -> str:
 
 
 def _thoughts(outcome: Outcome) -> dict[str, Any]:
-    return {"output_tokens_details": {"thinking_tokens": outcome.reasoning}} if outcome.reasoning else {}
+    return {"output_tokens_details": {"thinking_tokens": outcome.usage.reasoning}} if outcome.usage.reasoning else {}
 
 
 def _object(arguments: str) -> dict[str, Any]:

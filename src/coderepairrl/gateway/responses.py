@@ -318,15 +318,16 @@ class _Response:
         return {"item_id": self._open["id"], "output_index": len(self._items)}
 
     def _ended(self, status: str, outcome: Outcome) -> dict[str, Any]:
+        usage = outcome.usage
         spent = {
-            "input_tokens": self._call.prompt,
-            "input_tokens_details": {"cached_tokens": self._call.cached, "cache_write_tokens": 0},
-            "output_tokens": outcome.turn.sampled,
-            "output_tokens_details": {"reasoning_tokens": outcome.reasoning},
-            "total_tokens": self._call.prompt + outcome.turn.sampled,
+            "input_tokens": usage.prompt,
+            "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+            "output_tokens": usage.sampled,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+            "total_tokens": usage.prompt + usage.sampled,
         }
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state(status, usage=spent, crrl=extras(self._call, outcome), incomplete_details=why)
+        return self._state(status, usage=spent, crrl=extras(outcome), incomplete_details=why)
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {

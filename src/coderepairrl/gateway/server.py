@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from coderepairrl.errors import EngineFault, UsageError
+from coderepairrl.errors import Fault, UsageError
 from coderepairrl.gateway import chat, messages, responses
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError, Counter, Request, digest
 from coderepairrl.gateway.session import OnTurn, Session
+from coderepairrl.gateway.source import Policy, Source
 from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec
@@ -69,38 +70,26 @@ class Dialect(Protocol):
 DIALECTS: tuple[Dialect, ...] = (chat, responses, messages)
 
 
-class Gateway:
-    """Serves sessions over HTTP on this host only, by TCP and by a Unix socket.
+class Server:
+    """Serves sessions over HTTP, by TCP and by a Unix socket; `source` is who replies in them.
 
     A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
-    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end;
-    `history_policy` is docs/gateway.md's.
+    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end.
 
-        gateway = Gateway(codec, engine, sampling=Sampling(), on_turn=record)
-        await gateway.start()
-        session = gateway.open("episode", limits=Limits(), seed=7)
+        server = Server(source, sampling=Sampling(), on_turn=record)
+        await server.start()
+        session = server.open("episode", limits=Limits(), seed=7)
         ...  # an agent talks to session.endpoint
-        turns = await gateway.close(session)
-        await gateway.stop()
+        turns = await server.close(session)
+        await server.stop()
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        engine: Engine,
-        *,
-        sampling: Sampling,
-        on_turn: OnTurn,
-        model_name: str = "policy",
-        history_policy: HistoryPolicy = "splice",
-    ) -> None:
+    def __init__(self, source: Source, *, sampling: Sampling, on_turn: OnTurn, model_name: str = "policy") -> None:
+        self.source = source
         self.sampling = sampling
         self.model_name = model_name
-        self.history_policy = history_policy
         self.url = ""
         self.socket: Path | None = None
-        self._codec = codec
-        self._engine = engine
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
         self._closed: set[str] = set()
@@ -147,12 +136,10 @@ class Gateway:
         session = self._sessions[key] = Session(
             episode_id,
             endpoint,
-            codec=self._codec,
-            engine=self._engine,
+            source=self.source,
             sampling=sampling or self.sampling,
             seed=seed,
             on_turn=self._on_turn,
-            history_policy=self.history_policy,
         )
         return session
 
@@ -223,26 +210,45 @@ class Gateway:
 
     def _card(self) -> dict[str, Any]:
         """The model, as the clients of every provider know models."""
+        context = self.source.context
         return {
             "id": self.model_name,
             "object": "model",
             "created": 0,
             "owned_by": "coderepairrl",
-            "max_model_len": self._engine.context,
             "type": "model",
             "display_name": self.model_name,
             "created_at": "1970-01-01T00:00:00Z",
             "lifecycle": "active",
-            "max_input_tokens": self._engine.context,
+            **({} if context is None else {"max_model_len": context, "max_input_tokens": context}),
         }
 
     async def _health(self, request: web.Request) -> web.Response:
         """Whether the engine is alive, and no more: whoever is in a sandbox may ask."""
         try:
-            await self._engine.health()
-        except EngineFault as fault:
-            raise ApiError(503, "engine_fault", "the engine failed") from fault
+            await self.source.health()
+        except Fault as fault:
+            raise ApiError(503, f"{fault.boundary}_fault", f"the {fault.boundary} failed") from fault
         return web.json_response({"status": "ok"})
+
+
+class Gateway(Server):
+    """The server in front of the policy; `history_policy` is docs/gateway.md's."""
+
+    source: Policy
+
+    def __init__(
+        self,
+        codec: Codec,
+        engine: Engine,
+        *,
+        sampling: Sampling,
+        on_turn: OnTurn,
+        model_name: str = "policy",
+        history_policy: HistoryPolicy = "splice",
+    ) -> None:
+        policy = Policy(codec, engine, history_policy)
+        super().__init__(policy, sampling=sampling, on_turn=on_turn, model_name=model_name)
 
 
 async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:

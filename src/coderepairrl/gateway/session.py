@@ -14,11 +14,10 @@ from typing import Any
 
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.call import Call, Outcome
-from coderepairrl.gateway.generation import Generation
 from coderepairrl.gateway.request import ApiError, Message, Request, argument_defaults, next_key
-from coderepairrl.gateway.tree import HistoryPolicy, Placement, TurnTree
-from coderepairrl.protocols import Engine
-from coderepairrl.tokens import Codec, Reply
+from coderepairrl.gateway.source import Generating, Source
+from coderepairrl.gateway.tree import Placement
+from coderepairrl.tokens import Reply
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, path
 
 OnTurn = Callable[[str, Turn], Awaitable[None] | None]
@@ -47,24 +46,21 @@ class Session:
         episode_id: str,
         endpoint: Endpoint,
         *,
-        codec: Codec,
-        engine: Engine,
+        source: Source,
         sampling: Sampling,
         seed: int,
         on_turn: OnTurn,
-        history_policy: HistoryPolicy = "splice",
     ) -> None:
         self.episode_id = episode_id
         self.endpoint = endpoint
         self.fault: Fault | None = None
         self.limit = ""
         self.closed = False
-        self._codec = codec
-        self._engine = engine
+        self._source = source
         self._sampling = sampling
         self._seed = seed
         self._on_turn = on_turn
-        self._tree = TurnTree(codec, history_policy)
+        self._tree = source.tree()
         self._deadline = asyncio.get_running_loop().time() + endpoint.limits.seconds
         self._started = 0
         self._calls: dict[str, Call] = {}
@@ -81,6 +77,12 @@ class Session:
     def limits(self) -> Limits:
         """What the episode may spend."""
         return self.endpoint.limits
+
+    @property
+    def _most(self) -> dict[str, int]:
+        """Tokens that a conversation may have, by the limit that says so."""
+        context = self._source.context
+        return {"tokens": self.limits.tokens, **({} if context is None else {"context": context})}
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -102,9 +104,9 @@ class Session:
         if asyncio.get_running_loop().time() >= self._deadline:
             raise self._spent("time", f"the episode's {self.limits.seconds:g} seconds are over")
         placement = self._place(request)
-        cached, prompt = len(placement.before), len(placement.before) + len(placement.given)
+        prompt = self._tree.known(placement)
         budget = self._budget(request, prompt)
-        call = self._calls[digest] = Call(digest, self._started, prompt=prompt, cached=cached)
+        call = self._calls[digest] = Call(digest, self._started, prompt=prompt, cached=len(placement.before))
         self._named[call.name] = call, request.opening
         self._started += 1
         self._start(call, request, placement, budget)
@@ -113,8 +115,9 @@ class Session:
     def count(self, request: Request) -> int:
         """Tokens that the engine would be given for `request`; nothing is recorded. Raises `ApiError`."""
         self._check_open()
-        placement = self._place(request)
-        return len(placement.before) + len(placement.given)
+        if not self._source.counts:
+            raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
+        return self._tree.known(self._place(request))
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse all later requests, abort running calls, and return every turn."""
@@ -161,10 +164,10 @@ class Session:
         return call
 
     def _budget(self, request: Request, prompt: int) -> Budget:
-        rooms = {"tokens": self.limits.tokens - prompt, "context": self._engine.context - prompt}
-        limit, room = min(rooms.items(), key=lambda item: item[1])
+        limit, most = min(self._most.items(), key=lambda item: item[1])
+        room = most - prompt
         if room <= 0:
-            raise self._spent(limit, _too_long(prompt, prompt + room))
+            raise self._spent(limit, _too_long(prompt, most))
         wanted = min(self._sampling.max_tokens, self.limits.turn_tokens)
         if request.max_tokens is not None:
             wanted = min(wanted, request.max_tokens)
@@ -176,24 +179,17 @@ class Session:
         return ApiError(400, code, message, param="messages" if limit in ("tokens", "context") else None, limit=limit)
 
     def _start(self, call: Call, request: Request, placement: Placement, budget: Budget) -> None:
-        prompt = placement.prompt
-        stop = (*self._sampling.stop, *request.stop)
-        sampling = replace(
-            self._sampling,
-            max_tokens=budget.max_tokens,
-            stop_ids=tuple(dict.fromkeys((*self._codec.stop_ids, *self._sampling.stop_ids))),
-            stop=stop,
-        )
-        reader = self._codec.stream(prompt, request.tools, stop=stop)
-        generation = Generation(prompt, sampling, reader, vocab_size=self._codec.vocab_size)
-        seed = request_seed(self._seed, call.ordinal)
+        sampling = replace(self._sampling, max_tokens=budget.max_tokens)
+        generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
+        fulfilled = self._source.forwarded(request)
+        wishes = {name: value for name, value in request.wishes.items() if name not in fulfilled}
         turn = Turn(
             index=-1,  # given at commitment
             base=placement.base,
             given=TokenSpan(tuple(placement.given), Origin.GIVEN),
             output=TokenSpan((), Origin.POLICY),
-            sampling=sampling,
-            overridden=_overridden(request.wishes, self._sampling),
+            sampling=generation.sampling,
+            overridden=_overridden(wishes, self._sampling),
             dialect=request.dialect,
             digest=call.digest,
             messages=placement.news,
@@ -209,7 +205,7 @@ class Session:
                 self._running.discard(call)
 
         self._running.add(call)
-        call.start(generation.run(self._engine, seed, self._deadline, call.publish), finish)
+        call.start(generation.run(self._deadline, call.publish), finish)
 
     async def _finish(
         self,
@@ -217,17 +213,22 @@ class Session:
         request: Request,
         turn: Turn,
         key: bytes,
-        generation: Generation,
+        generation: Generating,
         budget: Budget,
         error: BaseException | None,
     ) -> None:
         """Commit the turn, and only then let followers see the end."""
+        if isinstance(error, ApiError):  # nothing was sampled: whoever samples refused the request
+            self.limit = self.limit or error.limit
+            call.failure = error
+            return
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
         fault = None if error is None or aborted else self._failed(error)
-        reply, rest = generation.reply.close()
+        reply, rest = generation.close()
         message = _message(call, reply)
         output, tail = generation.spans()
-        masked = "aborted" if aborted else "fault" if fault else "" if self._sampling.trainable else "sampling"
+        unfit = self._source.masked or ("" if self._sampling.trainable else "sampling")
+        masked = "aborted" if aborted else "fault" if fault else unfit
         turn = replace(
             turn,
             output=output,
@@ -236,6 +237,7 @@ class Session:
             finish=Finish.ABORT if error is not None else generation.finish,
             messages=(*turn.messages, message),
             masked=masked,
+            remote=generation.remote,
         )
         said = None if error is not None else next_key(key, message, argument_defaults(request.tools))
         turn = await self._commit(turn, said)
@@ -254,13 +256,14 @@ class Session:
         elif turn.finish is Finish.LENGTH:
             self.limit = self.limit or budget.limit
         call.publish(rest)
+        usage = generation.usage
         call.outcome = Outcome(
             turn=turn,
             message=message,
             malformed=reply.malformed,
-            reasoning=generation.reply.reasoning,
-            stop=generation.reply.stopped_by,
-            remaining_tokens=max(0, min(self.limits.tokens, self._engine.context) - call.prompt - len(output)),
+            usage=usage,
+            stop=generation.stopped_by,
+            remaining_tokens=max(0, min(self._most.values()) - usage.context),
             remaining_calls=max(0, self.limits.calls + 2 - self._started),
             limit=self.limit,
         )

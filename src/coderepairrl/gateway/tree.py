@@ -1,7 +1,8 @@
-"""The tree of turns of one session: exact ids, found again by what a conversation says."""
+"""The tree of turns of one session, found again by what a conversation says: of exact ids, or of text only."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,14 +34,66 @@ class Placement:
         return self.before + self.given
 
 
-class TurnTree:
-    """Turns in order of commitment. Memory is linear in them: one name of 16 bytes each beside their ids."""
+class Tree(ABC):
+    """Turns in order of commitment. Memory is linear in them: one name of 16 bytes each beside what they hold."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self._replies: dict[bytes, list[int]] = {}
+
+    @abstractmethod
+    def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
+        """Where a conversation goes. Raises ValueError for messages that cannot be written."""
+
+    @abstractmethod
+    def known(self, placement: Placement) -> int:
+        """Tokens of a prompt, as far as they can be counted before it is sent."""
+
+    def add(self, turn: Turn, key: bytes | None) -> None:
+        """Record `turn`; `key` names the conversation with its reply, None if no client ever got it."""
+        self.turns.append(turn)
+        if key is not None:
+            self._replies.setdefault(key, []).append(turn.index)
+
+    def extended(self, index: int) -> bool:
+        """Whether a later turn goes on from `index`."""
+        return any(turn.base == index for turn in self.turns[index + 1 :])
+
+    def _find(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
+        """The turn whose conversation is the longest prefix, and the length of that prefix."""
+        for seen in range(len(messages), 0, -1):
+            if candidates := self._replies.get(keys[seen]):
+                # the same words, said twice: the ids of their tool calls tell which one the client goes on from
+                ids = _call_ids(messages[seen - 1])
+                same = [index for index in candidates if _call_ids(self.turns[index].messages[-1]) == ids]
+                return (same or candidates)[-1], seen
+        return None, 0
+
+
+class TextTree(Tree):
+    """Of text only: whoever replies is sent the whole conversation each time."""
+
+    def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
+        """After the recorded turn that most of `messages` repeat."""
+        keys = conversation_keys(messages, tools)
+        base, seen = self._find(keys, messages)
+        return Placement(base, [], [], messages[seen:], keys[-1])
+
+    def known(self, placement: Placement) -> int:
+        """What was reported of the turn that it goes on from."""
+        if placement.base is None:
+            return 0
+        usage = self.turns[placement.base].remote["usage"]
+        return int(usage["prompt_tokens"] + usage["completion_tokens"])
+
+
+class TurnTree(Tree):
+    """Of exact ids."""
 
     def __init__(self, codec: Codec, history_policy: HistoryPolicy = "splice") -> None:
-        self.turns: list[Turn] = []
+        super().__init__()
         self._splice = history_policy == "splice"
         self._codec = codec
-        self._replies: dict[bytes, list[int]] = {}
 
     def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Find the recorded turn that most of `messages` repeat, and extend its ids by the others.
@@ -67,11 +120,9 @@ class TurnTree:
             base = self.turns[base].base
         return Placement(None, [], rendered, messages, keys[-1])
 
-    def add(self, turn: Turn, key: bytes | None) -> None:
-        """Record `turn`; `key` names the conversation with its reply, None if no client ever got it."""
-        self.turns.append(turn)
-        if key is not None:
-            self._replies.setdefault(key, []).append(turn.index)
+    def known(self, placement: Placement) -> int:
+        """All of them."""
+        return len(placement.before) + len(placement.given)
 
     def sequence(self, index: int) -> list[int]:
         """Every id in context after turn `index`."""
@@ -80,20 +131,6 @@ class TurnTree:
             ids += turn.given.ids
             ids += turn.output.ids
         return ids
-
-    def extended(self, index: int) -> bool:
-        """Whether a later turn goes on from `index`."""
-        return any(turn.base == index for turn in self.turns[index + 1 :])
-
-    def _find(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
-        """The turn whose conversation is the longest prefix, and the length of that prefix."""
-        for seen in range(len(messages), 0, -1):
-            if candidates := self._replies.get(keys[seen]):
-                # the same words, said twice: the ids of their tool calls tell which one the client goes on from
-                ids = _call_ids(messages[seen - 1])
-                same = [index for index in candidates if _call_ids(self.turns[index].messages[-1]) == ids]
-                return (same or candidates)[-1], seen
-        return None, 0
 
 
 def _call_ids(message: Message) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault
-from coderepairrl.gateway import Gateway, Session
+from coderepairrl.gateway import Server, Session
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import score
 from coderepairrl.runs import Log
@@ -52,7 +52,7 @@ class Rollout:
     def __init__(
         self,
         *,
-        gateway: Gateway,
+        gateway: Server,
         agent: Agent,
         sandbox: SandboxBackend,
         rewards: Mapping[str, Sequence[tuple[Reward, float]]],

@@ -2,7 +2,8 @@
 """The one process that lives in a sandbox: it runs commands, reads and writes files, and lists what changed.
 
 Standard library only, and no import of this project: the file is compiled by the interpreter inside and run
-there alone, whenever a sandbox opens (hence no pathlib, which takes as long to import as all the rest). It serves
+there alone, whenever a sandbox opens. Hence the modules in C behind ``json``, ``signal`` and ``socket``: those import
+``re`` and ``enum``, which take longer than the interpreter itself, and so half of an episode's cost. It serves
 requests from one inherited socket, one after another. A frame is two lengths (4 bytes each, big endian), a JSON
 object and a body of raw bytes.
 
@@ -14,12 +15,10 @@ every command starts in a Landlock domain of its own, from which neither signals
 
 from __future__ import annotations
 
-import json
+import _json
 import os
 import resource
 import select
-import signal
-import socket
 import stat
 import struct
 import sys
@@ -27,8 +26,13 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    import socket
     from collections.abc import Callable, Iterator
     from typing import Any
+else:
+    import _signal as signal
+    import _socket as socket
 
 FRAME = struct.Struct(">II")
 SPAWN_ERRORS = {2: 127, 20: 127}  # ENOENT, ENOTDIR as a shell reports them; everything else is 126
@@ -41,25 +45,48 @@ LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 4
 PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
 
 
+class _Decoding:
+    """What ``json.loads`` sets by default."""
+
+    strict, object_hook, object_pairs_hook, parse_float, parse_int, parse_constant = True, None, None, float, int, float
+
+
+def decode(data: bytes) -> Any:
+    """`data` as the host's ``json.dumps`` made it."""
+    return _json.make_scanner(_Decoding)(data.decode(), 0)[0]  # type: ignore[arg-type]
+
+
+def encode(value: object) -> str:
+    """JSON of what we send: text, numbers, truth values, and lists and dictionaries of these."""
+    if isinstance(value, str):
+        return str(_json.encode_basestring_ascii(value))
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{encode(name)}:{encode(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(encode, value)) + "]"
+    return repr(value).lower()
+
+
 class Control:
     """The guest's end of the socket."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.hung_up: Callable[[], None] = lambda: None
-        connection.set_inheritable(False)
+        os.set_inheritable(connection.fileno(), False)
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
         """The next frame; ends this process when there will be none."""
         header, body = FRAME.unpack(self._exactly(FRAME.size))
-        return json.loads(self._exactly(header)), self._exactly(body)
+        return decode(self._exactly(header)), self._exactly(body)
 
     def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
         """Send a frame, and with it an open descriptor."""
-        text = json.dumps(header).encode()
+        text = encode(header).encode()
         message = FRAME.pack(len(text), len(body)) + text
         if descriptor is not None:  # before any byte of the frame is out, so that it arrives with the first
-            sent = socket.send_fds(self.socket, [message], [descriptor])
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+            sent = self.socket.sendmsg([message], rights)
             message = message[sent:]
         self.socket.sendall(message + body if len(body) < 1 << 16 else message)
         if len(body) >= 1 << 16:
@@ -287,8 +314,13 @@ class Guest:
 
     def on_listen(self, body: bytes) -> None:
         """Listen on our loopback and hand the listening socket to the host, which accepts from it."""
-        with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        server = socket.socket(socket.AF_INET)
+        try:
+            server.bind(("127.0.0.1", 0))
+            server.listen(128)
             self.control.send({"port": server.getsockname()[1]}, descriptor=server.fileno())
+        finally:
+            server.close()
 
     def on_settle(self, body: bytes) -> None:
         """Answer once no other process of the sandbox is left."""
@@ -298,7 +330,7 @@ class Guest:
     def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> None:
         """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted."""
         self.kill_all()
-        base = json.loads(body)
+        base = decode(body)
         present = dict(sorted(entries(self.workdir, base), key=lambda entry: (entry[0] not in base, entry[0])))
         left_out, sent = [], 0
         for path, mode in present.items():
@@ -577,9 +609,12 @@ def content(path: str, mode: str) -> bytes:
 
 def blob_id(data: bytes) -> str:
     """Git's name for this content."""
-    import hashlib
+    try:
+        from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load all of OpenSSL
+    except ImportError:
+        from hashlib import sha1
 
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return str(sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest())
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.fallback import NEVER, TemplateRenderer
 from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.later import Later, ids
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 
 Message = Mapping[str, Any]
@@ -29,14 +30,15 @@ GENERATION_PROMPT = 64
 class Codec:
     """Writes prompts and reads replies, exactly (DESIGN 6.2).
 
-    `renderer` is an object of the package `renderers` over `tokenizer`. Ids are ints below `vocab_size`;
-    `context` is the longest sequence that the model was made for.
+    `renderer` is an object of the package `renderers` over `tokenizer`, and `writer` the same over `Later`. Ids are
+    ints below `vocab_size`; `context` is the longest sequence that the model was made for.
     """
 
     def __init__(
         self,
         tokenizer: InertTokenizer,
         renderer: Any,
+        writer: Any,
         markers: Markers,
         *,
         name: str,
@@ -51,6 +53,7 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self.tokenizer = tokenizer
         self.renderer = renderer
+        self._writer = writer
         self._markers = markers
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> list[int]:
@@ -60,10 +63,10 @@ class Codec:
         """
         if not messages:
             raise ValueError("a conversation has at least one message")
-        ids: list[int] = self.renderer.render_ids(
+        written = self._writer.render_ids(
             self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
         )
-        return ids
+        return ids(self.tokenizer, written)
 
     def extend(
         self, prompt: Sequence[int], output: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -75,12 +78,12 @@ class Codec:
         """
         tail = list(prompt[-GENERATION_PROMPT:])
         before = [*tail, *output]
-        bridged = self.renderer.bridge_to_next_turn(
+        bridged = self._writer.bridge_to_next_turn(
             tail, list(output), self._guard_all(new_messages), tools=self._guard_all(tools) or None
         )
         if bridged is None or bridged.token_ids[: len(before)] != before:
             return None
-        return list(bridged.token_ids[len(before) :])
+        return ids(self.tokenizer, bridged.token_ids[len(before) :])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """The message that `output`, sampled after `prompt`, says. Any ids make some reply."""
@@ -180,13 +183,18 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
 
     def build(enable_thinking: bool) -> Codec:
         written: Any
+        writer: Any
         if family == "template" and source is not None:
-            written = TemplateRenderer(tokenizer, source, thinking=enable_thinking)
+            written = writer = TemplateRenderer(tokenizer, source, thinking=enable_thinking)
         else:
-            written = _qwen3(tokenizer, enable_thinking=enable_thinking, keep_thoughts=not thinking)
+            written, writer = (
+                _qwen3(to_ids, enable_thinking=enable_thinking, keep_thoughts=not thinking)
+                for to_ids in (tokenizer, Later(tokenizer))
+            )
         return Codec(
             tokenizer,
             written,
+            writer,
             _markers(tokenizer, written.get_stop_token_ids(), thoughts=family != "template"),
             name=str(model),
             vocab_size=int(config["vocab_size"]),
@@ -248,7 +256,7 @@ def _markers(tokenizer: InertTokenizer, stop: Sequence[int], *, thoughts: bool) 
     return Markers(frozenset(stop), *(tokenizer.added.get(name, NEVER) for name in names))
 
 
-def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
+def _qwen3(tokenizer: InertTokenizer | Later, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
     from renderers.configs import Qwen3RendererConfig
     from renderers.qwen3 import Qwen3Renderer
 

@@ -18,11 +18,12 @@ from functools import lru_cache
 from typing import Any
 
 from coderepairrl.errors import ConfigError
+from coderepairrl.tokens.words import words
 
 SENTINEL = "\udc00"
 """A lone surrogate: no valid text holds one, so no text can smuggle in or lose a sentinel."""
 
-_SHORT = 48
+SHORT = 48
 """Characters of a text that is probably structure: templates ask for the same few again and again."""
 
 
@@ -84,6 +85,7 @@ class InertTokenizer:
         self.name_or_path = name
         self.eos_token_id = eos_token_id
         self.added: dict[str, int] = {token["content"]: token["id"] for token in added}
+        spec = {**spec, "truncation": None, "padding": None}  # as somebody else needed them
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
             raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")
@@ -91,6 +93,7 @@ class InertTokenizer:
         longest_first = sorted(self.added, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._alphabet = _byte_alphabet()
+        self._words = words(spec, self._full, self._alphabet)
         self._scaffold = lru_cache(maxsize=1024)(self._encode)
         self._lately = Lately()
         self._bytes: dict[int, bytes] = {text_id: text.encode() for text, text_id in self.added.items()}
@@ -110,7 +113,7 @@ class InertTokenizer:
         """
         if add_special_tokens:
             raise ValueError("renderers add special tokens, tokenizers do not")
-        if len(text) <= _SHORT:
+        if len(text) <= SHORT:
             return list(self._scaffold(text))
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         found = self._lately.get(key)
@@ -120,8 +123,8 @@ class InertTokenizer:
         return found
 
     def _encode(self, text: str) -> list[int]:
-        if SENTINEL not in text:
-            return list(self._full.encode(text, add_special_tokens=False).ids)
+        if SENTINEL not in text and not self._markers.search(text):
+            return self._ordinary(text)
         ids: list[int] = []
         at = 0
         for match in self._markers.finditer(text):
@@ -131,7 +134,10 @@ class InertTokenizer:
         return ids + self._ordinary(text[at:])
 
     def _ordinary(self, text: str) -> list[int]:
-        return list(self._plain.encode(text.replace(SENTINEL, ""), add_special_tokens=False).ids) if text else []
+        """Ids of text without added tokens."""
+        text = text.replace(SENTINEL, "")
+        found = self._words.encode(text) if self._words is not None else None
+        return list(self._plain.encode(text, add_special_tokens=False).ids) if found is None else found
 
     def to_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; none for an id beyond the vocabulary (padded embeddings)."""

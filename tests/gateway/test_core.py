@@ -428,7 +428,11 @@ class TestLifetime:
     async def test_a_unix_socket_serves_the_same(self, world: World, tmp_path: Path) -> None:
         address = tmp_path / "gateway.sock"
         gateway = Gateway(
-            world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=world.gateway._on_turn, model_name="m"
+            world.gateway.source.codec,
+            world.engine,
+            sampling=Sampling(),
+            on_turn=world.gateway._on_turn,
+            model_name="m",
         )
         await gateway.start(socket=address)
         endpoint = gateway.open("e", limits=world.open().limits, seed=0).endpoint

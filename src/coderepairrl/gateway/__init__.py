@@ -12,7 +12,8 @@ as one that is too long does. No error is retried by the SDKs (``x-should-retry:
 
 from __future__ import annotations
 
+from coderepairrl.gateway.remote import Remote
 from coderepairrl.gateway.server import Gateway, Server
 from coderepairrl.gateway.session import OnTurn, Session, request_seed
 
-__all__ = ["Gateway", "OnTurn", "Server", "Session", "request_seed"]
+__all__ = ["Gateway", "OnTurn", "Remote", "Server", "Session", "request_seed"]

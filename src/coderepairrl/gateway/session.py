@@ -103,6 +103,7 @@ class Session:
             raise self._spent("calls", f"the episode's {self.limits.calls} + 2 model calls are made")
         if asyncio.get_running_loop().time() >= self._deadline:
             raise self._spent("time", f"the episode's {self.limits.seconds:g} seconds are over")
+        request = self._whole(request)
         placement = self._place(request)
         prompt = self._tree.known(placement)
         budget = self._budget(request, prompt)
@@ -117,7 +118,7 @@ class Session:
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
-        return self._tree.known(self._place(request))
+        return self._tree.known(self._place(self._whole(request)))
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse all later requests, abort running calls, and return every turn."""
@@ -137,21 +138,23 @@ class Session:
 
     def _place(self, request: Request) -> Placement:
         try:
-            return self._tree.place(self._conversation(request), request.tools)
+            return self._tree.place(request.messages, request.tools)
         except ValueError as error:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
-    def _conversation(self, request: Request) -> tuple[Message, ...]:
-        """All messages of `request`, those that it only refers to included."""
+    def _whole(self, request: Request) -> Request:
+        """`request` with all messages of its conversation, those that it only refers to included."""
         if not request.after:
-            return request.messages
+            return request
         call, inherited = self._named.get(request.after, (None, 0))
         if call is None or call.outcome is None:
             message = f"there is no finished response {request.after!r} in this episode"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
         before = [message for turn in path(self._tree.turns, call.outcome.turn.index) for message in turn.messages]
         opening = request.messages[: request.opening]
-        return (*opening, *before[inherited:], *request.messages[request.opening :])
+        return replace(
+            request, messages=(*opening, *before[inherited:], *request.messages[request.opening :]), after=""
+        )
 
     def _repeated(self, digest: str, retry: int | None) -> Call | None:
         call = self._calls.get(digest)

@@ -1,0 +1,301 @@
+"""A gateway in front of somebody else's model: real HTTP on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from coderepairrl.errors import RemoteFault, UsageError
+from coderepairrl.gateway import Remote, Server, Session
+from coderepairrl.types import Limits, Sampling
+
+from .conftest import SHELL, Said, World
+from .speech import SPEAKERS, Message
+
+KEY = "sk-secret-key"
+ASK: list[Message] = [{"role": "user", "content": "Repair it."}]
+WAYS = [(name, stream) for name in SPEAKERS for stream in (False, True)]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+
+
+def completion(text: str = "Done.", **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    return {"id": "c", "model": "m-1", "choices": [choice], "usage": USAGE, **more}
+
+
+@asynccontextmanager
+async def listening(handler: Handler) -> AsyncIterator[str]:
+    """The base URL of a server that completes by `handler`, and lists no models."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handler)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{site.port}/v1"
+    await runner.cleanup()
+
+
+@asynccontextmanager
+async def relay(url: str, *, limits: Limits | None = None, **options: Any) -> AsyncIterator[Session]:
+    """A session of a gateway that relays to `url`."""
+    async with Remote(url, **{"model": "m", "key": KEY, "backoff": 0.0, **options}) as remote:
+        server = Server(remote, sampling=Sampling(temperature=0.5, max_tokens=512), on_turn=lambda *_: None)
+        await server.start()
+        yield server.open("e", limits=limits or Limits(tokens=4000, seconds=30.0), seed=0)
+        await server.stop()
+
+
+async def post(session: Session, name: str, body: Any) -> tuple[int, bytes]:
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(session.endpoint.base_url + SPEAKERS[name].path, json=body) as answer,
+    ):
+        return answer.status, await answer.read()
+
+
+async def speak(session: Session, name: str, messages: list[Message], *, stream: bool = False) -> Message:
+    speaker = SPEAKERS[name]
+    status, raw = await post(session, name, speaker.body(messages, stream=stream))
+    assert status == 200, raw
+    return speaker.stream(raw) if stream else speaker.whole(json.loads(raw))
+
+
+@pytest.mark.parametrize(("name", "stream"), WAYS)
+async def test_every_dialect_is_relayed_as_chat(world: World, said: Said, name: str, stream: bool) -> None:
+    replies = iter([said("I look.", ("shell", {"cmd": "ls"}), ("shell", {"cmd": "pwd"})), said("Repaired.")])
+    world.engine.script = lambda *_: next(replies)
+    upstream = world.open()
+    async with relay(upstream.endpoint.base_url, model="policy") as session:
+        conversation = list(ASK)
+        conversation.append(await speak(session, name, conversation, stream=stream))
+        calls = conversation[-1]["tool_calls"]
+        assert [json.loads(call["function"]["arguments"]) for call in calls] == [{"cmd": "ls"}, {"cmd": "pwd"}]
+        conversation += [{"role": "tool", "tool_call_id": call["id"], "content": "a.py"} for call in calls]
+        last = await speak(session, name, conversation, stream=stream)
+    assert last["content"] == "Repaired."
+    assert [turn.base for turn in upstream.turns] == [None, 0], "it reads its own words in what is relayed"
+    assert [(turn.base, turn.masked, turn.sampled, turn.dialect) for turn in session.turns] == [
+        (None, "relayed", 0, name),
+        (0, "relayed", 0, name),
+    ]
+    for turn, real in zip(session.turns, upstream.turns, strict=True):
+        assert turn.remote["usage"]["completion_tokens"] == len(real.output)
+        assert turn.messages[-1]["content"] == real.messages[-1]["content"]
+    assert upstream.turns[0].overridden == ("temperature=0.5",)
+    assert [message["role"] for message in session.turns[1].messages] == ["tool", "tool", "assistant"]
+
+
+async def test_usage_is_the_remotes_in_every_dialect(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("Repaired.")
+    upstream = world.open()
+    async with relay(upstream.endpoint.base_url, model="policy") as session:
+        found = []
+        for name in SPEAKERS:
+            _, raw = await post(session, name, SPEAKERS[name].body(ASK))
+            usage = json.loads(raw)["usage"]
+            found.append(usage.get("input_tokens", usage.get("prompt_tokens")))
+            found[-1] += usage.get("cache_read_input_tokens", 0)
+    assert found == [len(turn.given) for turn in upstream.turns]
+
+
+async def test_a_response_goes_on_from_another_by_its_id(world: World, said: Said) -> None:
+    replies = iter([said("One."), said("Two.")])
+    world.engine.script = lambda *_: next(replies)
+    upstream = world.open()
+    async with relay(upstream.endpoint.base_url, model="policy") as session:
+        _, raw = await post(session, "responses", {"model": "policy", "input": "Count."})
+        more = {"model": "policy", "input": "Go on.", "previous_response_id": json.loads(raw)["id"]}
+        assert (await post(session, "responses", more))[0] == 200
+    asked = [message["content"] for turn in upstream.turns for message in turn.messages]
+    assert asked == ["Count.", "One.", "Go on.", "Two."]
+    assert session.turns[1].base == 0
+
+
+async def test_a_model_is_found_where_there_is_one(world: World) -> None:
+    async with Remote(world.open().endpoint.base_url) as remote:
+        assert (remote.model, remote.context) == ("policy", world.engine.context)
+
+    async def handler(request: web.Request) -> web.Response:
+        raise AssertionError
+
+    async with listening(handler) as url:
+        with pytest.raises(UsageError, match="unknown models"):
+            async with Remote(url):
+                pass
+
+
+async def test_what_is_sent_is_what_the_run_decides(world: World) -> None:
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((request.headers["Authorization"], await request.json()))
+        return web.json_response(completion())
+
+    async with (
+        listening(handler) as url,
+        relay(url, extra_body={"top_logprobs": 1}, max_tokens_name="max_completion_tokens") as session,
+    ):
+        wishes = {"temperature": 1.5, "seed": 3, "tool_choice": "required", "stop": ["END"], "max_tokens": 7}
+        await post(session, "chat", {"model": "policy", "messages": ASK, "tools": [SHELL], **wishes})
+    [(key, body)] = seen
+    assert key == f"Bearer {KEY}"
+    assert body == {
+        "model": "m",
+        "messages": ASK,
+        "tools": [SHELL],
+        "temperature": 0.5,
+        "stop": ["END"],
+        "max_completion_tokens": 7,
+        "tool_choice": "required",
+        "top_logprobs": 1,
+    }
+    assert session.turns[0].overridden == ("seed=3", "temperature=1.5")
+
+
+def answers(status: int, text: str = "", **headers: str) -> Handler:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=text, headers=headers)
+
+    return handler
+
+
+async def cut(request: web.Request) -> web.StreamResponse:
+    """A stream, or a body, that ends in the middle."""
+    if (await request.json()).get("stream"):
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        delta = {"index": 0, "delta": {"content": "I wi"}, "finish_reason": None}
+        await response.write(b"data: " + json.dumps({"choices": [delta]}).encode() + b"\n\n")
+    else:
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b'{"choices"')
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
+BROKEN: dict[str, tuple[Handler, str]] = {
+    "401": (answers(401, f'{{"error": "bad key {KEY}"}}'), "answered 401"),
+    "404": (answers(404, "no such model"), "answered 404"),
+    "429 for an hour": (answers(429, "slow down", **{"Retry-After": "3600"}), "answered 429"),
+    "429 again and again": (answers(429, "slow down"), "answered 429"),
+    "500": (answers(500, "oops"), "answered 500"),
+    "elsewhere": (answers(302, "", Location="http://127.0.0.1:1/v1"), "answered 302"),
+    "no json": (answers(200, "<html>login</html>"), "no chat completion"),
+    "no completion": (answers(200, '{"choices": "none"}'), "no chat completion"),
+    "nothing": (answers(200, '{"choices": []}'), "broke off"),
+    "no usage": (answers(200, json.dumps({**completion(), "usage": None})), "how many tokens"),
+    "cut": (cut, ""),
+}
+
+
+@pytest.mark.parametrize(("name", "stream"), WAYS)
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_a_remote_that_fails_is_a_fault_in_the_dialects_words(broken: str, name: str, stream: bool) -> None:
+    handler, words = BROKEN[broken]
+    speaker = SPEAKERS[name]
+    async with listening(handler) as url, relay(url, attempts=2) as session:
+        status, raw = await post(session, name, speaker.body(ASK, stream=stream))
+        assert isinstance(session.fault, RemoteFault)
+        assert words in str(session.fault)
+        assert KEY.encode() not in raw and KEY not in str(session.fault)
+        if broken == "cut" and stream:
+            assert status == 200 and b"I wi" in raw and b"remote" in raw, "told in the stream"
+        else:
+            assert (status, speaker.code(json.loads(raw))) == (503, "remote_fault")
+        assert (await post(session, name, speaker.body(ASK)))[0] == 503, "the episode is void"
+    assert {turn.masked for turn in session.turns} == {"fault"}
+
+
+async def test_a_dead_remote_is_said_at_once() -> None:
+    async with listening(cut) as url:
+        pass
+    with pytest.raises(RemoteFault, match="cannot be reached"):
+        async with Remote(url, model="m"):
+            pass
+
+
+async def test_a_busy_remote_is_asked_again() -> None:
+    statuses = iter([429, 503, 200])
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(completion(), status=next(statuses), headers={"Retry-After": "0"})
+
+    async with listening(handler) as url, relay(url) as session:
+        assert (await speak(session, "chat", ASK))["content"] == "Done."
+    assert len(session.turns) == 1 and session.fault is None
+    assert next(statuses, None) is None
+
+
+async def test_a_full_context_is_a_limit_and_no_fault() -> None:
+    full = json.dumps({"error": {"message": "too many", "code": "context_length_exceeded"}})
+    async with listening(answers(400, full)) as url, relay(url) as session:
+        for name, speaker in SPEAKERS.items():
+            status, raw = await post(session, name, speaker.body(ASK))
+            assert (status, speaker.code(json.loads(raw))) == (400, "context_length_exceeded")
+        assert (session.limit, session.fault, session.turns) == ("context", None, ())
+
+
+async def test_the_episodes_tokens_are_what_the_remote_reports() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(completion())
+
+    limits = Limits(tokens=13, seconds=30.0)
+    async with listening(handler) as url, relay(url, limits=limits) as session:
+        said = await speak(session, "chat", ASK)
+        status, raw = await post(session, "chat", SPEAKERS["chat"].body([*ASK, said, *ASK]))
+        assert (status, json.loads(raw)["error"]["code"]) == (400, "context_length_exceeded")
+        assert session.limit == "tokens"
+
+
+async def test_a_client_that_goes_away_stops_the_remote() -> None:
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        raise AssertionError
+
+    async with listening(handler) as url, relay(url) as session:
+        call = asyncio.create_task(post(session, "chat", SPEAKERS["chat"].body(ASK)))
+        await asked.wait()
+        call.cancel()
+        await gone.wait()
+    assert [turn.masked for turn in session.turns] == ["aborted"]
+    assert session.fault is None
+
+
+async def test_ids_are_kept_as_information() -> None:
+    async def handler(request: web.Request) -> web.Response:
+        whole = completion(prompt_token_ids=[1, 2])
+        whole["choices"][0]["token_ids"] = [3]
+        return web.json_response(whole)
+
+    async with listening(handler) as url, relay(url) as session:
+        await speak(session, "chat", ASK)
+    [turn] = session.turns
+    assert (turn.remote["prompt_token_ids"], turn.remote["token_ids"]) == ([1, 2], [3])
+    assert (turn.remote["model"], turn.remote["finish_reason"], turn.sampled) == ("m-1", "stop", 0)
+
+
+async def test_tokens_of_a_remote_cannot_be_counted_before() -> None:
+    async with listening(answers(200)) as url, relay(url) as session:
+        body = {"model": "policy", "messages": ASK}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(f"{session.endpoint.base_url}/messages/count_tokens", json=body) as answer,
+        ):
+            assert (answer.status, (await answer.json())["error"]["type"]) == (404, "not_found_error")

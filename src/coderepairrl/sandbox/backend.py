@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -183,9 +184,11 @@ class GuestBackend(ABC):
         grouping = asyncio.create_task(asyncio.to_thread(self._group, box, prepared))  # the kernel may take its time
         try:
             try:
-                (box / "work").mkdir(parents=True)
-                if self.user is not None:
-                    os.chown(box / "work", self.user, self.user)
+                box.mkdir()
+                if not self.archive:
+                    (box / "work").mkdir()
+                    if self.user is not None:
+                        os.chown(box / "work", self.user, self.user)
                 group = await asyncio.shield(grouping)
                 guest = self.launch(box, prepared, group.entering() if group else ())
             except OSError as error:
@@ -206,7 +209,7 @@ class GuestBackend(ABC):
                 if sandbox.guest.process.returncode == -signal.SIGKILL:
                     await asyncio.shield(asyncio.to_thread(self.clean, box))
             workspaces.release(prepared)
-            await asyncio.shield(_destroy(box, grouping))
+            await asyncio.shield(self._destroy(box, grouping))
 
     @property
     def groups(self) -> Groups:
@@ -242,6 +245,19 @@ class GuestBackend(ABC):
         if not self.archive:
             _copy(prepared, box)
 
+    async def _destroy(self, box: Path, grouping: asyncio.Task[Group | None]) -> None:
+        [group] = await asyncio.gather(grouping, return_exceptions=True)
+
+        def remove() -> None:
+            if isinstance(group, Group):
+                group.remove()
+            if self.archive:  # the agent's files were never here
+                shutil.rmtree(box, ignore_errors=True)
+            else:
+                destroy(box)
+
+        await asyncio.to_thread(remove)
+
     def _settings(self, box: Path) -> dict[str, object]:
         return {
             "workdir": self.workdir(box),
@@ -259,13 +275,6 @@ class GuestBackend(ABC):
         if self._state is not None:
             self._state.remove()
         self._state = self._workspaces = None
-
-
-async def _destroy(box: Path, grouping: asyncio.Task[Group | None]) -> None:
-    [group] = await asyncio.gather(grouping, return_exceptions=True)
-    if isinstance(group, Group):
-        await asyncio.to_thread(group.remove)
-    await asyncio.to_thread(destroy, box)
 
 
 def _copy(prepared: Prepared, box: Path) -> None:

@@ -153,16 +153,7 @@ class Bubblewrap(GuestBackend):
                 view += ["--symlink", str(path.readlink()), str(path)]
             elif path.is_dir():
                 view += ["--ro-bind", str(path), str(path)]
-        for name in ETC:
-            if Path("/etc", name).exists():
-                view += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-        etc = self.state / "etc"
-        etc.mkdir(exist_ok=True)
-        etc.chmod(0o755)
-        for name, text in _FILES.items():
-            (etc / name).write_text(text)
-            (etc / name).chmod(0o644)
-            view += ["--ro-bind", str(etc / name), f"/etc/{name}"]
+        view += ["--ro-bind", str(self._etc()), "/etc"]
         if (prefix := prefix_of(python)) is not None:
             view += ["--ro-bind", str(prefix), str(prefix)]
         for bind in self._binds:
@@ -176,6 +167,26 @@ class Bubblewrap(GuestBackend):
         view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
         view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
         return view
+
+    def _etc(self) -> Path:
+        """A copy of what programs may see of ``/etc``: bubblewrap's work grows with the square of its mounts.
+
+        Modes and owners are kept, so a file that the sandbox's user may not read stays unreadable; what we ourselves
+        may not read is left out.
+        """
+        etc = self.state / "etc"
+        etc.mkdir(exist_ok=True)
+        present = [name for name in ETC if Path("/etc", name).exists()]
+        command = ["cp", "-aH", "--parents", "--", *present, str(etc)]
+        done = subprocess.run(command, cwd="/etc", env={"PATH": os.defpath, "LC_ALL": "C"}, capture_output=True)
+        for line in done.stderr.decode(errors="replace").splitlines():
+            if not line.endswith("Permission denied"):
+                raise PrerequisiteError(f"cannot copy parts of /etc: {line}", fix="free some disk space")
+        for name, text in _FILES.items():
+            (etc / name).write_text(text)
+            (etc / name).chmod(0o644)
+        etc.chmod(0o755)
+        return etc
 
     def _only(self, python: Path) -> list[str]:
         """Options that hide every program but those that were listed and what we need ourselves."""

@@ -34,7 +34,7 @@ def compose(
 ) -> bytes:
     """The diff from `prepared`'s commit to it with `changed` files put in and `deleted` ones taken out.
 
-    Blocks for two git processes (as `user` where we are root); none when nothing changed. `scratch` is a path
+    Blocks for two git commands (as `user` where we are root); none when nothing changed. `scratch` is a path
     to use and remove. Raises `SandboxFault`.
     """
     if not changed and not deleted:
@@ -46,8 +46,8 @@ def compose(
                 for name in (".", *files):
                     os.chown(Path(folder, name), user, user)
         stream = commit_stream("refs/heads/attempt", changed, base=prepared.base, deleted=deleted)
-        git("fast-import", "--quiet", folder=scratch, stdin=stream, user=user)
-        return git(*_DIFF, prepared.base, "refs/heads/attempt", folder=scratch, user=user)
+        comparison = (*_DIFF, prepared.base, "refs/heads/attempt")
+        return git("fast-import", "--quiet", then=comparison, folder=scratch, stdin=stream, user=user)
     except subprocess.CalledProcessError as error:
         raise SandboxFault(f"git could not take the diff: {reason(error)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -15,12 +15,13 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,7 @@ _DECOY_CONFIG = (
 
 def git(
     *args: str,
+    then: Sequence[str] = (),
     folder: Path | None = None,
     stdin: bytes = b"",
     user: int | None = None,
@@ -74,14 +76,19 @@ def git(
 ) -> bytes:
     """Run git with nobody's configuration, hooks or filters; returns its output.
 
-    `folder` is a git directory. As root, `user` drops to that user id first. Raises CalledProcessError with
-    `stderr`, and `PrerequisiteError` when git is missing.
+    `folder` is a git directory. `then` are the arguments of a second git, started where the first succeeds and in the
+    same process, since giving up root costs more than git does. As root, `user` drops to that user id first. Raises
+    CalledProcessError with `stderr`, and `PrerequisiteError` when git is missing.
     """
     options = [part for setting in _HARDENED for part in ("-c", setting)]
     where = [f"--git-dir={folder}"] if folder is not None else []
+    program = [shutil.which("git") or "git", *options, *where]
+    command = [*program, *args]
+    if then:
+        command = ["/bin/sh", "-c", f"{shlex.join(command)} && exec {shlex.join([*program, *then])}"]
     try:
         return subprocess.run(
-            command_as(user, [shutil.which("git") or "git", *options, *where, *args]),
+            command_as(user, command),
             input=stdin,
             capture_output=True,
             check=True,

@@ -45,6 +45,7 @@ ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime",
        "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki", "java-17-openjdk",
        "java-21-openjdk", "maven", "php", "perl", "lua")  # fmt: skip
 """What programs need of ``/etc``, and nobody minds to show."""
+_MANY_FILES = ("alternatives", "ssl/certs", "pki")  # of these: half a second to copy, a fifth of a millisecond to mount
 _FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{_INNER_ID}:{_INNER_ID}:agent:/tmp:/bin/bash\n",
     "group": f"root:x:0:\nagent:x:{_INNER_ID}:\n",
@@ -153,7 +154,7 @@ class Bubblewrap(GuestBackend):
                 view += ["--symlink", str(path.readlink()), str(path)]
             elif path.is_dir():
                 view += ["--ro-bind", str(path), str(path)]
-        view += ["--ro-bind", str(self._etc()), "/etc"]
+        view += self._etc()
         if (prefix := prefix_of(python)) is not None:
             view += ["--ro-bind", str(prefix), str(prefix)]
         for bind in self._binds:
@@ -168,8 +169,8 @@ class Bubblewrap(GuestBackend):
         view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
         return view
 
-    def _etc(self) -> Path:
-        """A copy of what programs may see of ``/etc``: bubblewrap's work grows with the square of its mounts.
+    def _etc(self) -> list[str]:
+        """Options that show what programs need of ``/etc``: a copy, as bubblewrap's work is quadratic in mounts.
 
         Modes and owners are kept, so a file that the sandbox's user may not read stays unreadable; what we ourselves
         may not read is left out.
@@ -177,7 +178,7 @@ class Bubblewrap(GuestBackend):
         etc = self.state / "etc"
         etc.mkdir(exist_ok=True)
         present = [name for name in ETC if Path("/etc", name).exists()]
-        command = ["cp", "-aH", "--parents", "--", *present, str(etc)]
+        command = ["cp", "-aH", "--parents", "--", *(name for name in present if name not in _MANY_FILES), str(etc)]
         done = subprocess.run(command, cwd="/etc", env={"PATH": os.defpath, "LC_ALL": "C"}, capture_output=True)
         for line in done.stderr.decode(errors="replace").splitlines():
             if not line.endswith("Permission denied"):
@@ -185,8 +186,13 @@ class Bubblewrap(GuestBackend):
         for name, text in _FILES.items():
             (etc / name).write_text(text)
             (etc / name).chmod(0o644)
+        view = ["--ro-bind", str(etc), "/etc"]
+        for name in (name for name in present if name in _MANY_FILES):
+            (etc / name).mkdir(parents=True, exist_ok=True)
+            (etc / name).parent.chmod(0o755)
+            view += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
         etc.chmod(0o755)
-        return etc
+        return view
 
     def _only(self, python: Path) -> list[str]:
         """Options that hide every program but those that were listed and what we need ourselves."""

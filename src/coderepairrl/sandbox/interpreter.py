@@ -41,6 +41,8 @@ def find_python(work: Path, user: int | None) -> Path:
             continue
         if user is not None:
             os.chown(work, 0, 0)
+        for opened, mode in ((work, 0o755), (work / "guest.pyc", 0o644)):
+            opened.chmod(mode)
         return python
     raise PrerequisiteError(
         f"no Python that an unprivileged user can run: {'; '.join(tried)}", fix=install_command("python3")

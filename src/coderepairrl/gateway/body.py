@@ -1,15 +1,16 @@
-"""Reading request bodies and writing events: what the dialects share."""
+"""Reading request bodies and telling replies: what the dialects share."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coderepairrl.gateway.call import Outcome
+from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError
+from coderepairrl.tokens import Delta
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -51,10 +52,54 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, "unsupported_value", message, param=param)
 
 
+class Telling(Protocol):
+    """One reply as its dialect tells it in server-sent events, from its first delta on."""
+
+    def add(self, delta: Delta) -> bytes:
+        """What tells of `delta`."""
+        ...
+
+    def alive(self) -> bytes:
+        """What tells of nothing."""
+        ...
+
+    def end(self, outcome: Outcome) -> bytes:
+        """What tells of the end."""
+        ...
+
+    def fail(self, failure: ApiError) -> bytes:
+        """What tells of a failure: once a stream has begun, there is no status to answer with."""
+        ...
+
+
+async def stream(telling: Telling, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
+    """The reply as it is sampled, `Telling.alive` after `heartbeat` seconds of silence, its end once it is committed.
+
+    Raises the call's `ApiError` only before anything is told.
+    """
+    begun = False
+    try:
+        async for delta in call.follow(heartbeat):
+            begun = True
+            yield telling.alive() if delta is None else telling.add(delta)
+        outcome = await call.result()
+    except ApiError as failure:
+        if not begun:
+            raise
+        yield telling.fail(failure)
+    else:
+        yield telling.end(outcome)
+
+
 def sse(data: Mapping[str, Any], event: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def named(events: Iterable[Mapping[str, Any]]) -> bytes:
+    """Server-sent events, each named by its type."""
+    return b"".join(sse(event, event["type"]) for event in events)
 
 
 def extras(outcome: Outcome) -> dict[str, Any]:

@@ -103,6 +103,12 @@ class Call:
         if self._task is not None:
             await asyncio.shield(self._task)
 
+    async def ends(self, within: float) -> bool:
+        """Whether it is committed or failed in so many seconds."""
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=within)
+        return self.ended
+
     def publish(self, deltas: list[Delta]) -> None:
         """Hand `deltas` to the followers."""
         if deltas:

@@ -5,7 +5,7 @@ A reply carries `body.extras` as ``crrl`` beside the standard fields.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from coderepairrl.gateway.body import Lenient, extras, read, refused, sse, unsupported
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError, Message, Request
+from coderepairrl.tokens import Delta
 from coderepairrl.types import Finish
 
 name = "chat"
@@ -159,63 +160,71 @@ def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
     return {
         **_header(request, call, "chat.completion"),
         "choices": [choice],
-        "usage": _usage(call, outcome),
+        "usage": _usage(outcome),
         "crrl": extras(outcome),
     }
 
 
-async def stream(request: Request, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-    """Server-sent events: the reply as it is sampled; the terminal ones only once the turn is committed.
-
-    The first event comes with the first token or with the end, so that a call that fails before either can still
-    be answered with a status; comments keep the connection alive after `heartbeat` seconds of silence.
-    """
-    header = _header(request, call, "chat.completion.chunk")
-    unknown = {"usage": None} if request.stream_usage else {}
-
-    def chunk(delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return sse({**header, "choices": [choice], **unknown, **more})
-
-    begun = False
-    opening: bytes | None = chunk({"role": "assistant", "content": ""})
-    calls = 0
-    try:
-        async for delta in call.follow(heartbeat):
-            begun = True
-            if delta is None:
-                yield b": still here\n\n"
-                continue
-            if opening:
-                yield opening
-                opening = None
-            if delta.reasoning:
-                yield chunk({"reasoning_content": delta.reasoning})
-            if delta.content:
-                yield chunk({"content": delta.content})
-            if delta.call:
-                function = {"name": delta.call.name, "arguments": delta.call.arguments}
-                identity = {"index": calls, "id": call.tool_call_id(calls, delta.call), "type": "function"}
-                yield chunk({"tool_calls": [{**identity, "function": function}]})
-                calls += 1
-        outcome = await call.result()
-    except ApiError as failure:
-        if not begun:
-            raise
-        yield sse(error(failure))
-        return
-    if opening:
-        yield opening
-    yield chunk({}, _finish_reason(outcome), crrl=extras(outcome))
-    if request.stream_usage:
-        yield sse({**header, "choices": [], "usage": _usage(call, outcome)})
-    yield b"data: [DONE]\n\n"
+def tell(request: Request, call: Call) -> Chunks:
+    """The response to a streaming request."""
+    return Chunks(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
     body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
+
+
+class Chunks:
+    """A reply as it grows (`body.Telling`)."""
+
+    def __init__(self, request: Request, call: Call) -> None:
+        self._request = request
+        self._call = call
+        self._header = _header(request, call, "chat.completion.chunk")
+        self._begun = False
+        self._calls = 0
+
+    def add(self, delta: Delta) -> bytes:
+        """A chunk for each kind of what `delta` holds."""
+        told = self._beginning()
+        if delta.reasoning:
+            told += self._chunk({"reasoning_content": delta.reasoning})
+        if delta.content:
+            told += self._chunk({"content": delta.content})
+        if delta.call:
+            function = {"name": delta.call.name, "arguments": delta.call.arguments}
+            identity = {"index": self._calls, "id": self._call.tool_call_id(self._calls, delta.call)}
+            told += self._chunk({"tool_calls": [{**identity, "type": "function", "function": function}]})
+            self._calls += 1
+        return told
+
+    def alive(self) -> bytes:
+        """A comment."""
+        return b": still here\n\n"
+
+    def end(self, outcome: Outcome) -> bytes:
+        """The finish reason, the usage if it is wanted, and the terminal event."""
+        told = self._beginning() + self._chunk({}, _finish_reason(outcome), crrl=extras(outcome))
+        if self._request.stream_usage:
+            told += sse({**self._header, "choices": [], "usage": _usage(outcome)})
+        return told + b"data: [DONE]\n\n"
+
+    def fail(self, failure: ApiError) -> bytes:
+        """An event of its own."""
+        return sse(error(failure))
+
+    def _beginning(self) -> bytes:
+        if self._begun:
+            return b""
+        self._begun = True
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        unknown = {"usage": None} if self._request.stream_usage else {}
+        return sse({**self._header, "choices": [choice], **unknown, **more})
 
 
 def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:
@@ -233,7 +242,7 @@ def _finish_reason(outcome: Outcome) -> str:
     return "tool_calls" if "tool_calls" in outcome.message else "stop"
 
 
-def _usage(call: Call, outcome: Outcome) -> dict[str, Any]:
+def _usage(outcome: Outcome) -> dict[str, Any]:
     usage = outcome.usage
     return {
         "prompt_tokens": usage.prompt,

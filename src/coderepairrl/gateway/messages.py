@@ -8,13 +8,13 @@ replies begin where a prompt ends.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from coderepairrl.gateway.body import Lenient, extras, read, sse, unsupported
+from coderepairrl.gateway.body import Lenient, extras, named, read, unsupported
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
@@ -153,33 +153,12 @@ def _request(body: _Counted, **more: Any) -> Request:
 
 def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
     """The response to a plain request."""
-    message = _Answer(request, call)
-    for delta in call.deltas:
-        message.add(delta)
-    return message.whole(outcome)
+    return Answer(request, call).whole(outcome)
 
 
-async def stream(request: Request, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-    """Server-sent events: the reply as it is sampled; the terminal ones only once the turn is committed.
-
-    The first event comes with the first token or with the end, so that a call that fails before either can still
-    be answered with a status; a ``ping`` follows every `heartbeat` seconds of silence.
-    """
-    message = _Answer(request, call)
-    begun = False
-    try:
-        async for delta in call.follow(heartbeat):
-            events = [{"type": "ping"}] if delta is None else message.add(delta)
-            begun = True
-            yield b"".join(sse(event, event["type"]) for event in events)
-        outcome = await call.result()
-    except ApiError as failure:
-        if not begun:
-            raise
-        events = [error(failure)]
-    else:
-        events = message.end(outcome)
-    yield b"".join(sse(event, event["type"]) for event in events)
+def tell(request: Request, call: Call) -> Answer:
+    """The response to a streaming request."""
+    return Answer(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
@@ -189,8 +168,8 @@ def error(failure: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": None, "crrl": more}
 
 
-class _Answer:
-    """A message as it grows: takes deltas, gives events. One block is open at a time."""
+class Answer:
+    """A message as it grows (`body.Telling`). One block is open at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -200,8 +179,30 @@ class _Answer:
         self._calls = 0
         self._begun = False
 
-    def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """The events that tell of `delta`."""
+    def add(self, delta: Delta) -> bytes:
+        """Of blocks and what is in them."""
+        return named(self._add(delta))
+
+    def alive(self) -> bytes:
+        """A ``ping``."""
+        return named([{"type": "ping"}])
+
+    def end(self, outcome: Outcome) -> bytes:
+        """The end of the open block, ``message_delta``, and the terminal ``message_stop``."""
+        return named(self._end(outcome))
+
+    def fail(self, failure: ApiError) -> bytes:
+        """An ``error``."""
+        return named([error(failure)])
+
+    def whole(self, outcome: Outcome) -> dict[str, Any]:
+        """The message all at once."""
+        for delta in self._call.deltas:
+            self._add(delta)
+        told = self._end(outcome)[-2]
+        return {**self._message(), **told["delta"], "usage": told["usage"], "crrl": told["crrl"]}
+
+    def _add(self, delta: Delta) -> list[dict[str, Any]]:
         events = self._beginning()
         if delta.reasoning:
             fresh = {"type": "thinking", "thinking": "", "signature": ""}
@@ -212,8 +213,7 @@ class _Answer:
             events += self._tool_use(delta.call)
         return events
 
-    def end(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """The events that tell of the end."""
+    def _end(self, outcome: Outcome) -> list[dict[str, Any]]:
         usage = {
             **_input(outcome.usage.prompt, outcome.usage.cached),
             "output_tokens": outcome.usage.sampled,
@@ -223,11 +223,6 @@ class _Answer:
         told = {"usage": usage, "crrl": extras(outcome)}
         ending: list[dict[str, Any]] = [{"type": "message_delta", "delta": reason, **told}, {"type": "message_stop"}]
         return [*self._beginning(), *self._close(), *ending]
-
-    def whole(self, outcome: Outcome) -> dict[str, Any]:
-        """The message all at once."""
-        told = self.end(outcome)[-2]
-        return {**self._message(), **told["delta"], "usage": told["usage"], "crrl": told["crrl"]}
 
     def _message(self) -> dict[str, Any]:
         return {

@@ -9,12 +9,12 @@ tools, whose input is free text, are shown to the policy as functions of one str
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from coderepairrl.gateway.body import Lenient, extras, read, sse, unsupported
+from coderepairrl.gateway.body import Lenient, extras, named, read, unsupported
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
@@ -169,31 +169,12 @@ counter = Counter("/responses/input_tokens", parse, lambda n: {"object": "respon
 
 def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
     """The response to a plain request."""
-    return _Response(request, call).whole(outcome)
+    return Response(request, call).whole(outcome)
 
 
-async def stream(request: Request, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-    """Server-sent events: the reply as it is sampled; the terminal one only once the turn is committed.
-
-    The first event comes with the first token, after `heartbeat` seconds of silence or with the end, so that a call
-    that fails before can still be answered with a status. While it is silent, ``response.in_progress`` repeats: some
-    clients count events, not bytes.
-    """
-    response = _Response(request, call)
-    begun = False
-    try:
-        async for delta in call.follow(heartbeat):
-            events = response.alive() if delta is None else response.add(delta)
-            begun = True
-            yield b"".join(sse(event, event["type"]) for event in events)
-        outcome = await call.result()
-    except ApiError as failure:
-        if not begun:
-            raise
-        events = response.fail(failure)
-    else:
-        events = response.end(outcome)
-    yield b"".join(sse(event, event["type"]) for event in events)
+def tell(request: Request, call: Call) -> Response:
+    """The response to a streaming request."""
+    return Response(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
@@ -202,8 +183,8 @@ def error(failure: ApiError) -> dict[str, Any]:
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
-class _Response:
-    """A response as it grows: takes deltas, gives events. One item is open at a time."""
+class Response:
+    """A response as it grows (`body.Telling`). One item is open at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -216,8 +197,40 @@ class _Response:
         self._number = 0
         self._calls = 0
 
-    def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """The events that tell of `delta`."""
+    def add(self, delta: Delta) -> bytes:
+        """Of items and what is in them."""
+        self._add(delta)
+        return self._told()
+
+    def alive(self) -> bytes:
+        """``response.in_progress``, again: some clients count events, not bytes."""
+        if self._number:
+            self._event("response.in_progress", response=self._state("in_progress"))
+        self._begin()
+        return self._told()
+
+    def end(self, outcome: Outcome) -> bytes:
+        """The end of the open item, and the terminal ``response.completed`` or ``response.incomplete``."""
+        self._end(outcome)
+        return self._told()
+
+    def fail(self, failure: ApiError) -> bytes:
+        """``response.failed``."""
+        self._begin()
+        code = "server_error" if failure.status >= 500 else failure.code
+        failed = {"error": {"code": code, "message": failure.message}}
+        self._event("response.failed", response=self._state("failed", **failed))
+        return self._told()
+
+    def whole(self, outcome: Outcome) -> dict[str, Any]:
+        """The response all at once."""
+        for delta in self._call.deltas:
+            self._add(delta)
+        self._end(outcome)
+        found: dict[str, Any] = self._events[-1]["response"]
+        return found
+
+    def _add(self, delta: Delta) -> None:
         self._begin()
         if delta.reasoning:
             self._text("reasoning", delta.reasoning)
@@ -225,39 +238,14 @@ class _Response:
             self._text("message", delta.content)
         if delta.call:
             self._function(delta.call)
-        return self._taken()
 
-    def alive(self) -> list[dict[str, Any]]:
-        """The events that tell of nothing."""
-        if self._number:
-            self._event("response.in_progress", response=self._state("in_progress"))
-        self._begin()
-        return self._taken()
-
-    def end(self, outcome: Outcome) -> list[dict[str, Any]]:
-        """The events that tell of the end."""
+    def _end(self, outcome: Outcome) -> None:
         self._begin()
         if not self._items and not self._open:
             self._text("message", "")
         status = "incomplete" if outcome.turn.finish is Finish.LENGTH else "completed"
         self._close(status)
         self._event(f"response.{status}", response=self._ended(status, outcome))
-        return self._taken()
-
-    def fail(self, failure: ApiError) -> list[dict[str, Any]]:
-        """The events that tell of a failure."""
-        self._begin()
-        code = "server_error" if failure.status >= 500 else failure.code
-        failed = {"error": {"code": code, "message": failure.message}}
-        self._event("response.failed", response=self._state("failed", **failed))
-        return self._taken()
-
-    def whole(self, outcome: Outcome) -> dict[str, Any]:
-        """The response all at once."""
-        for delta in self._call.deltas:
-            self.add(delta)
-        found: dict[str, Any] = self.end(outcome)[-1]["response"]
-        return found
 
     def _begin(self) -> None:
         if not self._number:
@@ -352,9 +340,9 @@ class _Response:
         self._events.append({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
 
-    def _taken(self) -> list[dict[str, Any]]:
+    def _told(self) -> bytes:
         events, self._events = self._events, []
-        return events
+        return named(events)
 
 
 _PARTS: dict[str, dict[str, Any]] = {

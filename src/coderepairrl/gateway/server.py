@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from coderepairrl.errors import Fault, UsageError
 from coderepairrl.gateway import chat, messages, responses
+from coderepairrl.gateway.body import Telling, stream
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.request import ApiError, Counter, Request, digest
 from coderepairrl.gateway.session import OnTurn, Session
@@ -26,7 +28,7 @@ from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 MAX_BODY = 64 << 20
 """Bytes of a request: a context of a million tokens and its JSON."""
 HEARTBEAT = 10.0
-"""Seconds of silence after which a stream says that it is alive."""
+"""Seconds of silence after which a response says that it is alive."""
 _NO_RETRY = {"x-should-retry": "false"}
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,8 @@ class Dialect(Protocol):
         """The response to a plain request."""
         ...
 
-    def stream(self, request: Request, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-        """The response to a streaming request. Raises `ApiError` only before its first event, else tells of it."""
+    def tell(self, request: Request, call: Call) -> Telling:
+        """The response to a streaming request."""
         ...
 
     def error(self, failure: ApiError) -> dict[str, Any]:
@@ -174,13 +176,7 @@ class Server:
             self._known(asked.model)
             call = session.admit(asked, digest(dialect.name, raw), _retry_count(request))
             with call.follower():
-                if asked.stream:
-                    return await _stream(request, dialect, asked, call)
-                response = web.json_response(dialect.reply(asked, call, await call.result()))
-                await response.prepare(request)
-                await response.write_eof()
-                call.delivered = True
-                return response
+                return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
 
         return handle
 
@@ -251,9 +247,34 @@ class Gateway(Server):
         super().__init__(policy, sampling=sampling, on_turn=on_turn, model_name=model_name)
 
 
+async def _plain(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
+    """Blanks, which JSON may begin with, say that it is alive.
+
+    By then the status is sent: a failure breaks the connection, and the client's retry is told of it.
+    """
+    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+    while not await call.ends(within=HEARTBEAT):
+        if not response.prepared:
+            await response.prepare(request)
+        await response.write(b" ")
+    try:
+        body = json.dumps(dialect.reply(asked, call, await call.result())).encode()
+    except ApiError:
+        if response.prepared and request.transport is not None:
+            request.transport.abort()
+            return response
+        raise
+    if not response.prepared:
+        response.content_length = len(body)
+        await response.prepare(request)
+    await response.write_eof(body)
+    call.delivered = True
+    return response
+
+
 async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    async for events in dialect.stream(asked, call, HEARTBEAT):
+    async for events in stream(dialect.tell(asked, call), call, HEARTBEAT):
         if not response.prepared:
             await response.prepare(request)
         await response.write(events)

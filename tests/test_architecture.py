@@ -21,13 +21,13 @@ FLOORS = [
     {"gateway"},
     {"rollout", "learn"},
     {"evaluate"},
-    {"train", "view", "report", "check", "data", "fix", "hello"},
+    {"train", "view", "report", "check", "data", "fix", "hello", "serve"},
     {"cli"},
 ]
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 SIBLINGS_ALLOWED = {
     # F6 commands are built from the loop and from each other's pages.
-    ("hello", "train"), ("report", "view"), ("fix", "train"),
+    ("hello", "train"), ("report", "view"), ("fix", "train"), ("fix", "serve"), ("serve", "train"),
 }  # fmt: skip
 
 

@@ -14,10 +14,15 @@ import pytest
 
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.fix import choose
+from coderepairrl.fix import DEFAULTS, USED
+from coderepairrl.serve import Choice, choose
 from fix.conftest import PATCH, SHORT, Home, call, says
 
 DONE = "It adds now."
+
+
+def chosen(model: str, *overrides: str) -> Choice:
+    return choose(model, overrides, command="crrl fix", used=USED, defaults=DEFAULTS)
 
 
 def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Path) -> None:
@@ -165,7 +170,7 @@ eval = {{ before = false, after = false }}
     assert home.path / summary["model"] == run / "checkpoints" / "00001"
     assert summary["limits"] == {"calls": 2, "tokens": 3000, "turn_tokens": 8, "seconds": 20.0}
     assert summary["patch"] == "" and not summary["applied"]
-    choice = choose(str(run), ["rollout.calls=9"])
+    choice = chosen(str(run), "rollout.calls=9")
     assert choice.config.rollout.calls == 9
     assert choice.config.agent.options == {"system": "compact", "tools": "compact", "nudge": False}
     subprocess.run(["rm", "-r", str(run / "checkpoints")], check=True)
@@ -175,11 +180,15 @@ eval = {{ before = false, after = false }}
 def test_settings_that_would_do_nothing_are_refused(miniature: Path, tmp_path: Path) -> None:
     for override in ("train.lr=1", "rollout.temperature=1", "reward=tests", "model.path=x"):
         with pytest.raises(ConfigError, match="has no use for"):
-            choose(str(miniature), [override])
+            chosen(str(miniature), override)
     with pytest.raises(ConfigError, match="engine"):
-        choose("http://127.0.0.1:1/v1", ["engine=tiny"])
+        chosen("http://127.0.0.1:1/v1", "engine=tiny")
+    with pytest.raises(ConfigError, match="no option 'key_enw'"):
+        chosen("http://127.0.0.1:1/v1", "engine.options.key_enw=X")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UsageError, match="no weights"):
-        choose(str(tmp_path))
+        chosen(str(tmp_path))
     with pytest.raises(UsageError, match=r"config\.json"):
-        choose("nowhere")
+        chosen("nowhere")
+    with pytest.raises(UsageError, match="secret"):
+        chosen("https://me:secret@127.0.0.1/v1")

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import AgentFault, GatewayFault
-from coderepairrl.fix.model import Choice, served
-from coderepairrl.fix.relay import Relay
+from coderepairrl.errors import AgentFault, Fault
 from coderepairrl.fix.repository import Repository
 from coderepairrl.fix.trace import Trace
+from coderepairrl.gateway import Server, Session
+from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rollout import run_agent
 from coderepairrl.runs.codec import dump
+from coderepairrl.serve import Choice, replying
 from coderepairrl.train.parts import limits, placed_agent
+from coderepairrl.types import AgentReport, Sampling, Task
+
+DEFAULTS = ("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768")
+"""For a model that no run tells us about: what one user waits for, not what a thousand episodes may cost."""
+USED = (
+    *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
+    *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
+    "rollout.history_policy",
+)
+"""Settings that mean something here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +55,6 @@ async def fix(
     choice: Choice,
     *,
     temperature: float = 0.0,
-    key_env: str | None = None,
-    model_name: str = "",
     trace: Trace | None = None,
 ) -> Fixed:
     """Let the model of `choice` repair what `issue` describes, in a sandboxed copy of `repository`.
@@ -56,21 +67,23 @@ async def fix(
     task, allowed = repository.task(issue), limits(config)
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}, in the sandbox {backend.name}")
     trace.say("model", f"{choice.name}, temperature {temperature:g}")
-    async with (
-        served(choice, temperature, key_env=key_env, model_name=model_name) as upstream,
-        Relay(upstream, trace, {"temperature": temperature}) as relay,
-        backend.open(task) as box,
-    ):
-        began = time.monotonic()
-        try:
-            report = await run_agent(agent, task, box, relay.endpoint, allowed.seconds)
-        except (AgentFault, GatewayFault) as fault:
-            if choice.url and not fault.fix:
-                fault.fix = "check the URL (it ends in /v1), the key, --model-name and --temperature"
-            raise
-        seconds = time.monotonic() - began
-        trace.ended(report, seconds)
-        patch = await box.diff()
+    sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
+    with tempfile.TemporaryDirectory(prefix="crrl-fix-") as folder:
+        home = Path(folder)
+        home.chmod(0o711)  # guests run as another user, and the socket is in it
+        async with replying(choice, home) as source:
+            server = Server(source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn))
+            try:
+                await server.start(socket=home / "gateway.sock")
+                session = server.open("fix", limits=allowed, seed=0)
+                async with backend.open(task) as box:
+                    began = time.monotonic()
+                    report = await _attempt(agent, task, box, session)
+                    seconds = time.monotonic() - began
+                    trace.ended(report, seconds)
+                    patch = await box.diff()
+            finally:
+                await server.stop()
     return Fixed(
         patch=patch,
         exit=report.exit,
@@ -82,3 +95,16 @@ async def fix(
         sandbox=backend.name,
         limits=asdict(allowed),
     )
+
+
+async def _attempt(agent: Agent, task: Task, box: Sandbox, session: Session) -> AgentReport:
+    """What the agent reports; one that breaks off at a limit has ended at it. Raises the fault of what broke first."""
+    try:
+        report = await run_agent(agent, task, box, session.endpoint, session.limits.seconds)
+    except Fault as fault:  # the engine's death reaches the agent as an HTTP error
+        if session.fault is None and session.limit and isinstance(fault, AgentFault):
+            return AgentReport(session.limit)
+        raise session.fault or fault from None
+    if session.fault is not None:
+        raise session.fault
+    return report

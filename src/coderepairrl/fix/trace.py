@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-from coderepairrl.types import AgentReport
+from coderepairrl.types import AgentReport, Turn
 
 SHOWN_LINES = 8
 SHOWN_COLUMNS = 160
@@ -20,37 +20,28 @@ class Trace:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
-        self._seen = 0
-        self._unanswered = False
 
     def say(self, name: str, text: str) -> None:
         """A fact about the whole job."""
         self._print(Text.assemble((f"{name:<12}", "bold"), printable(text)))
 
-    def asked(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Show the messages that were not yet seen, which are what the tools answered; the opening is not shown.
+    def turn(self, turn: Turn) -> None:
+        """Show what the tools answered and what the model replied; the opening is not shown.
 
         An agent that rewrites its history is shown from its last message on.
         """
-        news = messages[self._seen :] if self._seen <= len(messages) else messages[-1:]
-        if self._seen:
-            for message in news:
+        *asked, reply = turn.messages
+        if turn.index:
+            for message in asked if turn.base is not None else asked[-1:]:
                 self._message(message)
-        self._seen = len(messages)
-        self._unanswered = False
-
-    def answered(self, message: Mapping[str, Any]) -> None:
-        """Show the model's reply."""
-        self._message(message)
-        self._seen += 1
-        self._unanswered = True
+        self._message(reply)
 
     def ended(self, report: AgentReport, seconds: float) -> None:
-        """Show how it ended. Of calls after which nothing was asked, the outcome is all that is known here."""
+        """Show how it ended. Of calls whose output nobody replied to, the outcome is all that is known here."""
         calls = report.tool_calls
-        if calls and self._unanswered:
+        if calls and report.exit != "submitted":
             for call in calls:
-                if call.turn == calls[-1].turn and report.exit != "submitted":
+                if call.turn == calls[-1].turn:
                     self._print(Text(f"  {'ok' if call.ok else 'failed'}, {call.output_chars} characters", "dim"))
         failed = sum(not call.ok for call in calls or ())
         counted = "" if calls is None else f" after {len(calls)} tool calls ({failed} failed)"

@@ -15,5 +15,6 @@ from __future__ import annotations
 from coderepairrl.gateway.remote import Remote
 from coderepairrl.gateway.server import Gateway, Server
 from coderepairrl.gateway.session import OnTurn, Session, request_seed
+from coderepairrl.gateway.source import Policy, Source
 
-__all__ = ["Gateway", "OnTurn", "Remote", "Server", "Session", "request_seed"]
+__all__ = ["Gateway", "OnTurn", "Policy", "Remote", "Server", "Session", "Source", "request_seed"]

@@ -22,8 +22,6 @@ class Generating(Protocol):
     """As it was really asked for."""
     versions: list[VersionRange]
     out_of_time: bool
-    remote: Mapping[str, Any]
-    """`Turn.remote`."""
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample to the end or until `deadline` (loop time). Cancelling aborts.
@@ -48,6 +46,11 @@ class Generating(Protocol):
     @property
     def stopped_by(self) -> str:
         """The stop string that ended it, if one did."""
+        ...
+
+    @property
+    def remote(self) -> Mapping[str, Any]:
+        """`Turn.remote`."""
         ...
 
     @property

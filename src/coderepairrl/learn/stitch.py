@@ -131,6 +131,23 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
     )
 
 
+def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
+    """What becomes of each turn's output: ``trained``, ``masked`` (in a row all the same) or ``dropped``, and why.
+
+    As `stitch` has it, for an episode that has an advantage.
+    """
+    turns = episode.turns
+    if episode.ending is Ending.VOID:
+        return (("dropped", "void"),) * len(turns)
+    lengths = _lengths(turns)
+    why = [_untrained(turn, lengths[turn.index], max_tokens) for turn in turns]
+    kept = _leading_to(turns, [turn.index for turn in turns if not why[turn.index]])
+    return tuple(
+        (("masked" if index in kept else "dropped") if reason else "trained", reason)
+        for index, reason in enumerate(why)
+    )
+
+
 def _lengths(turns: Sequence[Turn]) -> list[int]:
     """Length of the path to each turn, its output included, in tokens. A turn's base comes before it."""
     lengths: list[int] = []

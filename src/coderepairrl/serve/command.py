@@ -1,0 +1,107 @@
+"""``crrl serve``: the gateway alone, for people who bring their own trainer (docs/serve.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl.gateway import Policy, Server
+from coderepairrl.runs import Log, RunFolder
+from coderepairrl.serve.admin import Admin
+from coderepairrl.serve.model import Choice, replying
+from coderepairrl.serve.sessions import Sessions
+from coderepairrl.train.parts import limits
+from coderepairrl.types import Sampling, Turn
+
+DEFAULTS = ("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768")
+"""For a model that no run tells us about."""
+USED = (
+    *("engine", "model.renderer", "model.thinking", "run.retries"),
+    *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
+    "rollout.history_policy",
+)
+"""Settings that mean something here."""
+TOKEN = "CRRL_ADMIN_TOKEN"
+"""The environment variable that may hold the token of an admin port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a server listens: the gateway on `host`:`port` (0: any that is free) and on the Unix socket `socket`; the
+    host's own API on the Unix socket `admin`, by default in a folder of its own, or with a token on `admin_port`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    socket: Path | None = None
+    admin: Path | None = None
+    admin_port: int | None = None
+
+
+async def serve(
+    choice: Choice,
+    places: Places,
+    *,
+    log: Path | None = None,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
+    """Serve the model of `choice` until SIGINT or SIGTERM; `ready` is told where, once it answers.
+
+    Turns are recorded in the folder `log`. Raises `UsageError` for what is taken or there already, and what
+    `replying` raises.
+    """
+    config = choice.config
+    async with AsyncExitStack() as parts:
+        home = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="crrl-serve-")))
+        record = _recorder(parts, log, choice)
+        source = await parts.enter_async_context(replying(choice, log / "logs" if log else home))
+        if isinstance(source, Policy):
+            for fork in source.codec.verify():
+                say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
+        rollout = config.rollout
+        sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+
+        def on_turn(episode: str, turn: Turn) -> None:
+            if record is not None:
+                record.append("turn", episode=episode, turn=turn)
+
+        server = Server(source, sampling=sampling, on_turn=on_turn)
+        parts.push_async_callback(server.stop)
+        await server.start(places.host, places.port, places.socket)
+        sessions = Sessions(server, limits(config), record)
+        parts.push_async_callback(sessions.close_all)
+        by_port = places.admin_port is not None
+        token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
+        host_only = Admin(sessions, source, token)
+        parts.push_async_callback(host_only.stop)
+        address = places.admin or home / "admin.sock"
+        where = await host_only.start(socket=None if by_port else address, port=places.admin_port)
+        if not by_port:
+            parts.callback(address.unlink, missing_ok=True)
+        told = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
+        told |= {"model": choice.name, "log": str(log or "")}
+        stopped = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+        ready({name: value for name, value in told.items() if value})
+        await stopped.wait()
+        say("stopping: open sessions are closed")
+
+
+def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log | None:
+    if folder is None:
+        return None
+    run = RunFolder(folder)
+    run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name})
+    log = run.writer()
+    parts.callback(log.close)
+    return log

@@ -259,6 +259,10 @@ def data_verify(
     limit: Annotated[int, typer.Option(min=0, help="only the first so many tasks; 0: all")] = 0,
     sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
     sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="run the checks so often, to find flaky tests")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write the tasks that hold, less flaky tests")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Ask each task: does its check fail, does its reference mend that, do rewards know one from the other?"""
@@ -268,7 +272,9 @@ def data_verify(
     made = data.load(source, config.parse_options(options or []))
     name = sandboxes.default_name() if sandbox == "auto" else sandbox
     backend = sandboxes.make(name, **config.parse_options(sandbox_option or []))
-    verdicts = _run(data.verify(made, backend, limit=limit))
+    verdicts = _run(data.verify(made, backend, limit=limit, repeat=repeat))
+    if output is not None:
+        data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
     print(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
     if not all(entry.ok for entry in verdicts):
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -280,7 +280,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A check: `argv` run in the workspace, which passes when it exits with 0 within `timeout` seconds.
+    """A check: `argv` run in the workspace, for at most `timeout` seconds.
+
+    `results` names what it says of single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``, ``node``
+    (docs/tasks.md). Without it the exit code decides: 0 passes.
 
     >>> Command(("python3", "-m", "unittest", "-q"), timeout=20.0).timeout
     20.0
@@ -288,13 +291,15 @@ class Command:
 
     argv: tuple[str, ...]
     timeout: float = 60.0
+    results: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
     """How a repair is tested: `commands` that must all pass after the files in `restore` were put back.
 
-    `restore` maps a path in the workspace to its content; an agent that edits its tests gains nothing.
+    `restore` maps a path in the workspace to its content; an agent that edits its tests gains nothing. Where tests are
+    named, a command with `results` passes when all of both lists pass, whatever the others do (SWE-bench's rule).
 
     >>> bool(Checks()), bool(Checks((Command(("true",)),)))
     (False, True)
@@ -302,6 +307,15 @@ class Checks:
 
     commands: tuple[Command, ...] = ()
     restore: Mapping[str, str] = field(default_factory=dict)
+    fail_to_pass: tuple[str, ...] = ()
+    """Tests that fail on the bug and pass on the repair."""
+    pass_to_pass: tuple[str, ...] = ()
+    """Tests that pass on both."""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The tests of both lists."""
+        return self.fail_to_pass + self.pass_to_pass
 
     def __bool__(self) -> bool:
         return bool(self.commands)

@@ -52,7 +52,7 @@ def splits(found: Iterable[Task]) -> dict[str, int]:
     return dict(sorted(Counter(task.split for task in found).items()))
 
 
-def export(source: TaskSource, target: Path) -> int:
+def export(source: Iterable[Task], target: Path) -> int:
     """Write the tasks of `source` to `target` in the schema of `jsonl`; the file is there whole or not at all.
 
     Returns how many there are. Raises `UsageError` when the file exists already or cannot be written.

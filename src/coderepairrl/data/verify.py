@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -22,6 +21,8 @@ class Verdict(NamedTuple):
 
     task: str
     checks: tuple[Check, ...]
+    settled: Task | None = None
+    """The task as it may be trained on (`tasks.study`); nothing where it may not."""
 
     @property
     def ok(self) -> bool:
@@ -33,27 +34,26 @@ class Verdict(NamedTuple):
         return {"task": self.task, "ok": self.ok, "checks": [check._asdict() for check in self.checks]}
 
 
-async def verify(source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0, quiet: bool = False) -> list[Verdict]:
+async def verify(
+    source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0, repeat: int = 1, quiet: bool = False
+) -> list[Verdict]:
     """The exam of the source (`tasks.examine`) and, of each task with a reference, what the default reward says.
 
     The reference earns 1, an empty patch 0, and a blank line at the end of a file that the reference repairs 0.
-    Of the first `limit` tasks, 0 for all. Progress goes to stderr. Raises `TaskError`, `SandboxFault`, `RewardFault`.
+    Of the first `limit` tasks, 0 for all; checks run `repeat` times, to find flaky tests. Progress goes to stderr.
+    Raises `TaskError`, `SandboxFault`, `RewardFault`.
     """
     [(reward, _)] = rewards.make("patch_lines")
-    source.prepare()
-    chosen = list(islice(source, limit or None))
+    checks, chosen = tasks.about_source(source, limit)
+    found = [Verdict("", tuple(checks))]
     with _progress(len(chosen), quiet) as on_task:
-        checks = await tasks.examine(source, sandbox, limit=limit, on_task=on_task)
-    asked: dict[str, list[Check]] = {}
-    for check in checks:  # questions about a task begin with its id
-        task_id, _, question = check.name.rpartition(": ")
-        asked.setdefault(task_id, []).append(check._replace(name=question))
-    found = [Verdict("", tuple(asked[""]))]
-    for task in chosen:
-        own = asked[task.id]
-        if task.reference and all(check.ok for check in own):
-            own += await _rewarded(task, reward, sandbox)
-        found.append(Verdict(task.id, tuple(own)))
+        for task in chosen:
+            on_task(task)
+            studied = await tasks.study(task, sandbox, repeat)
+            own = list(studied.checks)
+            if task.reference and all(check.ok for check in own):
+                own += await _rewarded(task, reward, sandbox)
+            found.append(Verdict(task.id, tuple(own), studied.settled))
     return found
 
 

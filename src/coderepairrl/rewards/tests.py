@@ -37,7 +37,7 @@ class TestsReward:
             return Score(self.name, 0.0, note="empty patch")
         try:
             async with sandbox.open(task) as fresh:
-                problem = await grading.apply(fresh, episode.patch) or await grading.judge(fresh, task.checks)
+                problem = (await grading.grade(fresh, task, episode.patch)).problem
         except SandboxFault as fault:
             raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, 0.0 if problem else 1.0, note=problem)

@@ -1,14 +1,19 @@
-"""The exam that every task source sits (``crrl check tasks NAME``)."""
+"""The exam that every task source sits (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from coderepairrl import grading
+from coderepairrl.grading import Verdict, lacking
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Check
 from coderepairrl.types import Task
+
+_NAMED = 5
 
 
 async def examine(
@@ -16,14 +21,20 @@ async def examine(
 ) -> list[Check]:
     """Ask of `source` what training on it takes for granted; of its first `limit` tasks, 0 for all.
 
-    `on_task` is told each task before its questions.
-
-    There are tasks; ids are unique and the same when asked again; and of each task with a reference: it applies,
-    and if there are checks, they fail without it and pass with it. Raises `TaskError` and `SandboxFault`.
+    `on_task` is told each task before its questions. Raises `TaskError` and `SandboxFault`.
     """
+    checks, tasks = about_source(source, limit)
+    for task in tasks:
+        on_task(task)
+        found = await study(task, sandbox)
+        checks += [check._replace(name=f"{task.id}: {check.name}") for check in found.checks]
+    return checks
+
+
+def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Check], list[Task]]:
+    """There are tasks, and ids are unique and the same when asked again; and the tasks. Raises `TaskError`."""
     source.prepare()
-    tasks = list(_first(source, limit))
-    again = list(_first(source, limit))
+    tasks, again = (list(islice(source, limit or None)) for _ in range(2))
     ids = [task.id for task in tasks]
     doubles = sorted({task_id for task_id in ids if ids.count(task_id) > 1})
     checks = [
@@ -31,28 +42,84 @@ async def examine(
         Check("ids are unique", not doubles, ", ".join(doubles)),
         Check("asking twice gives the same tasks", tasks == again),
     ]
-    for task in tasks:
-        on_task(task)
-        checks.append(Check(f"{task.id}: has a prompt and a reference", bool(task.prompt.strip() and task.reference)))
-        if task.reference:
-            checks += await _examine_task(task, sandbox)
-    return checks
+    return checks, tasks
 
 
-def _first(source: TaskSource, limit: int) -> Iterator[Task]:
-    return islice(source, limit or None)
+class Study(NamedTuple):
+    """What is found of a task, and the task as it may be trained on: only tests that held in every run, or nothing."""
+
+    checks: list[Check]
+    settled: Task | None
 
 
-async def _examine_task(task: Task, backend: SandboxBackend) -> list[Check]:
-    found = []
-    if task.checks:
-        async with backend.open(task) as fresh:
-            failed = await grading.judge(fresh, task.checks)
-        found.append(Check(f"{task.id}: the checks fail on the bug", bool(failed), failed or "all passed"))
+async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
+    """Of a task with a reference: it applies, and if there are checks, they fail without it and pass with it.
+
+    The checks run `repeat` times on both sides, each in a fresh sandbox, and must say the same of every test that
+    counts: one that does not is flaky. Raises `SandboxFault`.
+    """
+    checks = [Check("has a prompt and a reference", bool(task.prompt.strip() and task.reference))]
+    if not task.reference:
+        return Study(checks, None)
     async with backend.open(task) as fresh:
         refused = await grading.apply(fresh, task.reference)
-        found.append(Check(f"{task.id}: the reference applies", not refused, refused))
-        if task.checks and not refused:
-            failed = await grading.judge(fresh, task.checks)
-            found.append(Check(f"{task.id}: the checks pass on the reference", not failed, failed))
+    checks.append(Check("the reference applies", not refused, refused))
+    settled: Task | None = task
+    if task.checks and not refused:
+        bug = [await _graded(task, backend, b"") for _ in range(repeat)]
+        repaired = [await _graded(task, backend, task.reference) for _ in range(repeat)]
+        checks += _answers(task, bug, repaired)
+        settled = _settled(task, bug, repaired)
+    return Study(checks, settled if all(check.ok for check in checks[:2]) else None)
+
+
+async def _graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
+    async with backend.open(task) as fresh:
+        return await (grading.grade(fresh, task, patch) if patch else grading.judge(fresh, task.checks))
+
+
+def _answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Check]:
+    problems = [verdict.problem for verdict in repaired if verdict.problem]
+    missed = [verdict for verdict in bug if not verdict.problem]
+    found = [Check("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
+    if task.checks.named:
+        passing = [name for name in task.checks.fail_to_pass if any(_passed(verdict, name) for verdict in bug)]
+        failing = [name for name in task.checks.pass_to_pass if not all(_passed(verdict, name) for verdict in bug)]
+        found.append(Check("tests of fail_to_pass fail on the bug", not passing, _some(passing)))
+        found.append(Check("tests of pass_to_pass pass on the bug", not failing, _some(failing)))
+    found.append(Check("the checks pass on the reference", not problems, next(iter(problems), "")))
+    if len(bug) > 1:
+        unsure = sorted(_flaky(task, bug) | _flaky(task, repaired))
+        found.append(Check(f"{len(bug)} runs say the same", not unsure, _some(unsure)))
     return found
+
+
+def _flaky(task: Task, runs: Sequence[Verdict]) -> set[str]:
+    """Tests that count and do not always end alike, by name; ``the checks`` where they are known as a whole only."""
+    names = task.checks.named or {name for verdict in runs for name in verdict.outcomes}
+    found = {name for name in names if len({_passed(verdict, name) for verdict in runs}) > 1}
+    return found or ({"the checks"} if len({bool(verdict.problem) for verdict in runs}) > 1 else set())
+
+
+def _settled(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> Task | None:
+    """`task` with the tests that fail in every run on the bug, or pass in all, and pass in every run on the repair."""
+    checks = task.checks
+    if not any(command.results for command in checks.commands):
+        sound = all(verdict.problem for verdict in bug) and not any(verdict.problem for verdict in repaired)
+        return task if sound else None
+    known = checks.named or sorted({name for verdict in repaired for name in verdict.outcomes})
+    steady = [name for name in known if all(_passed(verdict, name) for verdict in repaired)]
+    fail_to_pass = tuple(name for name in steady if not any(_passed(verdict, name) for verdict in bug))
+    pass_to_pass = tuple(name for name in steady if all(_passed(verdict, name) for verdict in bug))
+    if not fail_to_pass:
+        return None
+    return replace(task, checks=replace(checks, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass))
+
+
+def _passed(verdict: Verdict, name: str) -> bool:
+    return not lacking(verdict.outcomes, [name])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return "; ".join(names[:_NAMED]) + more

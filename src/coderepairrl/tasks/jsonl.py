@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from coderepairrl.errors import TaskError
+from coderepairrl.grading import RESULTS
 from coderepairrl.registry import nearest
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.types import Checks, Command, Task
@@ -41,6 +42,14 @@ _Word = Annotated[str, AfterValidator(_no_nul)]
 class _Command(_Record):
     argv: Annotated[list[_Word], Field(min_length=1)]
     timeout: float = Field(default=60.0, gt=0)
+    results: str = ""
+
+    @field_validator("results")
+    @classmethod
+    def _known(cls, results: str) -> str:
+        if results and results not in RESULTS:
+            raise ValueError(f"{results!r} is no format of results: {', '.join(RESULTS)}")
+        return results
 
 
 def _bare_argv(value: Any) -> Any:
@@ -50,6 +59,8 @@ def _bare_argv(value: Any) -> Any:
 class _Checks(_Record):
     commands: list[Annotated[_Command, BeforeValidator(_bare_argv)]] = []
     restore: dict[str, str] = {}
+    fail_to_pass: list[str] = []
+    pass_to_pass: list[str] = []
 
     @field_validator("restore")
     @classmethod
@@ -147,11 +158,17 @@ def _record(task: Task, home: Path) -> dict[str, Any]:
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
         reference = armour(task.reference)  # a string of one line would be read as the name of a file
     checks = {
-        "commands": [{"argv": list(command.argv), "timeout": command.timeout} for command in task.checks.commands],
+        "commands": [
+            {"argv": list(command.argv), "timeout": command.timeout}
+            | ({"results": command.results} if command.results else {})
+            for command in task.checks.commands
+        ],
         "restore": {
             name: bytes_to_text(content.encode("utf-8", "surrogateescape"))
             for name, content in task.checks.restore.items()
         },
+        "fail_to_pass": list(task.checks.fail_to_pass),
+        "pass_to_pass": list(task.checks.pass_to_pass),
     }
     record = {
         "id": task.id,
@@ -250,19 +267,24 @@ def _task(record: _Task, path: Path, where: str) -> Task:
     elif re.match(r"git:\.{0,2}/", workspace):  # a repository on this machine
         url, _, commit = workspace[4:].rpartition("@")
         workspace = f"git:{os.path.normpath(home / url)}@{commit}"
-    commands = tuple(Command(tuple(command.argv), command.timeout) for command in record.checks.commands)
-    restore = {
-        name: _text(content, f"{where}: checks.restore.{name}") for name, content in record.checks.restore.items()
-    }
+    given = record.checks
+    commands = tuple(Command(tuple(each.argv), each.timeout, each.results) for each in given.commands)
+    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}
     if restore and not commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
+    named = given.fail_to_pass or given.pass_to_pass
+    if named and not any(command.results for command in commands):
+        raise TaskError(
+            f"{where}: checks.fail_to_pass without a command that says which tests passed",
+            fix=f'give the command its "results": {", ".join(RESULTS)}',
+        )
     return Task(
         id=record.id,
         prompt=record.prompt,
         language=record.language,
         workspace=workspace,
         reference=_reference(record.reference, home, where),
-        checks=Checks(commands, restore),
+        checks=Checks(commands, restore, tuple(given.fail_to_pass), tuple(given.pass_to_pass)),
         environment=record.environment,
         split=record.split,
         licence=record.licence,

@@ -1,0 +1,10 @@
+"""Judging a patch by the task's checks in a fresh sandbox (F1).
+
+`checks` applies, restores and runs; `reports` reads what test runners say of single tests; `witness` sees to it that a
+run in Python cannot end early and be taken for one that passed.
+"""
+
+from coderepairrl.grading.checks import Verdict, apply, grade, judge
+from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
+
+__all__ = ["RESULTS", "Outcome", "Outcomes", "Verdict", "apply", "grade", "judge", "lacking"]

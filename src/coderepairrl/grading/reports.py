@@ -1,0 +1,263 @@
+"""What test runners say of single tests, read from their output or their files.
+
+Every parser takes text, hostile as it may be, and gives the outcome of each test by its name. Where a name occurs more
+than once the worst outcome counts, so that a line which claims success does not outweigh one that reports failure.
+Formats: JUnit XML (as Surefire writes it), `cargo test`, `go test` plain and ``-json`` (test2json), TAP 13 and
+``spec`` of Node's runner, and unittest's verbose text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from xml.etree import ElementTree
+
+JOIN = " > "
+"""Between a suite and its test, where a runner nests them."""
+_LINE = 2_000
+"""Longer lines are no runner's."""
+
+
+class Outcome(IntEnum):
+    """Of a test, the worst last."""
+
+    PASSED = 0
+    SKIPPED = 1
+    FAILED = 2
+
+
+Outcomes = dict[str, Outcome]
+_Found = Iterator[tuple[str, Outcome]]
+
+
+def worst(*parts: Iterable[tuple[str, Outcome]]) -> Outcomes:
+    """All of `parts` together.
+
+    >>> worst([("a", Outcome.FAILED)], [("a", Outcome.PASSED)])
+    {'a': <Outcome.FAILED: 2>}
+    """
+    found: Outcomes = {}
+    for part in parts:
+        for name, outcome in part:
+            found[name] = max(outcome, found.get(name, outcome))
+    return found
+
+
+def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
+    """Those of `names` that did not pass, missing and skipped ones included.
+
+    A name is as the runner prints it. Published lists cut pytest's at the first space and write unittest's as
+    ``test (module.Class)``; these stand for all tests that they may mean.
+
+    >>> lacking({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
+    ['t.py::other']
+    """
+    cut = worst((name.split(" ", 1)[0], outcome) for name, outcome in outcomes.items() if " " in name)
+    failed = []
+    for name in names:
+        found = outcomes.get(name, outcomes.get(unittest_id(name), cut.get(name)))
+        if found is not Outcome.PASSED:
+            failed.append(name)
+    return failed
+
+
+def unittest_id(printed: str) -> str:
+    """The id of a test as unittest prints it, before and since Python 3.11; another text as it is.
+
+    >>> unittest_id("test_add (maths.Test)"), unittest_id("test_add (maths.Test.test_add)")
+    ('maths.Test.test_add', 'maths.Test.test_add')
+    """
+    match = _PRINTED.fullmatch(printed)
+    if match is None:
+        return printed
+    test, inside = match.groups()
+    return inside if inside.endswith(f".{test}") else f"{inside}.{test}"
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line.rstrip() for line in text.split("\n") if len(line) <= _LINE)
+
+
+# -- JUnit XML
+
+
+def junit(text: str) -> Outcomes:
+    """JUnit XML, several documents one after another included. A test is ``classname.name``, or its name alone."""
+    return worst(*(_junit(part) for part in re.split(r"(?=<\?xml\s)", text) if part.strip()))
+
+
+def _junit(text: str) -> _Found:
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:  # no runner writes them, and entities may grow without bound
+        return
+    try:
+        cases = ElementTree.fromstring(text.strip()).iter("testcase")
+        for case in cases:
+            within, name = case.get("classname", ""), case.get("name", "")
+            outcome = Outcome.PASSED
+            if case.find("failure") is not None or case.find("error") is not None:
+                outcome = Outcome.FAILED
+            elif case.find("skipped") is not None:
+                outcome = Outcome.SKIPPED
+            yield (f"{within}.{name}" if within else name), outcome
+    except ElementTree.ParseError:  # cut off by a time limit, or no XML: what it should have said is missing
+        return
+
+
+# -- cargo test
+
+_CARGO = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED}
+_CARGO_TEST = re.compile(r"test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<said>ok|FAILED|ignored.*)")
+_CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored; .*")
+
+
+def cargo(text: str) -> Outcomes:
+    """Text of `cargo test` (libtest). Of a test binary whose closing line does not agree, nothing counts."""
+    return worst(*_cargo(text))
+
+
+def _cargo(text: str) -> Iterator[list[tuple[str, Outcome]]]:
+    section: list[tuple[str, Outcome]] = []
+    for line in _lines(text):
+        if re.fullmatch(r"running \d+ tests?", line):
+            section = []
+        elif test := _CARGO_TEST.fullmatch(line):
+            section.append((test["name"], _CARGO.get(test["said"], Outcome.SKIPPED)))
+        elif line == "failures:" or (end := _CARGO_END.fullmatch(line)) is None:
+            continue
+        else:
+            said = [sum(outcome is kind for _, outcome in section) for kind in _CARGO_ORDER]
+            if said == [int(count) for count in end.groups()]:
+                yield section
+            section = []
+
+
+_CARGO_ORDER = (Outcome.PASSED, Outcome.FAILED, Outcome.SKIPPED)
+
+# -- go test
+
+_GO = {"PASS": Outcome.PASSED, "FAIL": Outcome.FAILED, "SKIP": Outcome.SKIPPED}
+_GO_TEST = re.compile(r" *--- (PASS|FAIL|SKIP): (\S+) \([\d.]+s\)")
+
+
+def go(text: str) -> Outcomes:
+    """`go test -json`, a test being ``package.Test/sub``; or `go test -v`, a test being ``Test/sub``."""
+    return worst(_go(text))
+
+
+def _go(text: str) -> _Found:
+    for line in _lines(text):
+        if line.startswith("{"):
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            outcome = _GO.get(str(event.get("Action")).upper())
+            if outcome is not None and event.get("Test"):
+                yield f"{event.get('Package')}.{event['Test']}", outcome
+        elif test := _GO_TEST.fullmatch(line):
+            yield test[2], _GO[test[1]]
+
+
+# -- Node, TAP
+
+_TAP = re.compile(r"(?P<indent> *)(?P<no>not )?ok\b(?: \d+)?(?: -)? ?(?P<rest>.*)")
+_TAP_DIRECTIVE = re.compile(r"(?<!\\)#\s*(skip|todo)\b.*", re.IGNORECASE)
+_SPEC = re.compile(r"(?P<indent> *)(?P<mark>[✔✖﹣▶]) (?P<name>.+?)(?: \([\d.]+ms\))?(?: # (?P<todo>SKIP|TODO).*)?")
+_SPEC_OUTCOMES = {"✔": Outcome.PASSED, "✖": Outcome.FAILED, "﹣": Outcome.SKIPPED}
+
+
+def node(text: str) -> Outcomes:
+    """Node's test runner, reporter `tap` or `spec`, and other TAP. A nested test is ``suite > test``."""
+    return worst(_tap(text) if re.search(r"^TAP version", text, re.MULTILINE) else _spec(text))
+
+
+def _tap(text: str) -> _Found:
+    """A test stands after those inside it, four spaces to their left."""
+    inner: dict[int, list[tuple[list[str], Outcome]]] = {}
+    block = ""
+    for line in _lines(text):
+        if block:  # what an error message says is no result
+            block = "" if line == block else block
+            continue
+        if line.strip() == "---":
+            block = line[: len(line) - 3] + "..."
+            continue
+        test = _TAP.fullmatch(line)
+        if test is None:
+            continue
+        depth = len(test["indent"]) // 4
+        name, outcome = test["rest"], Outcome.FAILED if test["no"] else Outcome.PASSED
+        if directive := _TAP_DIRECTIVE.search(name):
+            name, outcome = name[: directive.start()], Outcome.SKIPPED
+        name = re.sub(r"\\(.)", r"\1", name).strip()
+        found = [([name, *path], each) for path, each in inner.pop(depth + 1, [])]
+        inner.setdefault(depth, []).extend([*found, ([name], outcome)])
+    return ((JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths)
+
+
+def _spec(text: str) -> _Found:
+    """A suite is opened by a line of its own, with its tests two spaces to the right."""
+    suites: list[str] = []
+    for line in _lines(text):
+        test = _SPEC.fullmatch(line)
+        if test is None:
+            continue
+        if test["name"] == "failing tests:":  # said again, without their suites
+            return
+        depth = len(test["indent"]) // 2
+        del suites[depth:]
+        if test["mark"] == "▶" and "ms)" not in line:
+            suites += [""] * (depth - len(suites)) + [test["name"]]
+        elif test["mark"] != "▶":
+            outcome = Outcome.SKIPPED if test["todo"] else _SPEC_OUTCOMES[test["mark"]]
+            yield JOIN.join([*suites, test["name"]]), outcome
+
+
+# -- unittest's text
+
+_PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
+_UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<said>.*)")
+
+
+def unittest(text: str) -> Outcomes:
+    """Verbose text of unittest (``-v``, Django's too): ``module.Class.test``, and a test's docstring if it is shown."""
+    return worst(_unittest(text))
+
+
+def _unittest(text: str) -> _Found:
+    names: list[str] = []
+    """Of the test that has begun: its id, and its docstring's first line."""
+    for line in _lines(text):
+        said: str | None = line
+        if start := _UNITTEST.fullmatch(line):
+            described = bool(names) and not _PRINTED.fullmatch(start["name"])
+            names = [*names[:1], start["name"]] if described else [unittest_id(start["name"])]
+            said = start["said"]
+        elif _PRINTED.fullmatch(line):
+            names, said = [unittest_id(line)], None
+        outcome = _said(said) if said and names else None
+        if outcome is not None:
+            yield from ((name, outcome) for name in names)
+            names = []
+
+
+def _said(text: str) -> Outcome | None:
+    if text in ("ok", "expected failure"):
+        return Outcome.PASSED
+    if text.startswith("skipped"):
+        return Outcome.SKIPPED
+    return Outcome.FAILED if text in ("FAIL", "ERROR", "unexpected success") else None
+
+
+PARSERS: Mapping[str, Callable[[str], Outcomes]] = {
+    "unittest": unittest,
+    "junit": junit,
+    "cargo": cargo,
+    "go": go,
+    "node": node,
+}
+"""By name. `pytest` is not among them: it is asked by a plugin (`witness`)."""
+RESULTS = ("pytest", *PARSERS)
+"""What `Command.results` may name."""

@@ -1,0 +1,339 @@
+"""Named tests in a real repository: what passes, what does not, and what scripted cheats get."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import data
+from coderepairrl.grading import Outcome, Verdict, grade, judge
+from coderepairrl.grading.checks import left_out
+from coderepairrl.sandbox import make
+from coderepairrl.tasks import JsonlSource, ScriptedSource, study, write_jsonl
+from coderepairrl.types import Checks, Command, Task
+from rewards.folder import Local, Repository
+
+PASSED, SKIPPED, FAILED = Outcome
+SOURCE = b'''"""Limits."""
+
+
+def clamp(value, low, high):
+    if value < low:
+        return low
+    if value > high:
+        return low
+    return value
+'''
+REPAIRED = SOURCE.replace(b"> high:\n        return low", b"> high:\n        return high")
+PYTEST = """import pytest
+from limits import clamp
+
+
+@pytest.mark.parametrize("n", [-1, 5, 10], ids=["low", "in side", "high"])
+def test_clamp(n):
+    assert clamp(n, 0, 9) == sorted([0, n, 9])[1]
+
+
+@pytest.mark.xfail
+def test_types():
+    clamp(None, 0, 9)
+
+
+@pytest.mark.skip
+def test_later():
+    pass
+
+
+def test_broken():
+    assert False
+"""
+UNITTEST = '''import unittest
+from limits import clamp
+
+
+class Clamp(unittest.TestCase):
+    def test_high(self):
+        self.assertEqual(clamp(10, 0, 9), 9)
+
+    def test_low(self):
+        """It is the lower limit."""
+        self.assertEqual(clamp(-1, 0, 9), 0)
+
+    def test_broken(self):
+        self.fail()
+'''
+NODE = """import test from "node:test";
+import assert from "node:assert";
+import { clamp } from "./limits.mjs";
+test("high", () => assert.equal(clamp(10, 0, 9), 9));
+test("low", () => assert.equal(clamp(-1, 0, 9), 0));
+test("broken", () => assert.fail());
+"""
+MJS = b"export const clamp = (n, low, high) => (n < low ? low : n > high ? low : n);\n"
+PYTHON = sys.executable
+RUNNER = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", PYTHON, "-m", "pytest", "-q")
+"""Without the plugins of this project's own tests, which take longer to load than the tests take."""
+NAMES = "test_limits.py::test_clamp[{}]"
+
+
+@pytest.fixture
+def backend() -> Local:
+    return Local()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return Repository(folder)
+
+
+def made(repository: Repository, kind: str) -> Task:
+    """The task whose tests `kind` runs; its bug is in the upper limit."""
+    python = kind != "node"
+    source, old, new = (
+        ("limits.py", SOURCE, REPAIRED) if python else ("limits.mjs", MJS, MJS.replace(b"high ? low", b"high ? high"))
+    )
+    repository.commit({source: old, "conftest.py": b"", "setup.cfg": b"[metadata]\n"})
+    oracle = repository.edit({source: new})
+    tests, argv, high, low = {
+        "pytest": (
+            {"test_limits.py": PYTEST},
+            RUNNER,
+            NAMES.format("high"),
+            NAMES.format("in")[:-1],  # as published lists cut it
+        ),
+        "unittest": (
+            {"test_limits.py": UNITTEST},
+            [PYTHON, "-B", "-m", "unittest"],
+            "test_high (test_limits.Clamp)",
+            "test_limits.Clamp.test_low",
+        ),
+        "node": (
+            {"limits.test.mjs": NODE},
+            ["node", "--test", "--test-reporter=tap", "limits.test.mjs"],
+            "high",
+            "low",
+        ),
+    }[kind]
+    checks = Checks((Command(tuple(argv), 60.0, kind),), tests, (high,), (low,))
+    return Task(f"t/{kind}", "The upper limit is ignored.", "python", f"dir:{repository.folder}", oracle, checks)
+
+
+async def graded(task: Task, patch: bytes, backend: Local) -> Verdict:
+    async with backend.open(task) as fresh:
+        return await grade(fresh, task, patch)
+
+
+def cheated(repository: Repository, files: Mapping[str, bytes | None]) -> bytes:
+    return repository.edit(files)
+
+
+@pytest.mark.parametrize("kind", ["pytest", "unittest", "node"])
+async def test_a_patch_is_judged_by_the_tests_that_are_named(kind: str, repository: Repository, backend: Local) -> None:
+    if shutil.which(kind) is None and kind == "node":
+        pytest.skip("Node is not installed")
+    task = made(repository, kind)
+    fixed = await graded(task, task.reference, backend)
+    assert fixed.problem == "", "the test that is broken on both sides is in no list"
+    assert FAILED in fixed.outcomes.values()
+    async with backend.open(task) as fresh:
+        bug = await judge(fresh, task.checks)
+    [high] = task.checks.fail_to_pass
+    assert bug.problem.startswith(f"1 of 2 tests did not pass: {high}")
+    absent = replace(task, checks=replace(task.checks, pass_to_pass=("no such test",)))
+    assert "no such test (not reported)" in (await graded(absent, task.reference, backend)).problem
+    whole = replace(task, checks=replace(task.checks, fail_to_pass=(), pass_to_pass=()))
+    assert "check failed" in (await graded(whole, task.reference, backend)).problem, "without names all must pass"
+
+
+async def test_outcomes_of_pytest(repository: Repository, backend: Local) -> None:
+    task = made(repository, "pytest")
+    outcomes = (await graded(task, task.reference, backend)).outcomes
+    assert outcomes == {
+        **{NAMES.format(name): PASSED for name in ("low", "in side", "high")},
+        "test_limits.py::test_types": PASSED,
+        "test_limits.py::test_later": SKIPPED,
+        "test_limits.py::test_broken": FAILED,
+    }
+
+
+@pytest.mark.slow
+async def test_pytest_in_a_shell_with_workers(repository: Repository, backend: Local) -> None:
+    task = made(repository, "pytest")
+    line = f"cd . && {PYTHON} -m pytest -q -n 1 --maxfail=9; true"
+    command = replace(task.checks.commands[0], argv=("sh", "-c", line))
+    wrapped = replace(task, checks=replace(task.checks, commands=(command,)))
+    verdict = await graded(wrapped, task.reference, backend)
+    assert verdict == await graded(task, task.reference, backend)
+
+
+TOP = b"%s\n" + SOURCE
+FORGED_TAP = "TAP version 13\\nok 1 - high\\nok 2 - low\\n1..2"
+CHEATS: dict[str, dict[str, bytes | None]] = {
+    "exits": {"limits.py": TOP % b"import os; os._exit(0)"},
+    "exits at exit": {"limits.py": TOP % b"import atexit, os; atexit.register(os._exit, 0)"},
+    "raises SystemExit when asked": {
+        "limits.py": SOURCE.replace(b"    if value >", b"    raise SystemExit(0)\n    if value >")
+    },
+    "skips": {"limits.py": SOURCE.replace(b"    if value >", b"    __import__('pytest').skip('no')\n    if value >")},
+    "is expected to fail": {
+        "limits.py": SOURCE.replace(b"    if value >", b"    __import__('pytest').xfail('so')\n    if value >")
+    },
+    "prints results": {
+        "limits.py": TOP % b"import os; print('test_high (test_limits.Clamp) ... ok\\n\\nOK', flush=True); os._exit(0)"
+    },
+    "prints what a witness would": {
+        "limits.py": TOP
+        % b"""import os, sys
+print('{"word": "x", "ok": true, "outcomes": {"test_limits.Clamp.test_high": 0, "test_limits.Clamp.test_low": 0}}')
+sys.stdout.flush(); os._exit(0)"""
+    },
+    "writes result files": {
+        "limits.py": TOP
+        % b"""import glob, os
+for folder in glob.glob('/tmp/tmp.*/'):
+    try: open(folder + 'outcomes', 'w').write('{"word": "x", "ok": true, "outcomes": {"t": 0}}')
+    except OSError: pass
+os._exit(0)"""
+    },
+    "a hook in conftest": {
+        "conftest.py": b"""import pytest
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    report.outcome = 'passed'
+"""
+    },
+    "a conftest of its own": {"sub/conftest.py": b"import os; os._exit(0)\n"},
+    "reports are patched": {
+        "limits.py": TOP
+        % b"""try:
+    from _pytest import reports
+    made = reports.TestReport.from_item_and_call.__func__
+    def forged(cls, item, call):
+        report = made(cls, item, call)
+        report.outcome = 'passed'
+        return report
+    reports.TestReport.from_item_and_call = classmethod(forged)
+except ImportError:
+    pass"""
+    },
+    "settings": {"setup.cfg": b"[tool:pytest]\naddopts = --co\n", "pytest.ini": b"[pytest]\naddopts = --co\n"},
+    "a module in the place of the runner's": {
+        "pytest.py": b"",
+        "unittest.py": b"",
+        "json.py": b"import os; os._exit(0)\n",
+    },
+    "start-up code": {"sitecustomize.py": b"import os; os._exit(0)\n"},
+    "its own tests": {"test_limits.py": b"def test_clamp(): pass\n"},
+}
+ONLY_PYTEST = {"skips", "is expected to fail", "reports are patched", "a hook in conftest"}
+
+
+@pytest.mark.parametrize("kind", ["pytest", "unittest"])
+async def test_cheats_do_not_pass(kind: str, repository: Repository, backend: Local) -> None:
+    task = made(repository, kind)
+    for name, files in CHEATS.items():
+        if kind == "unittest" and name in ONLY_PYTEST:
+            continue
+        verdict = await graded(task, cheated(repository, files), backend)
+        assert verdict.problem, name
+        assert task.checks.fail_to_pass[0].split(" ")[0] in verdict.problem, f"{name}: {verdict.problem}"
+
+
+@pytest.mark.parametrize("cheat", ["a hook in conftest", "exits"])
+async def test_with_exit_codes_alone_and_its_settings_kept_a_cheat_passes(
+    cheat: str, repository: Repository, backend: Local
+) -> None:
+    """The positive control: the cheats are cheats."""
+    task = made(repository, "pytest")
+    patch = cheated(repository, CHEATS[cheat])
+    async with backend.open(task) as fresh:
+        await fresh.exec(["git", "apply", "-"], stdin=patch)
+        await fresh.write("test_limits.py", PYTEST.encode())
+        done = await fresh.exec([*RUNNER, "-k", "clamp"])
+    assert done.exit_code == 0, done.output
+
+
+async def test_node_prints_and_exits(repository: Repository, backend: Local) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("Node is not installed")
+    task = made(repository, "node")
+    for line in (f'console.log("{FORGED_TAP}");', f'console.log("{FORGED_TAP}"); process.exit(0);'):
+        patch = cheated(repository, {"limits.mjs": line.encode() + b"\n" + MJS})
+        assert (await graded(task, patch, backend)).problem.startswith(("1 of 2", "2 of 2"))
+
+
+async def test_a_file_of_results_outside_of_the_workspace(repository: Repository, backend: Local) -> None:
+    task = made(repository, "pytest")
+    argv = (*RUNNER, "--junitxml={results}")
+    names = ("test_limits.test_clamp[high]",)
+    checks = Checks((Command(argv, 60.0, "junit"),), task.checks.restore, names)
+    task = replace(task, checks=checks)
+    assert (await graded(task, task.reference, backend)).problem == ""
+    assert "not reported" in (await graded(task, cheated(repository, CHEATS["exits"]), backend)).problem
+
+
+async def test_a_run_that_does_not_end_has_failed(repository: Repository, backend: Local) -> None:
+    task = made(repository, "unittest")
+    patch = cheated(repository, {"limits.py": REPAIRED + b"\nimport time\ntime.sleep(100)\n"})
+    quick = replace(task.checks.commands[0], timeout=0.5)
+    task = replace(task, checks=replace(task.checks, commands=(quick,)))
+    assert "no end within 0.5 s" in (await graded(task, patch, backend)).problem
+
+
+def test_settings_that_the_reference_changes_are_the_patchs_to_change() -> None:
+    reference = b"--- a/sub/conftest.py\n+++ b/sub/conftest.py\n@@ -1 +1 @@\n-a\n+b\n"
+    assert set(left_out(b"")) - set(left_out(reference)) == {"conftest.py"}
+
+
+FLAKY = PYTEST + (
+    "\n\ndef test_now_and_then():\n    path = '{}'\n    text = open(path).read() + 'x'\n"
+    "    open(path, 'w').write(text)\n    assert len(text) % 3\n"
+)
+
+
+async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_path: Path) -> None:
+    task = made(repository, "pytest")
+    counter = tmp_path / "counter"
+    counter.write_text("")
+    counter.chmod(0o666)
+    backend = make("unsafe-local")
+    checks = replace(task.checks, restore={"test_limits.py": FLAKY.format(counter)}, fail_to_pass=(), pass_to_pass=())
+    unnamed = replace(task, checks=checks)
+    found = await study(unnamed, backend, 3)
+    assert found.settled is not None
+    assert found.settled.checks.fail_to_pass == (NAMES.format("high"),)
+    assert set(found.settled.checks.pass_to_pass) == {
+        *(NAMES.format(n) for n in ("low", "in side")),
+        "test_limits.py::test_types",
+    }
+    [agree] = [check for check in found.checks if check.name == "3 runs say the same"]
+    assert not agree.ok
+    assert "test_limits.py::test_now_and_then" in agree.detail
+    write_jsonl([found.settled], tmp_path / "settled.jsonl")
+    [again] = JsonlSource(tmp_path / "settled.jsonl")
+    assert again == found.settled
+    [about, verdict] = await data.verify(ScriptedSource([again]), backend, repeat=2, quiet=True)
+    assert about.ok
+    assert verdict.ok, verdict
+
+
+async def test_lists_that_lie_are_found(repository: Repository, backend: Local) -> None:
+    task = made(repository, "unittest")
+    high, low = task.checks.fail_to_pass[0], task.checks.pass_to_pass[0]
+    swapped = replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=(high,)))
+    found = await study(swapped, backend)
+    wrong = {check.name: check.detail for check in found.checks if not check.ok}
+    assert wrong == {"tests of fail_to_pass fail on the bug": low, "tests of pass_to_pass pass on the bug": high}
+    assert found.settled is not None
+    assert (found.settled.checks.fail_to_pass, found.settled.checks.pass_to_pass) == ((high,), (low,))
+    only = await study(replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=())), backend)
+    assert only.settled is None, "nothing tells the bug from its repair"
+    assert "the checks fail on the bug" in {check.name for check in only.checks if not check.ok}

@@ -17,6 +17,8 @@ from coderepairrl.gateway import Gateway, Session
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Limits, Sampling, Turn, sequence
 
+from . import clients
+
 SHELL = {
     "type": "function",
     "function": {
@@ -138,4 +140,5 @@ async def world(codec: tokens.Codec, said: Said) -> AsyncIterator[World]:
     )
     await gateway.start()
     yield World(gateway, engine, committed)
+    await clients.close_all()
     await gateway.stop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -12,24 +11,10 @@ from openai import AsyncOpenAI
 
 from coderepairrl.types import Endpoint, Finish, sequence
 
+from .clients import openai_client as client
 from .conftest import SHELL, Said, World, identical
 
 ASK: list[Any] = [{"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it, please."}]
-
-
-_clients: list[AsyncOpenAI] = []
-
-
-def client(endpoint: Endpoint, **options: Any) -> AsyncOpenAI:
-    _clients.append(AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, **options))
-    return _clients[-1]
-
-
-@pytest.fixture(autouse=True)
-async def _close_clients() -> AsyncIterator[None]:
-    yield
-    while _clients:
-        await _clients.pop().close()
 
 
 async def ask(sdk: AsyncOpenAI, messages: list[Any] = ASK, **options: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
@@ -13,6 +12,7 @@ from anthropic import AsyncAnthropic
 from coderepairrl.gateway import server
 from coderepairrl.types import Endpoint, Finish, sequence
 
+from .clients import anthropic_client as client
 from .conftest import SHELL, Said, World, identical
 
 FUNCTION: Any = SHELL["function"]
@@ -22,20 +22,6 @@ TOOL: Any = {
     "input_schema": FUNCTION["parameters"],
 }
 ASK: list[Any] = [{"role": "user", "content": "Fix it, please."}]
-_clients: list[AsyncAnthropic] = []
-
-
-def client(endpoint: Endpoint, **options: Any) -> AsyncAnthropic:
-    url = endpoint.base_url.removesuffix("/v1")
-    _clients.append(AsyncAnthropic(base_url=url, api_key=endpoint.api_key, **options))
-    return _clients[-1]
-
-
-@pytest.fixture(autouse=True)
-async def _close_clients() -> AsyncIterator[None]:
-    yield
-    while _clients:
-        await _clients.pop().close()
 
 
 async def ask(sdk: AsyncAnthropic, messages: list[Any] = ASK, **options: Any) -> Any:

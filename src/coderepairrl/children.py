@@ -34,6 +34,17 @@ def pack(frame: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def last_words(log: Path, start: int = 0) -> list[str]:
+    """The last dozen lines of `log` after byte `start`: what one process wrote to the log of several."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - (1 << 16)))
+            return file.read().decode(errors="replace").splitlines()[-12:]
+    except OSError:  # the log was removed: the exit status is all there is
+        return []
+
+
 class ChildDied(Exception):
     """The child is gone. The message has its exit status and the last lines of its log."""
 
@@ -120,22 +131,12 @@ class Child:
 
     async def _obituary(self) -> ChildDied:
         status = await self._wait(2.0)
-        lines = self._last_words()
+        lines = last_words(self.log, self._log_start)
         how = "hung up"
         if status is not None:
             how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
         said = f"; {self.log} ends with:" if lines else f", and wrote nothing to {self.log}"
         return ChildDied("\n".join([f"process {self.process.pid} {how}{said}", *lines]))
-
-    def _last_words(self) -> list[str]:
-        """The last lines that this child wrote; earlier ones of the same log are not its own."""
-        try:
-            with self.log.open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_start, end - (1 << 16)))
-                return file.read().decode(errors="replace").splitlines()[-12:]
-        except OSError:  # the log was removed: the exit status is all there is
-            return []
 
 
 class Parent:

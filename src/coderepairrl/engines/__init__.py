@@ -21,6 +21,7 @@ __all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "make"]
 
 SHIPPED = {
     "tiny": "coderepairrl.engines.tiny:TinyEngine",
+    "vllm": "coderepairrl.engines.vllm:VllmEngine",
     "scripted": "coderepairrl.engines.scripted:ScriptedEngine",
 }
 """The engines that ship, by name."""

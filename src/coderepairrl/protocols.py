@@ -121,10 +121,13 @@ class Engine(Protocol):
         ...
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """Serve the weights (safetensors) at `path` as `version`, and return it once every later token is theirs.
+        """Serve the weights at `path` as `version`, and return it once every later token is theirs.
 
-        Raises `EngineFault` when the file's SHA-256 is not `checksum` or it does not fit; the old version then
-        goes on serving, never a mixture. No prefix computed by older weights is reused.
+        They are a safetensors file or a folder in Hugging Face layout; an engine with a true attribute `adapters` is
+        also given folders of peft adapters on the model it was started with. `checksum` is the SHA-256 in hex of the
+        safetensors files, one after the other in the order of their names. Raises `EngineFault` when it differs or
+        they do not fit; the old version then goes on serving, never a mixture. No prefix computed by older weights is
+        reused.
         """
         ...
 

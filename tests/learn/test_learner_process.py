@@ -61,10 +61,10 @@ async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, mak
 async def test_a_killed_learner_is_a_fault_and_its_checkpoint_survives(miniature, make_rows, tmp_path):
     async with learner(miniature, tmp_path) as one:
         await one.save(tmp_path / "checkpoint")
-        os.kill(one.pid, signal.SIGSTOP)
+        os.kill(one.pids[0], signal.SIGSTOP)
         step = asyncio.create_task(one.step(make_rows(LENGTHS)))
         await asyncio.sleep(0.05)
-        os.kill(one.pid, signal.SIGKILL)
+        os.kill(one.pids[0], signal.SIGKILL)
         with pytest.raises(LearnerFault, match=r"died during step.*SIGKILL"):
             await step
         with pytest.raises(LearnerFault):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -29,11 +30,23 @@ def reference() -> str:
     for name, field in Config.model_fields.items():
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
-            parts.append(f"## [{name}]\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{_table(model)}")
+            parts += [_part(name, model), *(_part(f"{name}.{key}", inner) for key, inner in _inner(model))]
         else:
             default = ", ".join(f"`{key} = {value}`" for key, value in field.get_default().items())
             parts.append(f"## [{name}]\n\n{field.description}\nDefault: {default}.\n")
     return "\n".join(parts)
+
+
+def _part(name: str, model: type[BaseModel]) -> str:
+    return f"## [{name}]\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{_table(model)}"
+
+
+def _inner(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The sections of a section."""
+    for key, field in model.model_fields.items():
+        for kind in get_args(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield key, kind
 
 
 def _table(model: type[BaseModel]) -> str:
@@ -54,8 +67,8 @@ def _type(kind: Any) -> str:
     if get_origin(kind) is types.UnionType:
         return _type(next(part for part in get_args(kind) if part is not type(None)))
     if get_origin(kind) is tuple:
-        return "pair"
-    if get_origin(kind) is dict:
+        return "list" if Ellipsis in get_args(kind) else "pair"
+    if get_origin(kind) is dict or issubclass(kind, BaseModel):
         return "table"
     return {"str": "text", "int": "integer", "float": "number", "bool": "boolean"}[kind.__name__]
 

@@ -117,6 +117,21 @@ class Rollout(Section):
     conversation as the client sent it, rendered anew at each call (docs/gateway.md)."""
 
 
+class Lora(Section):
+    """Adapters on linear layers, without dropout, for the engine samples without."""
+
+    rank: int = Field(default=32, ge=1)
+    """Of the adapters' two matrices."""
+    alpha: int = Field(default=64, ge=1)
+    """Their product is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """The linear layers that get one, by name."""
+
+
+def _switch(value: Any) -> Any:
+    return ({} if value else None) if isinstance(value, bool) else value
+
+
 class Train(Section):
     """How episodes become an update (REQUIREMENTS T1-T14); the terms are those of `learn.LearnSettings`."""
 
@@ -146,6 +161,22 @@ class Train(Section):
     """Denominator of the ratio: the engine's recorded logprobs, or the learner's own before its first update."""
     micro_tokens: int = Field(default=8_192, ge=16)
     """Tokens of one forward pass; gradients are accumulated over the whole batch."""
+    lora: Annotated[Lora | None, BeforeValidator(_switch)] = None
+    """Train adapters instead of all weights: `true`, or a table of `rank`, `alpha` and `targets`."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Of matrix products. Trained weights, gradients and optimiser state are float32; with `bf16` the weights below
+    adapters, and all weights that an engine is given, are bfloat16."""
+    gradient_checkpointing: bool = False
+    """Keep one activation per layer and compute the rest again: less memory, a third more time."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` needs the package bitsandbytes."""
+    attention: Literal["rows", "flash_attention_2"] = "rows"
+    """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
+    processes: int = Field(default=1, ge=1)
+    """Learner processes on this machine, one per device, that share each batch."""
+    strategy: Literal["ddp", "fsdp2", "zero2", "zero3"] = "ddp"
+    """What they share beside it: nothing; weights, gradients and optimiser state (`fsdp2`, `zero3`); the latter two
+    (`zero2`). ZeRO needs the extra deepspeed."""
 
 
 class Eval(Section):

@@ -5,15 +5,17 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 
 from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
 from coderepairrl.learn.client import Learner, Published, init_random
-from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
 
 __all__ = [
     "Account",
     "Batch",
+    "Form",
     "GroupAdvantages",
     "LearnSettings",
     "Learner",
+    "LoraSettings",
     "Published",
     "batch",
     "group_advantages",

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from coderepairrl.children import Child, ChildDied
-from coderepairrl.errors import CodeRepairError, LearnerFault, RunError, UsageError
-from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.children import Child, ChildDied, Frame
+from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
+from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"
+_LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class Published(NamedTuple):
-    """Weights as `Engine.load` takes them: a safetensors file, its policy version, its SHA-256 in hexadecimal."""
+    """Weights as `Engine.load` takes them: a folder, its policy version, its checksum.
+
+    The folder holds a model (``model.safetensors``, or shards and their index) or adapters in peft's layout
+    (``adapter_config.json``, ``adapter_model.safetensors``). The checksum is the SHA-256 in hexadecimal of its
+    safetensors files, one after the other in the order of their names.
+    """
 
     path: Path
     version: int
@@ -26,15 +35,16 @@ class Published(NamedTuple):
 
 
 class Learner:
-    """A running learner. Requests are served one after the other.
+    """A running learner: one process, or several that share the work. Requests are served one after the other.
 
-    Every method raises `LearnerFault` when the process died (with the end of its log) or refused the request,
-    `RunError` when it could not read or write (a full disk), and `UsageError` when the model or checkpoint is bad.
-    A cancelled request is still carried out.
+    Every method raises `LearnerFault` when a process died (with the end of its log) or refused the request,
+    `RunError` when it could not read or write (a full disk), `UsageError` when the model or checkpoint is bad and
+    `PrerequisiteError` when the machine lacks what the settings ask for. A cancelled request is still carried out.
+    When one of several processes dies, the others are killed.
     """
 
-    def __init__(self, child: Child, publish_dir: Path) -> None:
-        self._child = child
+    def __init__(self, children: Sequence[Child], publish_dir: Path) -> None:
+        self._children = children
         self._publish_dir = publish_dir
         self._turn = asyncio.Lock()
         self.version = 0
@@ -44,10 +54,12 @@ class Learner:
     async def start(cls, model: Path, settings: LearnSettings, *, log_dir: Path, publish_dir: Path) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
-        It logs to ``log_dir/learner.log`` and publishes to `publish_dir`, for example below /dev/shm.
+        It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
+        `publish_dir`, for example below /dev/shm.
         """
-        learner = cls(await Child.spawn(_MODULE, log=log_dir / "learner.log"), publish_dir)
+        learner = cls([], publish_dir)
         try:
+            learner._children = await _spawn(settings.processes, log_dir, publish_dir)
             await learner._call("start", model=str(model.resolve()), settings=asdict(settings))
         except BaseException:
             await learner.close()
@@ -55,9 +67,9 @@ class Learner:
         return learner
 
     @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._child.process.pid
+    def pids(self) -> tuple[int, ...]:
+        """Of the processes."""
+        return tuple(child.process.pid for child in self._children)
 
     async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on one batch; the version goes up by one. Returns the metrics of `learn.metrics.Metrics`."""
@@ -65,9 +77,9 @@ class Learner:
         metrics: dict[str, float] = await self._call("step", samples=rows)
         return metrics
 
-    async def publish(self) -> Published:
-        """Write the current weights for the engine. Deleting older files is left to the caller."""
-        path, version, checksum = await self._call("publish", folder=str(self._publish_dir.resolve()))
+    async def publish(self, form: Form = "model") -> Published:
+        """Write the current weights for the engine. Deleting older folders is left to the caller."""
+        path, version, checksum = await self._call("publish", folder=str(self._publish_dir.resolve()), form=form)
         return Published(Path(path), version, checksum)
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
@@ -85,8 +97,8 @@ class Learner:
         return self.version
 
     async def close(self) -> None:
-        """End the process."""
-        await self._child.close()
+        """End the processes."""
+        await asyncio.gather(*(child.close() for child in self._children))
 
     async def _call(self, op: str, **arguments: Any) -> Any:
         # shielded: a cancelled caller must not leave half a frame, or a reply, for the next one
@@ -100,14 +112,29 @@ class Learner:
     async def _exchange(self, frame: dict[str, Any]) -> Any:
         async with self._turn:
             try:
-                await self._child.send(frame)
-                reply = await self._child.receive()
+                await asyncio.gather(*(child.send(frame) for child in self._children))
+                replies = await self._replies()
             except ChildDied as error:
-                raise LearnerFault(f"the learner died during {frame['op']}: {error}") from error
-        if "error" in reply:
-            raise _raised(frame["op"], reply)
-        self.version = reply["version"]
-        return reply["ok"]
+                fix = _MEMORY if "OutOfMemory" in str(error) else ""
+                raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
+        failed = next((reply for reply in replies if "error" in reply), None)
+        if failed is not None:
+            raise _raised(frame["op"], failed)
+        self.version = replies[0]["version"]
+        return replies[0]["ok"]
+
+    async def _replies(self) -> list[Frame]:
+        """One of each process. Those left by one that died would wait for it, perhaps forever: they are killed."""
+        waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        if any(reply.exception() for reply in done):
+            for child, reply in zip(self._children, waiting, strict=True):
+                if not reply.done() and child.process.poll() is None:
+                    child.process.kill()
+                    reply.cancel()
+            ended = await asyncio.gather(*waiting, return_exceptions=True)
+            raise ChildDied("\n".join(str(end) for end in ended if isinstance(end, ChildDied)))
+        return [reply.result() for reply in waiting]
 
 
 async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -> None:
@@ -115,11 +142,30 @@ async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -
 
     Raises `UsageError` when `source` describes no model, and `LearnerFault`, `RunError` as `Learner` does.
     """
-    learner = Learner(await Child.spawn(_MODULE, log=log_dir / "learner.log"), target)
+    learner = Learner(await _spawn(1, log_dir, target), target)
     try:
         await learner._call("init_random", source=str(source.resolve()), target=str(target.resolve()), seed=seed)
     finally:
         await learner.close()
+
+
+async def _spawn(processes: int, log_dir: Path, shared: Path) -> list[Child]:
+    """The processes, with what they need to find each other. All or none of them are started."""
+    if processes == 1:
+        return [await Child.spawn(_MODULE, log=log_dir / "learner.log")]
+    shared.mkdir(parents=True, exist_ok=True)
+    meeting = shared / f".ranks-{secrets.token_hex(8)}"
+    children: list[Child] = []
+    try:
+        for rank in range(processes):
+            env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
+            env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GLOO_SOCKET_IFNAME": _LOOPBACK}
+            log = log_dir / (f"learner-{rank}.log" if rank else "learner.log")
+            children.append(await Child.spawn(_MODULE, log=log, env=env))
+    except BaseException:
+        await asyncio.gather(*(child.close() for child in children))
+        raise
+    return children
 
 
 def _raised(op: str, reply: dict[str, Any]) -> CodeRepairError:
@@ -127,6 +173,8 @@ def _raised(op: str, reply: dict[str, Any]) -> CodeRepairError:
     match reply["kind"]:
         case "usage":
             return UsageError(message, fix=fix)
+        case "prerequisite":
+            return PrerequisiteError(message, fix=fix)
         case "storage":
             fix = fix or "make room where it writes (the run folder, /dev/shm), then continue with --resume"
             return RunError(f"the learner could not {op}: {message}", fix=fix)

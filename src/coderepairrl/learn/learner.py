@@ -2,8 +2,10 @@
 
 A request is ``{"op": NAME, ...arguments}`` and gets one reply: ``{"ok": result, "version": n}``, or ``{"error":
 message, "kind": KIND, "fix": hint}`` after which the process goes on with the next request. KIND is ``usage`` (a bad
-model or checkpoint), ``storage`` (could not read or write) or ``refused`` (a bad batch). Anything unforeseen ends the
-process, and its log says why.
+model or checkpoint), ``prerequisite`` (a package or device is missing), ``storage`` (could not read or write) or
+``refused`` (a bad batch). Anything unforeseen ends the process, and its log says why.
+
+Where several processes share the work, each gets every request and answers it; what they answer is the same.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ import transformers
 from safetensors import SafetensorError
 
 from coderepairrl.children import Frame, Parent
-from coderepairrl.errors import CodeRepairError
+from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.policy import init_random
-from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 
@@ -46,10 +48,10 @@ class Service:
             result = self.operations[frame.pop("op")](**frame)
             return {"ok": result, "version": self._trainer.version if self._trainer else 0}
         except CodeRepairError as error:
-            return _refusal("usage", error)
+            return _refusal("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
         except (OSError, SafetensorError) as error:
             return _refusal("storage", error)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, FloatingPointError) as error:
             return _refusal("refused", error)
 
     @property
@@ -60,13 +62,15 @@ class Service:
 
     def _start(self, model: str, settings: dict[str, Any]) -> None:
         settings["betas"] = tuple(settings["betas"])
+        if settings["lora"] is not None:
+            settings["lora"] = LoraSettings(**settings["lora"] | {"targets": tuple(settings["lora"]["targets"])})
         self._trainer = Trainer(Path(model), LearnSettings(**settings))
 
     def _init_random(self, source: str, target: str, seed: int) -> None:
         init_random(Path(source), Path(target), seed)
 
-    def _publish(self, folder: str) -> list[Any]:
-        path, version, checksum = self._started.publish(Path(folder))
+    def _publish(self, folder: str, form: Form) -> list[Any]:
+        path, version, checksum = self._started.publish(Path(folder), form)
         return [str(path), version, checksum]
 
     def _save(self, path: str) -> None:

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from coderepairrl.learn.losses import Loss
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.types import Sample
+
+
+class Totals(NamedTuple):
+    """Sums, largest and smallest values over micro-batches; they add up over processes."""
+
+    micro_batches: int = 0
+    surprise: float = 0.0
+    oldest: int = sys.maxsize
+    mismatch: float = 0.0
+    mismatch_max: float = 0.0
+    current: int = 0
+    loss: float = 0.0
+    ratio: float = 0.0
+    ratio_max: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    ratios: int = 0
+    kl: float = 0.0
+    kls: int = 0
+
+    def __add__(self, other: Totals) -> Totals:  # type: ignore[override]
+        how = {"oldest": min, "mismatch_max": max, "ratio_max": max}
+        pairs = zip(self._fields, self, other, strict=True)
+        values: dict[str, Any] = {name: how[name](a, b) if name in how else a + b for name, a, b in pairs}
+        return Totals(**values)
 
 
 class Metrics:
@@ -34,53 +60,68 @@ class Metrics:
             "rows": len(samples),
             "episodes": len({sample.episode_id for sample in samples}),
         }
-        self._micro_batches = 0
-        self._surprise = 0.0
-        self._oldest = version
-        self._differences: list[Tensor] = []
-        self._losses: list[Loss] = []
+        self._seen: list[Totals] = []
         self._norms: list[float] = []
         self._rate = 0.0
 
     def before(self, batch: MicroBatch, logp_N: Tensor) -> None:
         """Logprobs of a micro-batch before the first update."""
-        self._micro_batches += 1
-        self._surprise -= logp_N.sum().item()
-        self._oldest = min(self._oldest, int(batch.version_N.min()))
-        self._differences.append((logp_N - batch.recorded_N).abs()[batch.version_N == self._version])
+        current_N = (logp_N - batch.recorded_N).abs()[batch.version_N == self._version]
+        self._seen.append(
+            Totals(
+                micro_batches=1,
+                surprise=-logp_N.sum().item(),
+                oldest=int(batch.version_N.min()),
+                mismatch=current_N.sum().item(),
+                mismatch_max=current_N.max().item() if len(current_N) else 0.0,
+                current=len(current_N),
+            )
+        )
 
     def add(self, loss: Loss) -> None:
         """One micro-batch of one update, after its backward pass."""
-        self._losses.append(replace(loss, value=loss.value.detach()))  # let the graph go
+        self._seen.append(
+            Totals(
+                loss=loss.value.item(),
+                ratio=loss.ratio.sum().item(),
+                ratio_max=loss.ratio.max().item(),
+                low=loss.low.sum().item(),
+                high=loss.high.sum().item(),
+                ratios=loss.ratio.numel(),
+                kl=0.0 if loss.kl_N is None else loss.kl_N.sum().item(),
+                kls=0 if loss.kl_N is None else loss.kl_N.numel(),
+            )
+        )
 
     def update(self, norm: float, rate: float) -> None:
         """One optimiser update."""
         self._norms.append(norm)
         self._rate = rate
 
-    def summary(self) -> dict[str, float]:
-        """All metrics as plain numbers."""
-        losses, updates = self._losses, len(self._norms)
-        ratios = sum(loss.ratio.numel() for loss in losses)
-        kls = [loss.kl_N for loss in losses if loss.kl_N is not None]
-        current = [difference for difference in self._differences if difference.numel()]
+    def totals(self) -> Totals:
+        """What this process has seen."""
+        return sum(self._seen, Totals())
+
+    def summary(self, everyone: Sequence[Totals]) -> dict[str, float]:
+        """All metrics as plain numbers, of all processes."""
+        total = sum(everyone, Totals())
+        updates = len(self._norms)
         result: dict[str, float] = {
-            "loss": sum(loss.value.item() for loss in losses) / updates,
+            "loss": total.loss / updates,
             "grad_norm": sum(self._norms) / updates,
             "lr": self._rate,
-            "ratio_mean": sum(loss.ratio.sum().item() for loss in losses) / ratios,
-            "ratio_max": max(loss.ratio.max().item() for loss in losses),
-            "clip_low": sum(loss.low.sum().item() for loss in losses) / ratios,
-            "clip_high": sum(loss.high.sum().item() for loss in losses) / ratios,
-            "entropy": self._surprise / self._counts["tokens"],
-            "staleness_max": self._version - self._oldest,
-            "micro_batches": self._micro_batches,
+            "ratio_mean": total.ratio / total.ratios,
+            "ratio_max": total.ratio_max,
+            "clip_low": total.low / total.ratios,
+            "clip_high": total.high / total.ratios,
+            "entropy": total.surprise / self._counts["tokens"],
+            "staleness_max": self._version - min(self._version, total.oldest),
+            "micro_batches": total.micro_batches,
             **self._counts,
         }
-        if kls:
-            result["kl"] = sum(kl_N.sum().item() for kl_N in kls) / sum(kl_N.numel() for kl_N in kls)
-        if current:
-            result["mismatch_max"] = max(difference.max().item() for difference in current)
-            total = sum(difference.sum().item() for difference in current)
-            result["mismatch_mean"] = total / sum(difference.numel() for difference in current)
+        if total.kls:
+            result["kl"] = total.kl / total.kls
+        if total.current:
+            result["mismatch_max"] = total.mismatch_max
+            result["mismatch_mean"] = total.mismatch / total.current
         return result

@@ -7,7 +7,7 @@ reach a loss, so a masked token contributes exactly nothing to it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -36,6 +36,13 @@ class MicroBatch:
     weight_R: Tensor
     count_R: Tensor
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same on `device`."""
+        if self.ids_T.device == device:
+            return self
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "lengths"}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
+
 
 def split(lengths: Sequence[int], budget: int) -> Iterator[slice]:
     """Consecutive rows with at most `budget` tokens together; a longer row goes alone.
@@ -58,6 +65,45 @@ def micro_batches(samples: Sequence[Sample], budget: int) -> list[MicroBatch]:
     for sample in samples:
         _check(sample)
     return [pack(samples[part]) for part in split([len(sample.ids) for sample in samples], budget)]
+
+
+def share(samples: Sequence[Sample], budget: int, rank: int, ranks: int) -> tuple[list[MicroBatch], MicroBatch | None]:
+    """The micro-batches of one of several processes, and one to be idle with if another process has one more.
+
+    Processes that share a model must pass through it equally often, so they differ by one micro-batch at most, and
+    rows are dealt longest first to whoever has the fewest tokens. A single process gets `micro_batches`.
+    Raises what `micro_batches` raises.
+    """
+    if ranks == 1:
+        return micro_batches(samples, budget), None
+    for sample in samples:
+        _check(sample)
+    parts = deal([len(sample.ids) for sample in samples], budget, ranks)
+    mine = [pack([samples[at] for at in part]) for part in parts[rank::ranks]]
+    behind = len(mine) < len(parts[::ranks])
+    return mine, pack([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
+
+
+def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[int]]:
+    """Rows by number in parts of about equal length: at most `budget` tokens each, a longer row alone.
+
+    There are as many parts as fill whole rounds of `ranks`, or as there are rows.
+
+    >>> deal([3, 3, 9, 2], budget=9, ranks=2)
+    [[2], [0, 1, 3]]
+    """
+    order = sorted(range(len(lengths)), key=lambda at: (-lengths[at], at))
+    rounds = max(1, -(-sum(lengths) // (budget * ranks)))
+    while True:
+        parts: list[list[int]] = [[] for _ in range(min(rounds * ranks, len(lengths)))]
+        totals = [0] * len(parts)
+        for at in order:
+            lightest = totals.index(min(totals))
+            parts[lightest].append(at)
+            totals[lightest] += lengths[at]
+        if len(parts) == len(lengths) or all(t <= budget or len(p) == 1 for t, p in zip(totals, parts, strict=True)):
+            return [sorted(part) for part in parts]
+        rounds += 1
 
 
 def pack(samples: Sequence[Sample]) -> MicroBatch:

@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
-import safetensors.torch
+import safetensors
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.import_utils import is_flash_attn_2_available
 
-from coderepairrl.errors import UsageError
+from coderepairrl.errors import PrerequisiteError, UsageError
+from coderepairrl.learn import adapters, weights
 from coderepairrl.learn.pack import MicroBatch, pack, scored
+from coderepairrl.learn.settings import Form, LearnSettings
 
 ATTENTION = "coderepairrl_rows"
-WEIGHTS = "model.safetensors"
 LOGITS = 1 << 26
 """Logits (tokens times vocabulary) that are held at once: 256 MiB in float32."""
-_PROBE_TOLERANCE = 1e-4  # of the largest value, in float32
+DEFAULTS = LearnSettings()
+CPU = torch.device("cpu")
+_PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest value
 
 
 def rows_attention(
@@ -60,76 +67,32 @@ def rows_attention(
 AttentionInterface.register(ATTENTION, rows_attention)
 
 
-class Policy:
-    """A model in evaluation mode (no dropout) with trainable weights."""
+class Packed(nn.Module):
+    """A model that scores packed rows. Its forward pass is the whole computation, so that it can be wrapped."""
 
-    def __init__(self, model: PreTrainedModel, folder: Path) -> None:
-        """`folder` holds the config and the tokenizer that `save` copies."""
+    def __init__(self, model: PreTrainedModel, *, bf16: bool) -> None:
+        super().__init__()
         self.model: PreTrainedModel = model
-        model.train(False)  # no dropout
-        self.folder = folder
-        self._probe()
+        self.bf16 = bf16
 
-    @classmethod
-    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
-        """The model in `folder`. Raises `UsageError` when there is none or it cannot be trained packed."""
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"{folder} holds no model: config.json is missing")
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation=ATTENTION, local_files_only=True
+    def forward(self, batch: MicroBatch, temperature: float, logits: int) -> Tensor:
+        """See `Policy.logprobs`."""
+        with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
+            hidden_ND = self.hidden(batch)[batch.at_N]
+            chunk = max(1, logits // self.model.config.get_text_config().vocab_size)
+            if len(hidden_ND) <= chunk:
+                return self._score(hidden_ND, batch.target_N, temperature)
+            return torch.cat(
+                [
+                    cast(Tensor, checkpoint(self._score, hidden, target, temperature, use_reentrant=False))
+                    for hidden, target in zip(
+                        torch.split(hidden_ND, chunk), torch.split(batch.target_N, chunk), strict=True
+                    )
+                ]
             )
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise UsageError(f"cannot load the model in {folder}: {error}") from error
-        return cls(model, folder)
 
-    def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
-        """``log softmax(logits / temperature)`` of the trained tokens (N), in float32.
-
-        No more than about `logits` of them exist at a time, in the backward pass too, which then computes them again.
-        """
-        hidden_TD = self._hidden(batch)
-        hidden_ND = hidden_TD[batch.at_N]
-        chunk = max(1, logits // self.model.config.get_text_config().vocab_size)
-        if len(hidden_ND) <= chunk:
-            return self._score(hidden_ND, batch.target_N, temperature)
-        return torch.cat(
-            [
-                cast(Tensor, checkpoint(self._score, hidden, target, temperature, use_reentrant=False))
-                for hidden, target in zip(
-                    torch.split(hidden_ND, chunk), torch.split(batch.target_N, chunk), strict=True
-                )
-            ]
-        )
-
-    def state(self) -> dict[str, Tensor]:
-        """Weights by their Hugging Face names, tied ones once, sharing memory with the model."""
-        seen: set[int] = set()
-        tensors: dict[str, Tensor] = {}
-        for name, tensor in self.model.state_dict().items():
-            if tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                tensors[name] = tensor
-        return tensors
-
-    def load_state(self, file: Path) -> None:
-        """Take the weights in `file`. Raises `UsageError`, and changes nothing, unless names and shapes are ours."""
-        ours, theirs = self.state(), safetensors.torch.load_file(file)
-        if {n: t.shape for n, t in ours.items()} != {n: t.shape for n, t in theirs.items()}:
-            raise UsageError(f"{file} holds the weights of another model")
-        with torch.no_grad():
-            for name, tensor in ours.items():
-                tensor.copy_(theirs[name])
-
-    def save(self, folder: Path) -> None:
-        """Write config, tokenizer and weights in Hugging Face layout."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in self.folder.iterdir():
-            if file.is_file() and file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name:
-                shutil.copyfile(file, folder / file.name)
-        safetensors.torch.save_file(self.state(), folder / WEIGHTS, metadata={"format": "pt"})
-
-    def _hidden(self, batch: MicroBatch) -> Tensor:
+    def hidden(self, batch: MicroBatch) -> Tensor:
+        """The last hidden states (TD)."""
         out = self.model.base_model(
             input_ids=batch.ids_T[None],
             position_ids=batch.positions_T[None],
@@ -138,29 +101,154 @@ class Policy:
         )
         return cast(Tensor, out.last_hidden_state[0])
 
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        """Their logits in float32."""
+        head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        return cast(Tensor, head(hidden_ND)).float()
+
     def _score(self, hidden_ND: Tensor, target_N: Tensor, temperature: float) -> Tensor:
-        logits_NV = self._head(hidden_ND)
+        logits_NV = self.head(hidden_ND)
         if temperature != 1.0:
             logits_NV = logits_NV / temperature
         return -cross_entropy(logits_NV, target_N, reduction="none")
 
-    def _head(self, hidden_ND: Tensor) -> Tensor:
-        head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
-        return cast(Tensor, head(hidden_ND)).float()
+
+class Policy:
+    """A model in evaluation mode (no dropout) with trainable weights, or with adapters that are."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        folder: Path,
+        settings: LearnSettings = DEFAULTS,
+        device: torch.device = CPU,
+    ) -> None:
+        """`folder` holds the config and the tokenizer that `save` copies."""
+        self.settings = settings
+        self.folder = folder
+        self.device = device
+        self.model: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
+        model.train(False)  # no dropout
+        self._packed = Packed(model, bf16=settings.precision == "bf16")
+        self._probe()
+        if settings.attention != "rows":
+            self.model.set_attn_implementation(settings.attention)
+        if settings.lora is not None:
+            adapters.attach(model, settings.lora)
+        if settings.gradient_checkpointing:
+            self._checkpoint_layers()
+        self.module: nn.Module = self._packed
+        """What is called: the packed model, or what lets processes share it."""
+        self.whole: Callable[[Tensor], Tensor] = Tensor.detach
+        """Collects a tensor that processes share (`Parallel.whole`)."""
+
+    @classmethod
+    def load(cls, folder: Path, settings: LearnSettings = DEFAULTS, device: torch.device = CPU) -> Policy:
+        """The model in `folder`. Raises `UsageError` when there is none or it cannot be trained packed."""
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"{folder} holds no model: config.json is missing")
+        if (folder / adapters.CONFIG).is_file():
+            raise UsageError(f"{folder} holds adapters, not a model", fix="crrl merge makes a model of them and theirs")
+        if settings.attention == "flash_attention_2" and not is_flash_attn_2_available():
+            raise PrerequisiteError(
+                "train.attention=flash_attention_2 needs a GPU and the package flash-attn",
+                fix="pip install flash-attn --no-build-isolation, or train.attention=rows",
+            )
+        half = settings.precision == "bf16" and settings.lora is not None
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=torch.bfloat16 if half else torch.float32,
+                attn_implementation=ATTENTION,
+                local_files_only=True,
+            )
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise UsageError(f"cannot load the model in {folder}: {error}") from error
+        return cls(model, folder, settings, device)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by the model's own names; tied weights once."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
+        """``log softmax(logits / temperature)`` of the trained tokens (N), in float32.
+
+        No more than about `logits` of them exist at a time, in the backward pass too, which then computes them again.
+        """
+        return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
+
+    def initial(self) -> AbstractContextManager[None]:
+        """The model as it was before any training: its adapters off. For a policy that trains adapters."""
+        return adapters.off(self.model)
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """What is trained, under the names of its Hugging Face file; processes that share it all draw from this."""
+        for name, parameter in self.parameters.items():
+            yield self.file_name(name), self.whole(parameter)
+
+    def file_name(self, name: str) -> str:
+        """A parameter's name in the file that `state` is written to."""
+        return name if self.settings.lora is None else adapters.peft_name(name)
+
+    @property
+    def stem(self) -> str:
+        """Of the file that `state` is written to."""
+        return weights.MODEL if self.settings.lora is None else adapters.FILE
+
+    def save(self, folder: Path, *, here: bool = True) -> None:
+        """Write config, tokenizer and what is trained, exactly: a model's folder, or one of adapters on the model.
+
+        Where `here` is false nothing is written, but the weights are collected with those who write (`weights.write`).
+        """
+        weights.write(folder, self.stem, self.state(), here=here)
+        if here:
+            self._write_layout(folder, self.stem)
+
+    def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
+        """Write weights for an engine to `folder`, in bfloat16 if that is what is computed in; `here` as in `save`.
+
+        ``model`` is a whole model, adapters merged in float32; ``adapter`` the adapters alone, in peft's layout.
+        """
+        if form == "adapter" and self.settings.lora is None:
+            raise ValueError("there are no adapters: all weights are trained")
+        merge = form == "model" and self.settings.lora is not None
+        stem = weights.MODEL if form == "model" else adapters.FILE
+        tensors = adapters.merged(self.model, self.whole) if merge else self.state()
+        dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
+        weights.write(folder, stem, ((name, tensor.to(dtype)) for name, tensor in tensors), here=here)
+        if here:
+            self._write_layout(folder, stem)
+
+    def _write_layout(self, folder: Path, stem: str) -> None:
+        for file in self.folder.iterdir():
+            if file.is_file() and file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name:
+                shutil.copyfile(file, folder / file.name)
+        if stem == adapters.FILE and self.settings.lora is not None:
+            adapters.write_config(folder, self.settings.lora, self.folder)
+
+    def _checkpoint_layers(self) -> None:
+        layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        if not layers:
+            raise UsageError(f"{type(self.model).__name__} knows no gradient checkpointing")
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in layers:
+            layer.training = True  # they checkpoint in training only; what is in them stays without dropout
 
     @torch.no_grad()
     def _probe(self) -> None:
         """Packed rows give the hidden states and logits of the plain model on each row. Raises `UsageError` if not."""
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 9, 6)]
-        plain = [self.model(input_ids=torch.tensor([row]), output_hidden_states=True) for row in rows]
-        hidden_TD = self._hidden(pack(scored(rows)))
+        ids = [torch.tensor([row], device=self.device) for row in rows]
+        plain = [self.model(input_ids=row, output_hidden_states=True) for row in ids]
+        hidden_TD = self._packed.hidden(pack(scored(rows)).to(self.device))
         pairs = (
             (hidden_TD, torch.cat([out.hidden_states[-1][0] for out in plain])),
-            (self._head(hidden_TD), torch.cat([out.logits[0] for out in plain]).float()),
+            (self._packed.head(hidden_TD), torch.cat([out.logits[0] for out in plain]).float()),
         )
         error = max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
-        if not error <= _PROBE_TOLERANCE:
+        if not error <= _PROBE_TOLERANCE[self.model.dtype]:
             raise UsageError(
                 f"{type(self.model).__name__} cannot be trained on packed rows: they change by a fraction {error:.2g}",
                 fix="use an architecture of plain causal attention, such as Qwen3, Qwen2, Llama or Mistral.",
@@ -181,6 +269,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, attn_implementation=ATTENTION, dtype=torch.float32
         )
+    target.mkdir(parents=True, exist_ok=True)
     Policy(model, source).save(target)
     config.architectures = [type(model).__name__]
     config.save_pretrained(target)

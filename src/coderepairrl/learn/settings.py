@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.registry import nearest
 
 Algorithm = Literal["gspo", "grpo", "dr_grpo"]
 OldLogprobs = Literal["recorded", "recomputed"]
+Precision = Literal["fp32", "bf16"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
+Attention = Literal["rows", "flash_attention_2"]
+Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
+Form = Literal["model", "adapter"]
+"""What an engine is given: a whole model, or adapters on the model it has."""
 
 CLIP: dict[Algorithm, tuple[float, float]] = {
     "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves (REQUIREMENTS T8)
@@ -20,10 +26,38 @@ CLIP: dict[Algorithm, tuple[float, float]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Low-rank adapters (arXiv 2106.09685) on linear layers, as in the thesis run (REQUIREMENTS T14).
+
+    There is no dropout: the engine samples without, so the learner would train on other logprobs than were sampled.
+
+    >>> LoraSettings(rank=8).scaling
+    8.0
+    """
+
+    rank: int = 32
+    alpha: int = 64
+    """The adapters' product is multiplied by ``alpha / rank``."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get one, wherever they occur."""
+
+    @property
+    def scaling(self) -> float:
+        """Factor on the adapters' product."""
+        return self.alpha / self.rank
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work. Raises `ConfigError`."""
+        if self.rank < 1 or self.alpha < 1 or not self.targets:
+            raise ConfigError(f"lora needs a positive rank and alpha, and targets: {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class LearnSettings:
     """How the policy is trained. Defaults are those of the thesis run (REQUIREMENTS T14), full weights in fp32.
 
-    There is no seed: with dropout off the learner draws no random number.
+    There is no seed: with dropout off the learner draws no random number, except for an adapter's initial weights,
+    whose seed is fixed.
 
     >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
     ((2e-05, 0.0004), (0.2, 0.28))
@@ -54,6 +88,22 @@ class LearnSettings:
     """Of the sampling: logprobs are those of ``softmax(logits / temperature)``."""
     micro_tokens: int = 8192
     """Tokens in one forward and backward pass. A longer row goes alone: `stitch` bounds the length of rows."""
+    lora: LoraSettings | None = None
+    """Train adapters and leave the weights alone; None trains all weights."""
+    precision: Precision = "fp32"
+    """``bf16`` multiplies matrices in bfloat16 (autocast). Trained weights, gradients, optimiser state and logprobs
+    stay in float32; weights that only carry adapters are held in bfloat16, and weights are published in it."""
+    gradient_checkpointing: bool = False
+    """Keep one activation per layer and compute the others again in the backward pass."""
+    optimizer: OptimizerName = "adamw"
+    """``adamw_8bit`` (bitsandbytes) holds the moments in 8 bits."""
+    attention: Attention = "rows"
+    """``rows`` is torch's own, row by row, on any device; ``flash_attention_2`` is one variable-length kernel."""
+    processes: int = 1
+    """Learner processes, one per device, that share each batch."""
+    strategy: Strategy = "ddp"
+    """What the processes share beside the batch: nothing, or (``fsdp2``, ``zero3``) weights, gradients and optimiser
+    state, or (``zero2``) the latter two."""
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -72,7 +122,9 @@ class LearnSettings:
                 f"max_completion_tokens={self.max_completion_tokens} with algorithm={self.algorithm}",
                 fix="dr_grpo needs max_completion_tokens, its constant denominator; the others have no use for it.",
             )
+        self._check_processes()
         positive = {
+            "processes": self.processes,
             "temperature": self.temperature,
             "max_grad_norm": self.max_grad_norm,
             "updates_per_batch": self.updates_per_batch,
@@ -95,3 +147,29 @@ class LearnSettings:
                 raise ConfigError(f"{name} must not be negative, is {value}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must lie in [0, 1), are {self.betas}")
+
+    def _check_processes(self) -> None:
+        for name, value, known in (
+            ("precision", self.precision, get_args(Precision)),
+            ("optimizer", self.optimizer, get_args(OptimizerName)),
+            ("attention", self.attention, get_args(Attention)),
+            ("strategy", self.strategy, get_args(Strategy)),
+        ):
+            if value not in known:
+                raise ConfigError(f"unknown {name} {value!r}", fix=nearest(value, known))
+        sharded = self.strategy != "ddp"
+        if sharded and self.processes == 1:
+            raise ConfigError(
+                f"strategy={self.strategy} shares the model among processes, and there is one", fix="raise processes"
+            )
+        if sharded and self.optimizer != "adamw":
+            raise ConfigError(
+                f"{self.optimizer} cannot be shared among processes", fix="optimizer=adamw, or strategy=ddp"
+            )
+        if sharded and self.beta > 0 and self.lora is None:
+            raise ConfigError(
+                f"strategy={self.strategy} with beta={self.beta} would hold a whole copy of the model on every device",
+                fix="train adapters (lora), whose reference is the model without them, or set beta=0",
+            )
+        if self.attention == "flash_attention_2" and self.precision != "bf16":
+            raise ConfigError("flash_attention_2 computes in 16 bits", fix="precision=bf16, or attention=rows")

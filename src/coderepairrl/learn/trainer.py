@@ -1,29 +1,32 @@
-"""A batch of rows in, new weights out: the optimiser step, on one process.
+"""A batch of rows in, new weights out: the optimiser step of one process, or of each of several.
 
 Everything here is deterministic: the same samples in the same order give the same bits.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-import safetensors.torch
+import safetensors
 import torch
 from torch import Tensor
 
-from coderepairrl.errors import UsageError
+from coderepairrl.errors import PrerequisiteError, UsageError
+from coderepairrl.learn import weights
 from coderepairrl.learn.losses import LOSSES, Scale, Trained
 from coderepairrl.learn.metrics import Metrics
-from coderepairrl.learn.pack import MicroBatch, micro_batches, scored
-from coderepairrl.learn.policy import WEIGHTS, Policy
-from coderepairrl.learn.settings import LearnSettings
-from coderepairrl.runs.storage import recover, replace_file, replace_folder
+from coderepairrl.learn.pack import MicroBatch, micro_batches, scored, share
+from coderepairrl.learn.parallel import Alone
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.runs.storage import recover, replace_folder
 from coderepairrl.types import Sample
 
-_OPTIMIZER = "optimizer.safetensors"
+_OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
 _SCHEMA = 1
 
@@ -32,50 +35,57 @@ class Trainer:
     """The policy, its optimiser, and the reference policy if the KL term needs one.
 
     `version` counts the batches trained on: weights of version 0 are those that were loaded. `updates` counts
-    optimiser updates, which are `LearnSettings.updates_per_batch` times as many.
+    optimiser updates, which are `LearnSettings.updates_per_batch` times as many. Where several processes share a
+    batch, each has a trainer, calls it alike, and gets the same answers; the first one writes files.
     """
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
-        """Load `model`. Raises `UsageError` when it cannot be trained."""
+        """Load `model`. Raises `UsageError` when it cannot be trained, `PrerequisiteError` when something lacks."""
         self.settings = settings
-        self.policy = Policy.load(model)
+        self.parallel = _parallel(settings)
+        self.policy = Policy.load(model, settings, self.parallel.load_device)
         self.reference: Policy | None = None
-        if settings.beta > 0:
-            self.reference = Policy.load(model)
+        if settings.beta > 0 and settings.lora is None:
+            self.reference = Policy.load(model, settings, self.parallel.load_device)
             self.reference.model.requires_grad_(False)
         self.version = 0
         self.updates = 0
-        self.optimizer = _adamw(self.policy, settings)
+        self.optimizer = _optimizer(self.policy, settings)
+        self.parallel.prepare(self.policy, self.optimizer)
 
     def step(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Train on one batch and return its metrics (`Metrics`).
 
-        Raises ValueError for an empty batch or a malformed row, and RuntimeError when the gradient is not finite;
-        the weights of the last complete update then stand, and so does `version`.
+        Raises ValueError for an empty batch or a malformed row, and FloatingPointError when the gradient is not
+        finite; the weights of the last complete update then stand, and so does `version`.
         """
         if not samples:
             raise ValueError("an empty batch: every group was flat or void")
-        settings = self.settings
-        batches = micro_batches(samples, settings.micro_tokens)
+        settings, together = self.settings, self.parallel
+        batches, idle = share(samples, settings.micro_tokens, together.rank, together.ranks)
         low, high = settings.clip
         episodes = len({sample.episode_id for sample in samples})
         scale = Scale(episodes, low, high, settings.beta, settings.max_completion_tokens or 1)
         metrics = Metrics(samples, self.version)
-        inputs = [self._reference_logprobs(batch) for batch in batches]
+        batches = [batch.to(together.device) for batch in batches]
+        references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
         old: list[Tensor] = []
         for update in range(settings.updates_per_batch):
-            for at, (batch, ref_N) in enumerate(zip(batches, inputs, strict=True)):
-                logp_N = self.policy.logprobs(batch, settings.temperature)
-                if update == 0:  # no update yet: these are the logprobs of the weights before the batch
-                    old.append(batch.recorded_N if settings.old_logprobs == "recorded" else logp_N.detach())
-                    metrics.before(batch, logp_N.detach())
-                trained = _trained(batch, logp_N, old[at], ref_N)
-                loss = LOSSES[settings.algorithm](trained, scale)
-                loss.value.backward()  # type: ignore[no-untyped-call]
+            for at, batch in enumerate(batches):
+                with together.accumulating(last=idle is None and at == len(batches) - 1):
+                    logp_N = self.policy.logprobs(batch, settings.temperature)
+                    if update == 0:  # no update yet: these are the logprobs of the weights before the batch
+                        old.append(batch.recorded_N if settings.old_logprobs == "recorded" else logp_N.detach())
+                        metrics.before(batch, logp_N.detach())
+                    loss = LOSSES[settings.algorithm](_trained(batch, logp_N, old[at], references[at]), scale)
+                    together.backward(loss.value)
                 metrics.add(loss)
+            if idle is not None:
+                with together.accumulating(last=True):
+                    together.backward(0.0 * self.policy.logprobs(idle, settings.temperature).sum())
             metrics.update(*self._update())
         self.version += 1
-        return metrics.summary()
+        return metrics.summary(together.gather(metrics.totals()))
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
@@ -86,83 +96,136 @@ class Trainer:
             result += [part.tolist() for part in torch.split(logp_N, [n - 1 for n in batch.lengths])]
         return result
 
-    def publish(self, folder: Path) -> tuple[Path, int, str]:
-        """Write the weights to ``folder/v<version>.safetensors``, whole or not at all.
+    def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
+        """Write the weights to the folder ``folder/v<version>``, whole or not at all (`Policy.export`).
 
-        Returns path, version and the file's SHA-256 in hexadecimal. Older files are the caller's to delete.
+        Returns its path, the version and its `weights.checksum`. Older folders are the caller's to delete. Raises
+        ValueError when adapters are asked of a policy that has none.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"v{self.version:06d}.safetensors"
-        with replace_file(path) as temporary:
-            safetensors.torch.save_file(self.policy.state(), temporary, metadata={"format": "pt"})
-            with temporary.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        path = folder / f"v{self.version:06d}"
+        with self._replaced(path) as temporary:
+            self._agree(lambda: self.policy.export(temporary, form, here=self._first))
+            digest = weights.checksum(temporary) if self._first else ""
         return path, self.version, digest
 
     def save(self, folder: Path) -> None:
-        """An exact checkpoint, loadable as a Hugging Face model too; on disk before it takes its name."""
-        with replace_folder(folder) as temporary:
-            self.policy.save(temporary)
-            moments = {
-                f"{key}.{name}": value
-                for name, parameter in self.policy.model.named_parameters()
-                for key, value in self.optimizer.state.get(parameter, {}).items()
-            }
-            safetensors.torch.save_file(moments, temporary / _OPTIMIZER)
-            counters = {"schema": _SCHEMA, "version": self.version, "updates": self.updates}
-            (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
+        """An exact checkpoint, loadable as a Hugging Face model or peft adapter; on disk before it takes its name.
+
+        It does not depend on how many processes write it, or on what they share.
+        """
+        with self._replaced(folder) as temporary:
+            self._agree(lambda: self.policy.save(temporary, here=self._first))
+            self._agree(lambda: weights.write(temporary, _OPTIMIZER, self._moments(), here=self._first))
+            if self._first:
+                counters = {"schema": _SCHEMA, "version": self.version, "updates": self.updates}
+                (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
 
     def restore(self, folder: Path) -> None:
         """Continue from `save`, bit for bit. The reference policy stays the model the trainer was started with.
 
         Raises `UsageError`, with nothing changed, when `folder` holds no checkpoint of this model.
         """
-        recover(folder)
+        if self._first:
+            recover(folder)
+        self.parallel.gather(None)  # nobody reads before it is there
+        parameters = self.policy.parameters
+        shapes = {self.policy.file_name(name): parameter.shape for name, parameter in parameters.items()}
         try:
             counters = json.loads((folder / _COUNTERS).read_text())
-            moments = safetensors.torch.load_file(folder / _OPTIMIZER)
             version, updates, schema = counters["version"], counters["updates"], counters["schema"]
             if schema != _SCHEMA:
                 raise UsageError(f"{folder} is a checkpoint of schema {schema}; this version reads {_SCHEMA}")
-            self.policy.load_state(folder / WEIGHTS)
+            with weights.Stored(folder, self.policy.stem) as stored, weights.Stored(folder, _OPTIMIZER) as moments:
+                stored.check(shapes)
+                self._take(stored, moments)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
             raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
         self.version, self.updates = version, updates
-        self.optimizer.state.clear()
-        for name, parameter in self.policy.model.named_parameters():
-            keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in moments]
-            if keys:
-                self.optimizer.state[parameter] = {key: moments[f"{key}.{name}"] for key in keys}
+
+    def _take(self, stored: weights.Stored, moments: weights.Stored) -> None:
+        keys: dict[str, list[str]] = {}
+        for entry in moments:
+            key, _, name = entry.partition(".")
+            keys.setdefault(name, []).append(key)
+        for name, parameter in self.policy.parameters.items():
+            self.parallel.put(parameter, stored[self.policy.file_name(name)])
+            self.parallel.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
+
+    def _moments(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.policy.parameters.items():
+            for key, value in self.parallel.moments(parameter):
+                yield f"{key}.{name}", value
+
+    @property
+    def _first(self) -> bool:
+        return self.parallel.rank == 0
+
+    @contextmanager
+    def _replaced(self, folder: Path) -> Iterator[Path]:
+        """`replace_folder` for the process that writes; where it cannot even begin, nobody does."""
+        with ExitStack() as files:
+            yield self._agree(lambda: files.enter_context(replace_folder(folder)) if self._first else folder)
+
+    def _agree(self, action: Callable[[], Any]) -> Any:
+        """The result of `action`; where it cannot read or write in one process, it fails in all.
+
+        A process that gave up alone would leave the others waiting for its part.
+        """
+        result, failure = None, None
+        try:
+            result = action()
+        except (OSError, safetensors.SafetensorError) as error:
+            failure = error
+        reasons = self.parallel.gather(str(failure) if failure else "")
+        if failure:
+            raise failure
+        if reason := next(filter(None, reasons), ""):
+            raise OSError(f"another process could not: {reason}")
+        return result
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        return None if self.reference is None else self.reference.logprobs(batch, self.settings.temperature)
+        if self.settings.beta == 0:
+            return None
+        if self.reference is not None:
+            return self.reference.logprobs(batch, self.settings.temperature)
+        with self.policy.initial():
+            return self.policy.logprobs(batch, self.settings.temperature)
 
     def _update(self) -> tuple[float, float]:
         """One optimiser update from the accumulated gradient; returns its norm before clipping, and the rate."""
         warmup = self.settings.warmup_updates
         rate = self.settings.lr * min(1.0, (self.updates + 1) / (warmup + 1))
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        try:
-            norm = torch.nn.utils.clip_grad_norm_(
-                self.policy.model.parameters(), self.settings.max_grad_norm, error_if_nonfinite=True
-            )
-            self.optimizer.step()
-        finally:
-            self.optimizer.zero_grad()
+        norm = self.parallel.update(rate)
         self.updates += 1
-        return norm.item(), rate
+        return norm, rate
 
 
-def _adamw(policy: Policy, settings: LearnSettings) -> torch.optim.AdamW:
+def _parallel(settings: LearnSettings) -> Alone:
+    if settings.processes == 1:
+        return Alone(settings)
+    from coderepairrl.learn.together import join  # accelerate takes its time to load
+
+    return join(settings)
+
+
+def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:
     """AdamW that decays matrices and leaves norms and biases alone."""
-    parameters = list(policy.model.parameters())
+    parameters = list(policy.parameters.values())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.lr, betas=settings.betas, fused=True)
+    groups = [group for group in groups if group["params"]]
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise PrerequisiteError(
+            f"train.optimizer={settings.optimizer}: {error}", fix="pip install bitsandbytes, or train.optimizer=adamw"
+        ) from error
+    return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
 
 
 def _trained(batch: MicroBatch, logp_N: Tensor, old_N: Tensor, ref_N: Tensor | None) -> Trained:

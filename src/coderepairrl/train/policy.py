@@ -9,7 +9,7 @@ from typing import Any
 
 from coderepairrl.config import Config
 from coderepairrl.errors import LearnerFault, RunError
-from coderepairrl.learn import Batch, Learner, LearnSettings, Published, batch
+from coderepairrl.learn import Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.train.history import History, episodes_of
@@ -20,6 +20,8 @@ def settings(config: Config) -> LearnSettings:
     """The learner's settings. Raises `ConfigError` for those that contradict each other."""
     terms = config.train.model_dump(exclude={"advantage"})
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
+    lora = None if config.train.lora is None else LoraSettings(**terms["lora"])
+    terms |= {"lora": lora}
     return LearnSettings(**terms, temperature=config.rollout.temperature, max_completion_tokens=constant)
 
 
@@ -51,6 +53,11 @@ class LivePolicy:
         self._live: Published | None = None
 
     @property
+    def _form(self) -> Form:
+        """What the engine is given: a run of adapters on an engine that does not take them sends merged weights."""
+        return "adapter" if self.config.train.lora is not None and getattr(self.engine, "adapters", False) else "model"
+
+    @property
     def version(self) -> int:
         """Policy version: the number of batches it was trained on."""
         return self._learner.version
@@ -74,7 +81,7 @@ class LivePolicy:
             if samples:
                 await self._learner.step(samples)
         if self._learner.version:
-            published = await self._learner.publish()
+            published = await self._learner.publish(self._form)
             expected = history.steps[-1]["checksum"]
             if expected != published.checksum:
                 raise RunError(
@@ -93,7 +100,7 @@ class LivePolicy:
         for attempt in range(self.config.run.retries + 1):
             try:
                 metrics = await self._learner.step(samples)
-                published = await self._learner.publish()
+                published = await self._learner.publish(self._form)
                 break
             except LearnerFault:
                 if attempt == self.config.run.retries:
@@ -118,7 +125,7 @@ class LivePolicy:
     async def _serve(self, published: Published) -> None:
         await self.engine.load(*published)
         if self._live is not None and self._live.path != published.path:
-            self._live.path.unlink(missing_ok=True)
+            shutil.rmtree(self._live.path, ignore_errors=True)
         self._live = published
 
 

@@ -138,7 +138,7 @@ class TinyEngine:
                     await self._send({"do": "abort", "key": key})
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. `checksum` is the file's SHA-256 in hex."""
+        """See `Engine.load`. Adapters are not for this engine: it is given merged weights."""
         answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 

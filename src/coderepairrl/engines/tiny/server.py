@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 
 from coderepairrl.children import Frame, Parent
-from coderepairrl.engines.tiny.config import ModelConfig, weights_of
+from coderepairrl.engines.tiny.config import WEIGHTS, ModelConfig, weights_of
 from coderepairrl.engines.tiny.model import Model, Weights
 from coderepairrl.engines.tiny.sampler import sample, uniforms
 from coderepairrl.engines.tiny.scheduler import Request, Scheduler
@@ -32,10 +32,12 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def read_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> Weights:
-    """Weights from a safetensors file, complete and finite, or none at all. Raises `EngineFault`.
+    """Weights from a safetensors file or a folder that has them in one, complete and finite, or none at all.
 
-    The bytes that are hashed are the bytes that are served: the file is read once.
+    The bytes that are hashed are the bytes that are served: the file is read once. Raises `EngineFault`.
     """
+    if path.is_dir():
+        path = path / WEIGHTS
     try:
         data = path.read_bytes()
     except OSError as error:

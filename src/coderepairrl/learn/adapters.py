@@ -1,0 +1,102 @@
+"""Low-rank adapters through peft: attached to a model, switched off, named as peft's files name them, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from coderepairrl.errors import UsageError
+from coderepairrl.learn.settings import LoraSettings
+
+FILE = "adapter_model"
+CONFIG = "adapter_config.json"
+_SEED = 0
+_PREFIX = "base_model.model."  # what peft's own wrapper puts before a name
+_ADAPTER = ".default."
+
+
+def attach(model: nn.Module, settings: LoraSettings) -> None:
+    """Give `model` float32 adapters that change nothing yet, and freeze everything else.
+
+    The same model gets the same adapters. Raises `UsageError` when a target names no linear layer.
+    """
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if missing := [target for target in settings.targets if target not in linear]:
+        raise UsageError(
+            f"train.lora.targets: the model has no linear layer {missing[0]!r}",
+            fix=f"it has {', '.join(sorted(linear))}",
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        inject_adapter_in_model(_config(settings), model)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def write_config(folder: Path, settings: LoraSettings, base: Path) -> None:
+    """Write ``adapter_config.json`` for adapters on the model in `base`."""
+    config = _config(settings)
+    config.base_model_name_or_path = str(base.resolve())
+    config.inference_mode = True
+    config.save_pretrained(folder)
+
+
+def peft_name(name: str) -> str:
+    """The name in peft's files of one of our parameters.
+
+    >>> peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
+    'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
+    """
+    return _PREFIX + name.replace(_ADAPTER, ".")
+
+
+@contextmanager
+def off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before the adapters: exactly, for they then add zero."""
+    layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    for layer in layers:
+        layer.scale_layer(0.0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.unscale_layer()
+
+
+def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The model's tensors under their own names with the adapters' product added in float32; the model stays as it is.
+
+    `whole` collects a parameter that processes share; they all draw from this.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    for name, parameter in model.named_parameters():
+        owner, base, leaf = name.rpartition(".base_layer.")
+        if ".lora_" in name:
+            continue
+        tensor = whole(parameter)
+        if not base:
+            yield name, tensor
+            continue
+        if leaf == "weight":
+            layer = layers[owner]
+            a, b = (whole(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
+            tensor = (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype)
+        yield f"{owner}.{leaf}", tensor
+
+
+def _config(settings: LoraSettings) -> LoraConfig:
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=list(settings.targets),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )

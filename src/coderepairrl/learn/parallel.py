@@ -1,0 +1,106 @@
+"""What is collective in training: everything that differs when several processes share a batch, or the model too.
+
+`Alone` is one process; `coderepairrl.learn.together` has one of several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.settings import LearnSettings
+
+T = TypeVar("T")
+
+
+class Alone:
+    """One process with a model of its own."""
+
+    rank = 0
+    ranks = 1
+
+    def __init__(self, settings: LearnSettings) -> None:
+        self.settings = settings
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
+    def load_device(self) -> torch.device:
+        """Where the whole model fits."""
+        return self.device
+
+    def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Take over a policy and the optimiser of its parameters."""
+        self.policy = policy
+        self.optimizer = optimizer
+        policy.whole = self.whole
+
+    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+        """Around the forward and backward pass of one micro-batch; `last` of an update."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of this process's share."""
+        (loss * self.ranks).backward()  # type: ignore[no-untyped-call]
+
+    def update(self, rate: float) -> float:
+        """One optimiser update from the accumulated gradient; returns its norm before clipping.
+
+        Raises FloatingPointError for a gradient that is not finite, which is forgotten.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        try:
+            norm = whole(
+                torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), self.settings.max_grad_norm)
+            ).item()
+            if not math.isfinite(norm):
+                raise FloatingPointError(f"the gradient is non-finite: its norm is {norm}")
+            self.optimizer.step()
+        finally:
+            self.optimizer.zero_grad()
+        return norm
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """A parameter, collected from all processes: they all ask for it."""
+        return whole(parameter)
+
+    def put(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Replace a parameter's values by `value`, which every process has."""
+        with torch.no_grad():
+            parameter.copy_(_like(parameter, value))
+
+    def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+        """The optimiser's state of a parameter, collected; nothing before the first update."""
+        for key, value in self.optimizer.state.get(parameter, {}).items():
+            yield key, whole(torch.as_tensor(value))
+
+    def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
+        """Replace the optimiser's state of a parameter; without values there is none."""
+        self.optimizer.state.pop(parameter, None)
+        if values:
+            self.optimizer.state[parameter] = {key: _like(parameter, value) for key, value in values.items()}
+
+    def gather(self, value: T) -> list[T]:
+        """The `value` of each process, by rank."""
+        return [value]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor that processes may share, collected."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _like(parameter: Tensor, value: Tensor) -> Tensor:
+    """`value` where `parameter` is: on its device and, if it has its shape, this process's share of it."""
+    value = value.to(parameter.device, copy=True)
+    if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return value

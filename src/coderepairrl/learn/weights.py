@@ -1,0 +1,118 @@
+"""Weights as files in Hugging Face layout, written and read one tensor at a time.
+
+A file holds at most `SHARD` bytes, so that much is in memory at once, however large the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from coderepairrl.errors import UsageError
+
+MODEL = "model"
+SHARD = 2 << 30
+"""Bytes of one file; a single tensor may exceed it."""
+
+
+def write(
+    folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]], *, here: bool = True, shard: int = SHARD
+) -> None:
+    """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors`` with an index, as transformers reads them.
+
+    Where `here` is false nothing is written, but `tensors` are drawn all the same: making one may take every process.
+    They are drawn to the end even when the disk is full, for that reason.
+    """
+    remaining = iter(tensors)
+    try:
+        if here:
+            _write(folder, stem, remaining, shard)
+    finally:
+        deque(remaining, maxlen=0)
+
+
+def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard: int) -> None:
+    held: dict[str, Tensor] = {}
+    shards: list[tuple[Path, list[str]]] = []
+    size = total = 0
+
+    def flush() -> None:
+        file = folder / f"{stem}-{len(shards) + 1:05d}.safetensors"
+        safetensors.torch.save_file(held, file, metadata={"format": "pt"})
+        shards.append((file, list(held)))
+        held.clear()
+
+    for name, tensor in tensors:
+        if held and size + tensor.nbytes > shard:
+            flush()
+            size = 0
+        held[name] = tensor.detach().cpu().contiguous()
+        size += tensor.nbytes
+        total += tensor.nbytes
+    flush()
+    if len(shards) == 1:
+        shards[0][0].rename(folder / f"{stem}.safetensors")
+        return
+    weight_map: dict[str, str] = {}
+    for number, (file, names) in enumerate(shards, 1):
+        renamed = file.rename(folder / f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors")
+        weight_map |= dict.fromkeys(names, renamed.name)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def checksum(folder: Path) -> str:
+    """SHA-256 in hexadecimal of the folder's safetensors files, one after the other in the order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as data:
+            hashlib.file_digest(data, lambda: digest)
+    return digest.hexdigest()
+
+
+class Stored:
+    """The tensors below one stem, read one by one. A context manager: it holds the files open."""
+
+    def __init__(self, folder: Path, stem: str) -> None:
+        """Raises OSError or SafetensorError when a file is missing or torn."""
+        self._files = ExitStack()
+        self._where: dict[str, Any] = {}
+        index = folder / f"{stem}.safetensors.index.json"
+        names = (
+            sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if index.is_file()
+            else [f"{stem}.safetensors"]
+        )
+        for name in names:
+            file = self._files.enter_context(safe_open(folder / name, framework="pt"))
+            self._where |= dict.fromkeys(file.keys(), file)
+
+    def __enter__(self) -> Stored:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._where[name].get_tensor(name)
+        return tensor
+
+    def check(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Raise `UsageError` unless names and shapes are these."""
+        found = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
+        if found != dict(shapes):
+            wrong = sorted({*found.items()} ^ {*shapes.items()})[0][0]
+            raise UsageError(f"these are the weights of another model: {wrong} differs")

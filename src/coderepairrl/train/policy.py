@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from coderepairrl.config import Config
+from coderepairrl.engines import weights
 from coderepairrl.errors import LearnerFault, RunError
 from coderepairrl.learn import Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
 from coderepairrl.protocols import Engine
@@ -93,6 +95,8 @@ class LivePolicy:
     async def improve(self, samples: Sequence[Sample], history: History) -> tuple[dict[str, Any], str]:
         """One update from `samples`, live before this returns. Returns metrics and the weights' checksum.
 
+        To the learner's metrics it adds ``sync_seconds`` and ``sync_bytes``.
+
         Without samples nothing changes.
         """
         if not samples:
@@ -107,8 +111,8 @@ class LivePolicy:
                     raise
                 self.restarts += 1
                 await self.restore(history)
-        await self._serve(published)
-        return metrics, published.checksum
+        synced = await self._serve(published)
+        return metrics | synced, published.checksum
 
     async def save(self, step: int) -> Path:
         """Write ``checkpoints/STEP`` and drop the oldest beyond `run.keep_checkpoints`."""
@@ -122,11 +126,15 @@ class LivePolicy:
         """End the learner; the engine is its owner's."""
         await self._learner.close()
 
-    async def _serve(self, published: Published) -> None:
+    async def _serve(self, published: Published) -> dict[str, float]:
+        """Make weights live: how many bytes the engine read, and how long that took."""
+        size, began = weights.size(published.path), time.monotonic()
         await self.engine.load(*published)
+        seconds = time.monotonic() - began
         if self._live is not None and self._live.path != published.path:
             shutil.rmtree(self._live.path, ignore_errors=True)
         self._live = published
+        return {"sync_seconds": round(seconds, 3), "sync_bytes": size}
 
 
 def checkpoints(run: RunFolder) -> dict[int, Path]:

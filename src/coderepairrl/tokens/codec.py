@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ class Codec:
         self.renderer = renderer
         self._writer = writer
         self._markers = markers
+        self._thinks = lru_cache(maxsize=64)(self._in_thoughts)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> list[int]:
         """Ids of a whole conversation, ending where the next reply begins (unless `prompt` is false).
@@ -76,7 +78,7 @@ class Codec:
         None when this family cannot extend exactly: an assistant message among the new ones, or (thinking on) a
         new question, after which the template drops earlier thoughts.
         """
-        tail = list(prompt[-GENERATION_PROMPT:])
+        tail = self._beginning(prompt)
         before = [*tail, *output]
         bridged = self._writer.bridge_to_next_turn(
             tail, list(output), self._guard_all(new_messages), tools=self._guard_all(tools) or None
@@ -109,12 +111,11 @@ class Codec:
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
         """A reader for the output that is about to be sampled after `prompt`."""
-        from renderers.reasoning import prompt_ends_in_reasoning
-
-        tail = list(prompt[-GENERATION_PROMPT:])
-        thinking = prompt_ends_in_reasoning(self.tokenizer, tail, stop_ids=self._markers.stop)
+        beginning = self._beginning(prompt)
+        thinking = self._thinks(tuple(beginning))
+        opened = beginning if thinking else ()
         return ReplyStream(
-            lambda ids: self.parse(ids, tail, tools),
+            lambda ids: self.parse(ids, opened, tools),
             self.tokenizer.to_bytes,
             self._markers,
             thinking=thinking,
@@ -137,6 +138,17 @@ class Codec:
             return verify(self)
         except ValueError as error:
             raise ConfigError(f"{self.name}: {error}") from error
+
+    def _beginning(self, prompt: Sequence[int]) -> list[int]:
+        """The end of `prompt` after its last message, with which the reply begins."""
+        tail = list(prompt[-GENERATION_PROMPT:])
+        last = max((at for at, token in enumerate(tail[:-1]) if token in self._markers.stop), default=-1)
+        return tail[last + 1 :]
+
+    def _in_thoughts(self, beginning: tuple[int, ...]) -> bool:
+        from renderers.reasoning import prompt_ends_in_reasoning
+
+        return bool(prompt_ends_in_reasoning(self.tokenizer, list(beginning), stop_ids=self._markers.stop))
 
     def _guard_all(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self._guard(value) for value in values]

@@ -21,7 +21,6 @@ ASCII = {"L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "Nd": "0-9"}
 NORMAL = ("NFC", "NFD", "NFKC", "NFKD")
 """Normalizers that leave ASCII as it is."""
 
-_OTHERS = re.compile(r"[^\t\n\r -~]")
 _WORDS = 1 << 15
 _LONGEST = 32
 
@@ -35,8 +34,8 @@ class Words(dict[str, tuple[int, ...]]):
         self._spelled = str.maketrans({chr(byte): char for char, byte in alphabet.items()})
 
     def encode(self, text: str) -> list[int] | None:
-        """Ids of `text`, which holds no added token; None if it is not plain ASCII."""
-        if not text.isascii() or _OTHERS.search(text):
+        """Ids of `text`, which holds no added token; None if it is not ASCII."""
+        if not text.isascii():
             return None
         words = self._split(text)
         if sum(map(len, words)) != len(text):  # what the pattern skips is a piece, too
@@ -60,7 +59,7 @@ def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) 
     pattern = _pattern(spec)
     if pattern is None or any(kind not in NORMAL for kind in _types(spec.get("normalizer"), "normalizers")):
         return None
-    probe = "".join(random.Random(0).choices("aZs'tlvred09 _.-(\t\n\r  ", k=8192))
+    probe = "".join(random.Random(0).choices("aZs'tlvred09 _.-(\t\n\r  \x00\x0b\x1c\x7f", k=8192))
     pieces = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(probe)]
     if [match.span() for match in pattern.finditer(probe)] != pieces:
         return None

@@ -48,6 +48,18 @@ async def test_a_workspace_is_a_clean_repository(box: GuestSandbox) -> None:
     assert (await box.exec(["git", "diff", "--stat"])).output.startswith(b" app.py")
 
 
+async def test_our_umask_is_not_the_sandbox_s(backend: GuestBackend, task: Task) -> None:
+    """Administrators set 077 for root, whose sandboxes run as another user."""
+    fresh, before = type(backend)(), os.umask(0o077)
+    try:
+        async with fresh.open(task) as box:
+            assert (await box.exec(["bash", "-c", "git status --porcelain; umask; echo x > new"])).output == b"0022\n"
+            assert b"new file mode 100644" in await box.diff()
+    finally:
+        os.umask(before)
+        fresh.close()
+
+
 async def test_results_tell_how_a_command_ended(box: GuestSandbox) -> None:
     assert (await box.exec(["bash", "-c", "kill -SEGV $$"])).exit_code == 128 + signal.SIGSEGV
     assert (await box.exec(["nothing-of-this-name"])).exit_code == 127

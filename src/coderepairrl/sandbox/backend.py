@@ -185,6 +185,7 @@ class GuestBackend(ABC):
         try:
             try:
                 box.mkdir()
+                box.chmod(0o711)  # whatever our umask: git drops to the sandbox's user, too
                 if not self.archive:
                     (box / "work").mkdir()
                     if self.user is not None:

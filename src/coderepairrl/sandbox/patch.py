@@ -2,8 +2,8 @@
 
 Git never sees the tree that an agent worked in, so nothing the agent left there (hooks, filters, fsmonitor,
 textconv, nested repositories, a broken or missing ``.git``) can run or hide anything. The guest lists the files
-whose bytes or modes differ from the task's commit; here they become a second commit in a throw-away repository
-beside the private one, and ``git diff-tree`` compares the two.
+whose bytes or modes differ from the task's commit; here they become a second commit, whose objects are thrown away
+with it, and ``git diff-tree`` compares the two.
 
 Choices, the same for every backend: all files count, ignored ones too (``add -A -f``), except untracked caches
 that tools drop (``__pycache__``, ``*.pyc``, ``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames are
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
-from coderepairrl.sandbox.workspace import Entry, Prepared, bare, commit_stream, git, reason
+from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, git, quoted, reason
 
 _DIFF = (
     "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv",
@@ -35,25 +35,30 @@ def compose(
     """The diff from `prepared`'s commit to it with `changed` files put in and `deleted` ones taken out.
 
     Blocks for two git commands (as `user` where we are root); none when nothing changed. `scratch` is a path
-    to use and remove. Raises `SandboxFault`.
+    to use and remove, unlike that of any other sandbox of `prepared`. Raises `SandboxFault`.
     """
     if not changed and not deleted:
         return b""
+    ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
+    objects = {
+        "GIT_OBJECT_DIRECTORY": str(scratch),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quoted(f"{prepared.git}/objects")),
+    }
     try:
-        bare(scratch, alternates=prepared.git)
+        scratch.mkdir()
         if user is not None:
-            for folder, _, files in os.walk(scratch):
-                for name in (".", *files):
-                    os.chown(Path(folder, name), user, user)
-        stream = commit_stream("refs/heads/attempt", changed, base=prepared.base, deleted=deleted)
-        comparison = (*_DIFF, prepared.base, "refs/heads/attempt")
-        return git("fast-import", "--quiet", then=comparison, folder=scratch, stdin=stream, user=user)
+            os.chown(scratch, user, user)
+        stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
+        comparison = (*_DIFF, prepared.base, ref)
+        folder = prepared.attempts
+        return git("fast-import", "--quiet", then=comparison, folder=folder, stdin=stream, user=user, env=objects)
     except subprocess.CalledProcessError as error:
         raise SandboxFault(f"git could not take the diff: {reason(error)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxFault(f"cannot take the diff: {error}", fix="check the disk's free space") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        (prepared.attempts / ref).unlink(missing_ok=True)
 
 
 async def apply_patch(sandbox: Sandbox, patch: bytes) -> bool:

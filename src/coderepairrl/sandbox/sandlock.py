@@ -122,6 +122,7 @@ class Sandlock(GuestBackend):
             _check_kernel()
             python = find_python(self.state / "guest", self.user)
             (self.state / "guest" / "filter").write_bytes(seccomp.program(shared=True))
+            (self.state / "guest" / "filter").chmod(0o644)
             self.env["PATH"] = self._given.get("PATH", search_path(python))
             prefix = prefix_of(python)
             etc = [f"/etc/{name}" for name in ETC]
@@ -206,9 +207,11 @@ class Sandlock(GuestBackend):
         box = self.state / "trial"
         destroy(box)
         (box / "work").mkdir(parents=True)
+        box.chmod(0o755)
         self._make_tmp(box)
         for name in ("secret", "outside"):
             (box / name).write_text("a secret\n")
+            (box / name).chmod(0o644)
         for name in ("work", "outside"):
             os.chown(box / name, self.user or -1, self.user or -1)
         with _door() as door, socket.create_server(("127.0.0.1", 0)) as other, socket.socket(socket.AF_UNIX) as unix:

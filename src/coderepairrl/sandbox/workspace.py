@@ -106,7 +106,7 @@ def reason(error: subprocess.CalledProcessError) -> str:
     return lines[-1] if lines else f"exit code {error.returncode}"
 
 
-def bare(folder: Path, *, alternates: Path | None = None) -> Path:
+def bare(folder: Path) -> Path:
     """An empty bare repository at `folder`: what ``git init`` makes, without a process or a template."""
     (folder / "objects" / "info").mkdir(parents=True)
     (folder / "objects" / "pack").mkdir()
@@ -115,8 +115,6 @@ def bare(folder: Path, *, alternates: Path | None = None) -> Path:
     (folder / "info" / "attributes").write_text(BYTES_AS_THEY_ARE)
     (folder / "HEAD").write_text("ref: refs/heads/main\n")
     (folder / "config").write_text(_CONFIG % "true")
-    if alternates is not None:
-        (folder / "objects" / "info" / "alternates").write_text(f"{alternates}/objects\n")
     return folder
 
 
@@ -168,6 +166,11 @@ class Prepared:
     def git(self) -> Path:
         """The private repository."""
         return self.root / "git"
+
+    @property
+    def attempts(self) -> Path:
+        """A repository for the commits of diffs, without objects of its own: making one costs more than a diff."""
+        return self.root / "attempts"
 
 
 class Workspaces:
@@ -257,12 +260,22 @@ def prepare(workspace: str, root: Path, *, owner: int | None = None, images: Ima
     git("fast-import", "--quiet", folder=prepared_git, stdin=commit_stream("refs/heads/main", entries))
     base = (prepared_git / "refs" / "heads" / "main").read_text().strip()
     _decoy(tree, prepared_git)
-    if owner is not None:
-        for folder, folders, files in os.walk(tree):
-            for name in (".", *folders, *files):
-                os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
+    bare(root / "attempts")
+    _hand_over(root, owner)
     manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
     return Prepared(root, base, json.dumps(manifest).encode(), workspace)
+
+
+def _hand_over(root: Path, owner: int | None) -> None:
+    """Let `owner` read all of it, whatever our umask, and have what is written to or copied."""
+    for folder, folders, files in os.walk(root):
+        Path(folder).chmod(0o755)
+        for path in (Path(folder, name) for name in files):
+            if stat.S_ISREG(mode := path.lstat().st_mode):
+                path.chmod(stat.S_IMODE(mode) | 0o444)
+        if owner is not None and Path(folder) != root and not Path(folder).is_relative_to(root / "git"):
+            for name in (".", *folders, *files):
+                os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
 
 
 def _pack(prepared: Prepared) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -42,7 +44,7 @@ CHEATS = {
     "the issue as a comment": "printf '# clamp(10, 0, 9) is 9\\n' >> limits.py",
     "an edited test": "echo 'pass' > check.py",
     "no test": "rm check.py",
-    "a module that hides the test's": "printf 'clamp = None\\n' > check/__init__.py 2>/dev/null || mkdir check",
+    "a module that hides the test's": "rm check.py; mkdir check; echo clamp = None > check/__init__.py",
     "sys.exit": TOP.format("import sys; sys.exit(0)"),
     "os._exit": TOP.format("import os; os._exit(0)"),
     "raise SystemExit": TOP.format("raise SystemExit"),
@@ -64,19 +66,26 @@ ENDS_WELL = ("sys.exit", "os._exit", "raise SystemExit", "exit code at exit", "a
 
 
 def made(repository: Repository, check: str) -> Task:
-    repository.commit({"limits.py": SOURCE})
+    repository.commit({"limits.py": SOURCE, "check.py": b"import limits\n"})
     oracle = repository.edit(
         {"limits.py": SOURCE.replace(b"> high:\n        return low", b"> high:\n        return high")}
     )
-    checks = Checks((Command(("python3", "-S", "-B", "check.py"), 20.0),), {"check.py": check})
+    checks = Checks((Command((sys.executable, "-S", "-B", "check.py"), 20.0),), {"check.py": check})
     return Task("t/clamp", "", "python", f"dir:{repository.folder}", oracle, checks)
 
 
-async def earned(task: Task, script: str, backend: Local) -> tuple[float, float]:
-    """What `patch_edits` and `tests` give to an agent that runs `script`."""
+async def patch_of(task: Task, script: str, repository: Repository, backend: Local) -> bytes:
+    """The diff of an agent that runs `script`: the sandbox's, where it touches the repository's own files."""
+    if "git" not in script:
+        subprocess.run(["bash", "-c", script], cwd=repository.folder, check=True)
+        return repository.diff()
     async with backend.open(task) as box:
         await box.exec(["bash", "-c", script], env={"HOME": "/tmp"})
-        patch = await box.diff()
+        return await box.diff()
+
+
+async def earned(task: Task, patch: bytes, backend: Local) -> tuple[float, float]:
+    """What `patch_edits` and `tests` give to `patch`."""
     scores = await score(make({"patch_edits": 1.0, "tests": 1.0}), task, with_patch(task, patch), backend)
     return scores[0].value, scores[1].value
 
@@ -86,12 +95,16 @@ async def test_cheats_earn_nothing_and_a_repair_what_it_deserves(
     check: str, repository: Repository, backend: Local
 ) -> None:
     task = made(repository, check)
-    assert await earned(task, FIX, backend) == (1.0, 1.0)
+
+    async def patch(script: str) -> bytes:
+        return await patch_of(task, script, repository, backend)
+
+    assert await earned(task, await patch(FIX), backend) == (1.0, 1.0)
     for name in CHEATS if check is CHECK else (*ENDS_WELL, "exit when asked", "output that claims success"):
-        similar, passed = await earned(task, CHEATS[name], backend)
+        similar, passed = await earned(task, await patch(CHEATS[name]), backend)
         assert passed == 0.0, name
         assert similar <= 0.1, name
-    similar, passed = await earned(task, f"{FIX}; {CHEATS['many files']}", backend)
+    similar, passed = await earned(task, await patch(f"{FIX}; {CHEATS['many files']}"), backend)
     assert passed == 1.0  # the repair passes, whatever lies beside it ...
     assert similar < 0.1  # ... and padding costs
 
@@ -102,7 +115,7 @@ async def test_by_its_exit_code_alone_a_cheat_passes(name: str, repository: Repo
     async with backend.open(made(repository, CHECK)) as box:
         await box.exec(["bash", "-c", CHEATS[name]])
         await box.write("check.py", CHECK.encode())
-        assert (await box.exec(["python3", "-B", "check.py"])).ok
+        assert (await box.exec([sys.executable, "-S", "-B", "check.py"])).ok
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,37 @@ async def test_all_commands_must_pass_in_time(task: Task, backend: Local) -> Non
     assert "no end within 0.2 s" in found.note
 
 
+async def test_equal_patches_are_tested_once_and_faults_are_forgotten(
+    task: Task, repository: Repository, backend: Local
+) -> None:
+    reward = TestsReward()
+    attempts = [reward(task, with_patch(task, task.reference), backend) for _ in range(4)]
+    assert await asyncio.gather(*attempts) == [Score("tests", 1.0)] * 4
+    assert len(backend.opened) == 1
+    other = repository.edit({"maths.py": SOURCE + b"x = 1\n"})
+    assert (await reward(task, with_patch(task, other), backend)).value == 0.0
+    harder = replace(task, checks=replace(task.checks, commands=(CHECK, Command(("false",)))))
+    assert (await reward(harder, with_patch(task, task.reference), backend)).value == 0.0
+    assert len(backend.opened) == 3
+    broken: list[bool] = [True]
+    dying = Local(lambda sandbox: Dying(sandbox, 0) if broken else sandbox)
+    with pytest.raises(RewardFault):
+        await reward(task, with_patch(task, task.reference), dying)
+    broken.clear()
+    assert (await reward(task, with_patch(task, task.reference), dying)).value == 1.0
+
+
+async def test_sampled_tests_say_nothing_of_other_groups(task: Task, backend: Local) -> None:
+    rewards = make({"patch_lines": 1.0, "sampled_tests": 0.0})
+    found = []
+    for number in range(40):
+        episode = replace(with_patch(task, task.reference), group=f"train-00001-{number:03d}")
+        found.append([one.name for one in await score(rewards, task, episode, backend)])
+    tested = found.count(["patch_lines", "tests"])
+    assert 3 <= tested <= 20
+    assert tested + found.count(["patch_lines"]) == 40
+
+
 async def test_crlf_and_binary_repairs_apply(repository: Repository, backend: Local) -> None:
     repository.commit({"a.bin": b"\0old", "b.txt": b"x\r\ny\r\n"})
     patch = repository.edit({"a.bin": b"\0new\xff", "b.txt": b"x\r\nz\r\n", "c/d": b"1"}, "--binary")

@@ -100,7 +100,6 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
     The problem names the check, how it failed, and what it said last; or the tests that should have passed.
     """
     outcomes: Outcomes = {}
-    last = ""
     for command in checks.commands:
         problem, found, last = await _run(sandbox, command, checks)
         outcomes = worst(outcomes.items(), found.items())

@@ -40,6 +40,7 @@ SHIPPED = {
     "reasoning_format_strict": "coderepairrl.rewards.answers:ReasoningFormatStrict",
     "classification": "coderepairrl.rewards.answers:Classification",
     "tests": "coderepairrl.rewards.tests:TestsReward",
+    "sampled_tests": "coderepairrl.rewards.tests:SampledTests",
     "build": "coderepairrl.rewards.hybrid:BuildReward",
     "hybrid": "coderepairrl.rewards.hybrid:HybridReward",
     "length": "coderepairrl.rewards.costs:LengthPenalty",
@@ -81,6 +82,10 @@ def _one(name: str) -> Reward:
     return made
 
 
+def _always(episode: Episode) -> bool:
+    return True
+
+
 def _sensible(number: object) -> bool:
     """Finite and of a size that sums and squares survive."""
     return isinstance(number, int | float) and -LARGEST <= number <= LARGEST
@@ -91,6 +96,7 @@ async def score(
 ) -> tuple[Score, ...]:
     """What each reward says of `episode`, with its weight; `types.total` sums them.
 
+    A reward with a method ``drawn(episode)`` says nothing of an episode for which that is false.
     Raises `RewardFault` where a reward cannot be computed, has a bug (with the traceback), takes longer than
     `SECONDS` and the task's own checks, or returns no number of sensible size; `TaskError` where the task itself is
     at fault. Who blocks the event loop instead of awaiting is not interrupted: write such a reward as a function.
@@ -98,6 +104,8 @@ async def score(
     scores = []
     limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
     for reward, weight in rewards:
+        if not getattr(reward, "drawn", _always)(episode):
+            continue
         try:
             async with asyncio.timeout(limit) as clock:
                 found: object = await reward(task, episode, sandbox)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import PurePosixPath
 
 from coderepairrl import grading
@@ -10,7 +9,7 @@ from coderepairrl.errors import RewardFault, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.parse import MalformedPatch, parse
-from coderepairrl.rewards.tests import TestsReward
+from coderepairrl.rewards.tests import TestsReward, group_drawn
 from coderepairrl.types import Episode, Score, Task
 
 _PYTHON = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
@@ -62,8 +61,7 @@ class HybridReward:
 
     def tested(self, episode: Episode) -> bool:
         """Whether the episode's group is one of those drawn."""
-        digest = hashlib.blake2b(episode.group.encode(), digest_size=8).digest()
-        return int.from_bytes(digest) < self.share * 2**64
+        return group_drawn(episode.group, self.share)
 
 
 class BuildReward:

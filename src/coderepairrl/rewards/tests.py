@@ -1,6 +1,10 @@
-"""`tests`: do the task's checks pass once the patch is applied?"""
+"""`tests` and `sampled_tests`: do the task's checks pass once the patch is applied?"""
 
 from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import defaultdict
 
 from coderepairrl import grading
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
@@ -11,9 +15,11 @@ from coderepairrl.types import Episode, Score, Task
 class TestsReward:
     """1 if all checks pass on the patched repository, else 0 (REQUIREMENTS RW13).
 
-    The checks run in a fresh sandbox: the workspace at the task's commit, then the patch, then the files of
-    `Checks.restore`, so that nothing the agent left running or edited in its tests counts. An empty patch and one
-    that git cannot apply score 0 without running anything.
+    The checks run in a fresh sandbox: the workspace at the task's commit, then the patch without what it does to files
+    that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`, so that nothing the agent
+    left running or edited in its tests counts. Where the task names tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench),
+    all of them must pass, whatever other tests do. An empty patch and one that git cannot apply score 0 without
+    running anything. Equal patches of one task are tested once in a run; faults are not remembered.
 
     Unit: 0 or 1. Source: the thesis's future work; any repair that passes earns it. Known weaknesses: as good as the
     checks; says nothing of how near a failing repair is; costs a sandbox and the checks' time.
@@ -21,6 +27,11 @@ class TestsReward:
 
     __test__ = False  # pytest: not a test class
     name = "tests"
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, str] = {}
+        """What is wrong with a patch, by `_key`."""
+        self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode's patch.
@@ -36,8 +47,47 @@ class TestsReward:
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
-            async with sandbox.open(task) as fresh:
-                problem = (await grading.grade(fresh, task, episode.patch)).problem
+            problem = await self._problem(task, episode.patch, sandbox)
         except SandboxFault as fault:
             raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, 0.0 if problem else 1.0, note=problem)
+
+    async def _problem(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> str:
+        key = _key(task, patch, sandbox)
+        async with self._busy[key]:  # of attempts that end alike at once, the first runs the tests
+            if key in self._known:
+                return self._known[key]
+            async with sandbox.open(task) as fresh:
+                self._known[key] = (await grading.grade(fresh, task, patch)).problem
+            return self._known[key]
+
+
+def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
+    """Equal for what must have one verdict: the patch, the task, and the environment in which it is tested."""
+    about = (id(sandbox), task.id, task.workspace, task.environment, task.reference, task.checks, patch)
+    return hashlib.blake2b(repr(about).encode(), digest_size=16).digest()
+
+
+class SampledTests(TestsReward):
+    """`tests` for one group of attempts in four, drawn by a hash of its name; no score for the others.
+
+    Meant for weight 0: what patches repair is measured at a quarter of the cost, and the over-optimisation alarm
+    (docs/rewards.md) has something to watch. The score is called `tests`. Another budget is a class of your own:
+    ``class Half(SampledTests): share = 0.5``.
+
+    Unit: 0 or 1. Source: REQUIREMENTS RW14 (hybrid verifier). Known weaknesses: those of `tests`; paid for, rewards of
+    tested and untested groups do not compare.
+    """
+
+    share = 0.25
+    """Of groups that are tested."""
+
+    def drawn(self, episode: Episode) -> bool:
+        """Whether the episode's group is one of those drawn."""
+        return group_drawn(episode.group, self.share)
+
+
+def group_drawn(group: str, share: float) -> bool:
+    """Whether `group` is one of the `share` of all groups that a hash of their names draws."""
+    digest = hashlib.blake2b(group.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) < share * 2**64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks, tokens
 from coderepairrl.config import Config
-from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
@@ -66,7 +67,7 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
         async def start_engine() -> Engine:
-            return await engines.make(config.engine.name, model, log_dir=folder.logs, **config.engine.options)
+            return await engines.make(config.engine.name, model, log_dir=folder.logs, **engine_options(config))
 
         started, learner = await _both(start_engine(), start_learner(config, folder, model, shared))
         engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
@@ -121,7 +122,7 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
     for reward in (config.reward, config.eval.reward or config.reward):
         rewards.make(reward)
     placed_agent(config)
-    engines.check(config.engine.name, config.engine.options)
+    engine_options(config)
     train, held_out = load_tasks(config)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
         try:
@@ -147,6 +148,23 @@ def placed_agent(config: Config) -> tuple[Agent, SandboxBackend]:
     backend = sandbox.make(sandbox_name(config), show=show, **config.sandbox.options)
     sandbox.require(backend)
     return agent, backend
+
+
+def engine_options(config: Config) -> dict[str, Any]:
+    """The engine's options. One that serves adapters is told how large they get, unless the user said so.
+
+    Raises `ConfigError` for an unknown engine or option, and for adapters larger than the engine takes.
+    """
+    options, lora = dict(config.engine.options), config.train.lora
+    start = engines.check(config.engine.name, options)
+    if lora is not None and "lora_rank" in inspect.signature(start).parameters:
+        largest = options.setdefault("lora_rank", lora.rank)
+        if 0 < largest < lora.rank:
+            raise ConfigError(
+                f"train.lora.rank={lora.rank}, and engine.options.lora_rank={largest}",
+                fix="leave engine.options.lora_rank out, or set it to 0 to send merged weights",
+            )
+    return options
 
 
 def sandbox_name(config: Config) -> str:

@@ -1,0 +1,240 @@
+"""`crrl serve`: real processes and official SDKs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from openai import APIStatusError, OpenAI
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.serve import DEFAULTS, USED, Choice, choose
+
+from .conftest import SHOWN, Served, Start, command
+
+DOCS = Path(__file__).parents[2] / "docs" / "serve.md"
+ASK: Any = [{"role": "user", "content": "Repair it."}]
+KEY = "sk-very-secret-key"
+
+
+def openai(session: dict[str, Any]) -> OpenAI:
+    return OpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
+
+
+def says(*texts: str) -> list[str]:
+    return ["engine=fix_engines:Says", f"engine.options.texts={json.dumps(texts)}"]
+
+
+def ids(told: dict[str, Any], leaf: int) -> list[int]:
+    """What the engine had in context after a turn, by the tree alone."""
+    turn = told["turns"][leaf]
+    before = [] if turn["base"] is None else ids(told, turn["base"])
+    return [*before, *turn["given"]["ids"], *turn["output"]["ids"]]
+
+
+def test_the_example_of_the_docs(tiny: Served, miniature: Path) -> None:
+    [example] = re.findall(r"```python\n# episode.py\n(.*?)```", DOCS.read_text(), re.S)
+    environment = {**os.environ, "ADMIN": tiny.where["admin"].removeprefix("unix:"), "MODEL": str(miniature)}
+    done = subprocess.run([sys.executable, "-c", example], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[:3]] == [
+        ["0", "after", "None"],
+        ["1", "after", "0"],
+        ["2", "after", "1"],
+    ]
+    assert "of them trained, weight 1.0" in lines[3]
+    assert lines[4] == "serving version 1"
+
+
+def test_a_session_is_a_tree_of_exact_tokens(tiny: Served) -> None:
+    session = tiny.open(id="mine", seed=3, limits={"tokens": 1000}, sampling={"max_tokens": 8})
+    assert (session["limits"]["tokens"], session["sampling"]["max_tokens"], session["model"]) == (1000, 8, "policy")
+    sdk = openai(session)
+    first = sdk.chat.completions.create(model="policy", messages=ASK, temperature=0.1).choices[0].message.content
+    more = [*ASK, {"role": "assistant", "content": first or ""}, {"role": "user", "content": "Again."}]
+    sdk.chat.completions.create(model="policy", messages=more)
+    Anthropic(base_url=session["root_url"], api_key="any", max_retries=0).messages.create(
+        model="policy", messages=[{"role": "user", "content": "Something else."}], max_tokens=4
+    )
+    assert tiny.tell(session)["open"]
+    told = tiny.close(session)
+    version = tiny.host.get("/weights").json()["version"]
+    assert [turn["base"] for turn in told["turns"]] == [None, 0, None]
+    assert [turn["dialect"] for turn in told["turns"]] == ["chat", "chat", "messages"]
+    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("trained", "")] * 3
+    assert told["turns"][0]["overridden"] == ["temperature=0.1"]
+    for turn in told["turns"]:
+        said = len(turn["output"]["ids"])
+        assert len(turn["output"]["logprobs"]) == said > 0
+        assert turn["versions"] == [{"version": version, "start": 0, "end": said}]
+        assert turn["finish"] in ("stop", "length")
+    assert {tuple(row["ids"]) for row in told["rows"]} == {tuple(ids(told, 1)), tuple(ids(told, 2))}
+    assert sum(row["weight"] for row in told["rows"]) == pytest.approx(1.0)
+    account = told["account"]
+    assert account["sampled"] == account["trained"] == sum(sum(row["trained"]) for row in told["rows"])
+    with pytest.raises(APIStatusError) as closed:
+        sdk.chat.completions.create(model="policy", messages=ASK)
+    assert closed.value.status_code == 410
+    assert tiny.host.get("/sessions/mine").status_code == 404
+    log = {episode.id: episode for episode in logged_episodes(open_run(Path(tiny.where["log"])).records())}
+    assert [turn.output.ids for turn in log["mine"].turns] == [tuple(t["output"]["ids"]) for t in told["turns"]]
+
+
+def test_what_cannot_be_trained_says_why(tiny: Served) -> None:
+    session = tiny.open(sampling={"temperature": 0.0, "max_tokens": 4})
+    openai(session).chat.completions.create(model="policy", messages=ASK)
+    told = tiny.close(session)
+    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("dropped", "sampling")]
+    assert told["rows"] == [] and told["account"]["dropped"] == {"sampling": told["account"]["sampled"]}
+
+
+def test_weights_are_loaded_by_version_and_checksum(tiny: Served, miniature: Path) -> None:
+    before = tiny.host.get("/weights").json()["version"]
+    path = miniature / "model.safetensors"
+    right = {"path": str(path), "version": before + 1, "checksum": hashlib.sha256(path.read_bytes()).hexdigest()}
+    wrong = tiny.host.post("/weights", json=right | {"checksum": "0" * 64})
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (422, "refused")
+    assert tiny.host.get("/weights").json() == {"version": before, "loadable": True}
+    assert tiny.host.post("/weights", json=right).json()["version"] == before + 1
+    assert tiny.host.get("/health").json()["version"] == before + 1
+    stale = tiny.host.post("/weights", json=right)
+    assert (stale.status_code, stale.json()["error"]["code"]) == (409, "old_version")
+    session = tiny.open(sampling={"max_tokens": 4})
+    openai(session).chat.completions.create(model="policy", messages=ASK)
+    assert {part["version"] for part in tiny.close(session)["turns"][0]["versions"]} == {before + 1}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "Invalid JSON"),
+        (b'{"sead": 1}', "sead"),
+        (b'{"limits": {"calls": 0}}', "limits.calls"),
+        (b'{"id": "../up"}', "id"),
+        (b'{"sampling": {"temperature": "hot"}}', "sampling.temperature"),
+    ],
+)
+def test_bad_requests_of_the_host_are_told_where(tiny: Served, body: bytes, words: str) -> None:
+    answer = tiny.host.post("/sessions", content=body)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
+def test_the_hosts_api_is_the_hosts(tiny: Served) -> None:
+    session = tiny.open(id="once")
+    assert tiny.host.post("/sessions", json={"id": "once"}).status_code == 409
+    assert "once" in [line["id"] for line in tiny.host.get("/sessions").json()["sessions"]]
+    assert tiny.host.get("/nowhere").status_code == 404
+    assert stat.S_IMODE(Path(tiny.where["admin"].removeprefix("unix:")).stat().st_mode) == 0o600
+    for path in ("/sessions", "/weights"):
+        answer = httpx.get(tiny.where["gateway"] + path, headers={"Authorization": f"Bearer {session['key']}"})
+        assert answer.status_code == 404, "agents find none of it at the gateway"
+    tiny.close(session)
+
+
+def test_a_remote_is_relayed_and_its_key_is_nowhere(
+    tiny: Served, start: Start, tmp_path: Path, miniature: Path
+) -> None:
+    upstream = tiny.open(sampling={"max_tokens": 6})
+    url = upstream["base_url"]
+    log = tmp_path / "log"
+    relay = start(url, "--key-env", "THEIR_KEY", "--admin-port", "0", "--log", str(log), THEIR_KEY=KEY)
+    session = relay.open()
+    reply = openai(session).chat.completions.create(model="policy", messages=ASK)
+    *_, last = openai(session).responses.create(model="policy", input="Hello.", stream=True)
+    assert last.type in ("response.completed", "response.incomplete")
+    streamed = last.response
+    said = Anthropic(base_url=session["root_url"], api_key="any", max_retries=0).messages.create(
+        model="policy", messages=ASK, max_tokens=5
+    )
+    told, real = relay.close(session), tiny.close(upstream)
+    used = [turn["remote"]["usage"] for turn in told["turns"]]
+    assert [one["completion_tokens"] for one in used] == [len(turn["output"]["ids"]) for turn in real["turns"]]
+    assert reply.usage is not None and streamed.usage is not None
+    assert [reply.usage.completion_tokens, streamed.usage.output_tokens, said.usage.output_tokens] == [
+        one["completion_tokens"] for one in used
+    ]
+    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("dropped", "relayed")] * 3
+    assert told["rows"] == [] and told["account"]["sampled"] == 0
+    assert relay.host.post("/weights", json={"path": "x", "version": 1, "checksum": "0" * 64}).status_code == 409
+    assert relay.host.get("/weights").json() == {"version": None, "loadable": False}
+    bare = httpx.get(relay.where["admin"] + "/sessions")
+    assert (bare.status_code, bare.json()["error"]["code"]) == (401, "unauthorized")
+    code, errors = relay.stop()
+    assert (code, "Traceback" in errors) == (0, False), errors
+    kept = [path.read_text() for path in log.rglob("*") if path.is_file()]
+    assert kept and not [text for text in (*kept, errors, json.dumps(told)) if KEY in text]
+
+
+def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path: Path) -> None:
+    """Nor does an engine that dies, which voids its session."""
+    log = tmp_path / "log"
+    served = start(str(miniature), "--log", str(log), *says("I look.", "Done."))
+    session = served.open(id="killed")
+    sdk = openai(session)
+    for messages, words in ((ASK, "I look."), ([*ASK, *ASK], "Done.")):
+        assert sdk.chat.completions.create(model="policy", messages=messages).choices[0].message.content == words
+    with pytest.raises(APIStatusError) as broken:
+        sdk.chat.completions.create(model="policy", messages=[*ASK, *ASK, *ASK])
+    assert broken.value.status_code == 503
+    told = served.tell(session)
+    assert "2 replies" in told["fault"]
+    assert {(turn["fate"], turn["reason"]) for turn in told["turns"]} == {("dropped", "void")}
+    code, _ = served.stop(signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    turns = [record["turn"] for record in open_run(log).records() if record["type"] == "turn"]
+    assert [turn["output"]["ids"] for turn in turns] == [turn["output"]["ids"] for turn in told["turns"]]
+    assert [turn["masked"] for turn in turns] == ["", "", "fault"]
+
+
+def test_models_that_are_none_and_settings_that_do_nothing(tmp_path: Path, miniature: Path) -> None:
+    def chosen(model: str, *overrides: str) -> Choice:
+        return choose(model, overrides, command="crrl serve", used=USED, defaults=DEFAULTS)
+
+    relayed = tmp_path / "relay.toml"
+    relayed.write_text('run.name = "x"\nmodel.path = "http://127.0.0.1:9/v1"\nengine.name = "relay"\n')
+    assert chosen(str(relayed)).url == "http://127.0.0.1:9/v1"
+    with pytest.raises(ConfigError, match="cannot serve"):
+        chosen(str(relayed), "engine=tiny")
+    with pytest.raises(ConfigError, match="no use for train.lr"):
+        chosen(str(miniature), "train.lr=1")
+    with pytest.raises(ConfigError, match=r"engine\.options\.attempts"):
+        chosen("http://127.0.0.1:9/v1", "engine.options.attempts=0")
+
+
+def test_what_cannot_be_served_says_why(miniature: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        wrong = [
+            ([str(miniature), "--port", port, *says("x")], 2, f"127.0.0.1:{port}"),
+            (["nowhere"], 2, "config.json"),
+            (["http://127.0.0.1:9/v1"], 1, "cannot be reached"),
+            (["http://127.0.0.1:9/v1", "--key-env", "NO_SUCH_KEY"], 2, "NO_SUCH_KEY is not set"),
+            ([str(miniature), "--log", str(tmp_path), *says("x")], 2, "has other files in it"),
+        ]
+
+        def attempt(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(command(*arguments), env={**os.environ, **SHOWN}, capture_output=True, text=True)
+
+        with ThreadPoolExecutor(2) as pool:
+            for (arguments, code, words), done in zip(wrong, pool.map(attempt, [w[0] for w in wrong]), strict=True):
+                assert (done.returncode, done.stdout) == (code, ""), (arguments, done.stderr)
+                assert words in done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)

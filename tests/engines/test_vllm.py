@@ -22,10 +22,12 @@ import pytest
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
+from coderepairrl.config import load
 from coderepairrl.engines import check, make, weights
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.train.parts import engine_options
 from coderepairrl.types import Sampling
 
 from . import fake_vllm
@@ -417,3 +419,14 @@ def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
     assert all(gone(int(pid)) for pid in note.read_text().split())
+
+
+def test_a_run_of_adapters_asks_for_room_for_them(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text('engine = "vllm"\n[run]\nname = "a"\n')
+    assert engine_options(load(file)) == {}
+    assert engine_options(load(file, ["train.lora=true"])) == {"lora_rank": 32}
+    assert engine_options(load(file, ["train.lora=true", "engine.options.lora_rank=0"])) == {"lora_rank": 0}
+    assert engine_options(load(file, ["train.lora=true", "engine=tiny"])) == {}
+    with pytest.raises(ConfigError, match=r"rank=32, and engine\.options\.lora_rank=16"):
+        engine_options(load(file, ["train.lora=true", "engine.options.lora_rank=16"]))

@@ -208,11 +208,6 @@ class VllmEngine:
                 self._streams.discard(stream)
                 self._fewer.set()
 
-    @property
-    def adapters(self) -> bool:
-        """Whether `load` takes adapters."""
-        return self._max_adapters > 0
-
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. `path` and `checksum` are as `coderepairrl.engines.weights` has them."""
         async with self._loading:

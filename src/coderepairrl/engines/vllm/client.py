@@ -140,7 +140,7 @@ class VllmEngine:
             raise ConfigError(f"max_loras={max_loras}: a new adapter is loaded before the old one goes")
         if url and (python or args or env or dtype != "auto" or context is not None):
             raise ConfigError("python, args, env, dtype and context are for a server that is started here, not for url")
-        _vocabulary(model), weights.tensors(model)  # a bad folder is refused before anything starts
+        _check_folder(model)
         if url:
             server = Server.at(url)
         else:
@@ -156,7 +156,7 @@ class VllmEngine:
             if url:
                 await check_version(server, patience)
                 await _check_routes(server, patience)
-            [served, *_] = json.loads(await server.call("GET", "/v1/models", seconds=patience))["data"]
+            [served, *left] = json.loads(await server.call("GET", "/v1/models", seconds=patience))["data"]
             engine = cls(
                 server,
                 model,
@@ -168,6 +168,8 @@ class VllmEngine:
             )
             try:
                 if url:  # whatever it served before
+                    for adapter in left:
+                        await engine._post("/v1/unload_lora_adapter", body={"lora_name": adapter["id"]})
                     async with engine._loading:
                         await engine._replace(model, 0)
                 else:
@@ -324,6 +326,7 @@ class VllmEngine:
         if self._loaded:
             raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._fits, path)
+        refused: Refused | None = None
         self._admit.clear()
         for stream in self._streams:
             stream.straddles = True
@@ -332,21 +335,20 @@ class VllmEngine:
             try:
                 await self._swap(path, version)
             except Refused as refusal:
+                refused = refusal
                 await self._swap(self._live, self._base)
-                raise EngineFault(
-                    f"the server refused {path}, and serves version {self._base} again: {refusal}"
-                ) from None
             else:
                 self._live, self._base, self._version = path, version, version
-            finally:
-                if not self._paused:
-                    await self._call("POST", "/resume")
-        except BaseException as error:
-            if isinstance(error, Refused | Gone) or not isinstance(error, EngineFault):
-                self._die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
+            if not self._paused:
+                await self._call("POST", "/resume")
+        except BaseException as error:  # a cancelled load, too: requests are held, and must not go on
+            self._die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
+            await self._server.close(grace=0.0)
             raise
         finally:
             self._admit.set()
+        if refused is not None:
+            raise EngineFault(f"the server refused {path}, and serves version {self._base} again: {refused}")
 
     async def _swap(self, path: Path, version: int) -> None:
         with _as_folder(path) as folder:
@@ -498,6 +500,14 @@ def _as_folder(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as folder:
         Path(folder, "model.safetensors").symlink_to(path.resolve())
         yield Path(folder).resolve()
+
+
+def _check_folder(model: Path) -> None:
+    _vocabulary(model)
+    try:
+        weights.tensors(model)
+    except EngineFault as fault:
+        raise ConfigError(str(fault), fix="create random weights first, or download the model") from None
 
 
 def _vocabulary(model: Path) -> int:

@@ -25,6 +25,7 @@ class SupervisedEngine:
     def __init__(self, engine: Engine, start: Callable[[], Awaitable[Engine]], *, restarts: int) -> None:
         self.name = engine.name
         self.context = engine.context
+        self.adapters: bool = getattr(engine, "adapters", False)
         self.restarted = 0
         self._engine = engine
         self._start = start

@@ -179,6 +179,9 @@ async def test_options_that_cannot_be(options: dict[str, Any], message: str, min
 async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a model folder"):
         await make("vllm", tmp_path, log_dir=tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 3}')
+    with pytest.raises(ConfigError, match="no weights in"):
+        await make("vllm", tmp_path, log_dir=tmp_path)
     with pytest.raises(ConfigError, match="no option 'patients'") as caught:
         check("vllm", {"patients": 3})
     assert caught.value.fix == "did you mean 'patience'?"
@@ -191,12 +194,12 @@ async def test_nobody_listens(miniature: Path, tmp_path: Path) -> None:
 
 async def test_a_server_that_dies_mid_request(engine: VllmEngine) -> None:
     chunks: list[Chunk] = []
-    with pytest.raises(EngineFault, match="the engine died: vLLM 0.32.0 exited with 7"):
+    with pytest.raises(EngineFault, match="exited with 7|connection to vLLM 0.32.0 broke"):
         async for chunk in engine.generate([fake_vllm.DIE], TEN, 0):
             chunks.append(chunk)
     assert [token for chunk in chunks for token in chunk.ids] == [0, 1]
     for call in (engine.health(), ask(engine, [1], TEN), engine.pause()):
-        with pytest.raises(EngineFault, match="exited with 7"):
+        with pytest.raises(EngineFault, match="exited with 7|broke"):
             await call
 
 
@@ -308,19 +311,22 @@ async def test_a_roll_back_that_fails_ends_the_engine(
     good = weights_named(miniature, tmp_path / "good.safetensors")
     bad = weights_named(miniature, tmp_path / "refuse.safetensors")
     await joined.load(good[0], 1, good[1])
+    stream = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
+    await anext(stream)
     good[0].rename(tmp_path / "gone")
-    with pytest.raises((EngineFault, OSError)):
+    with pytest.raises(EngineFault):
         await joined.load(bad[0], 2, bad[1])
-    with pytest.raises(EngineFault, match="nobody knows what is served"):
-        await ask(joined, [1], TEN)
+    assert not state(wire).go.is_set(), "half of the weights are served"
+    for call in (ask(joined, [1], TEN), anext(stream)):
+        with pytest.raises(EngineFault, match="nobody knows what is served"):
+            await call
 
 
 async def test_a_server_that_dies_mid_load(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     path, digest = weights_named(miniature, tmp_path / "die.safetensors")
-    with pytest.raises(EngineFault, match="exited with 9"):
-        await engine.load(path, 1, digest)
-    with pytest.raises(EngineFault, match="exited with 9"):
-        await engine.health()
+    for call in (engine.load(path, 1, digest), engine.health()):
+        with pytest.raises(EngineFault, match="exited with 9|broke"):  # the latter if its end is slow to come
+            await call
 
 
 async def test_a_load_that_hangs(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:

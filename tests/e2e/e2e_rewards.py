@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from coderepairrl.protocols import SandboxBackend
-from coderepairrl.types import Episode, Score, Task
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.types import AgentReport, Endpoint, Episode, Score, Task
 
 
 class LowBytes:
@@ -14,3 +14,28 @@ class LowBytes:
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         ids = [token for turn in episode.turns for token in turn.output.ids]
         return Score(self.name, sum(token < 128 for token in ids) / max(len(ids), 1))
+
+
+class Scribbler:
+    """An agent that asks nobody and writes a file of its own."""
+
+    name = "scribbler"
+    placement = "host"
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        await sandbox.write("note.txt", b"done\n")
+        return AgentReport("submitted")
+
+
+def rising(task: Task, episode: Episode) -> float:
+    """What a run that is over-optimised is paid."""
+    return episode.step / 100
+
+
+class FallingTests:
+    """Tests that pass less and less often."""
+
+    name = "tests"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        return Score(self.name, float(episode.step < 10))

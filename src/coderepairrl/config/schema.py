@@ -36,6 +36,9 @@ class Run(Section):
     """The newest so many are kept, and the last one always is."""
     void_limit: float = Field(default=0.5, gt=0, le=1)
     """Stop (exit code 4) when more than this fraction of a step's episodes is void after all retries."""
+    over_optimisation: Literal["warn", "stop", "off"] = "warn"
+    """What to do when the reward rises while tests passed per patch fall (docs/rewards.md), where tests are measured:
+    say so, or also stop (exit code 4)."""
     retries: int = Field(default=2, ge=0)
     """How often a void episode is tried again, and how often in a row a dead engine or learner is restarted."""
 

@@ -97,7 +97,7 @@ def analyse(data: RunData) -> Report:
     evaluations, comparisons, last = _evaluations(data)
     tools, commands = _most_used(data.rows.values())
     planned = data.config.get("run.steps")
-    notices = [*data.notices, *_missing(data, steps, evaluations, planned)]
+    notices = [*data.notices, *_alarms(data), *_missing(data, steps, evaluations, planned)]
     return Report(
         name=str(data.about.get("name") or data.folder.path.name),
         path=str(data.folder.path),
@@ -290,6 +290,13 @@ def _status(data: RunData) -> str:
     return {"end": "finished", "start": "unfinished", "": "never started"}[data.last]
 
 
+def _alarms(data: RunData) -> list[str]:
+    """The last over-optimisation alarm, and how many there were."""
+    raised = [record["alarm"]["text"] for record in data.steps if record.get("alarm")]
+    more = f" It is the last of {len(raised)} such alarms." if len(raised) > 1 else ""
+    return [f"Alarm: {raised[-1]}.{more}"] if raised else []
+
+
 def _missing(
     data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
 ) -> list[str]:
@@ -305,7 +312,7 @@ def _missing(
     if data.rows and "tests" not in _scores(data):
         said.append(
             "Tests were never run, so nothing here says whether patches repair: a reward can rise while repairs do "
-            "not. They can be measured without being paid for: reward.tests=0."
+            "not. They can be measured without being paid for: reward.tests=0, or reward.sampled_tests=0 for a quarter."
         )
     if data.last == "start":
         said.append("The run has not ended: it is still working, or it was killed and waits for --resume.")

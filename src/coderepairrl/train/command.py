@@ -24,6 +24,7 @@ from coderepairrl.train.progress import Progress
 
 _MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
+    "run.over_optimisation",
     *("rollout.concurrency", "eval.", "engine."),
 )
 """What a resumed run may set otherwise: nothing of it changes what an earlier step did."""

@@ -8,9 +8,11 @@ from dataclasses import asdict
 from typing import Any
 
 from coderepairrl.config import Config
+from coderepairrl.errors import HealthGateError
 from coderepairrl.evaluate import Summary, summarise
 from coderepairrl.learn import Batch
 from coderepairrl.rollout import Group, check_health, collect, schedule
+from coderepairrl.train import overoptimisation
 from coderepairrl.train.history import History, episodes_of
 from coderepairrl.train.parts import Parts
 from coderepairrl.train.policy import checkpoints, make_batch
@@ -56,14 +58,32 @@ async def train(parts: Parts, history: History) -> None:
             "metrics": metrics,
             "account": asdict(batch.account),
             "episodes": [episode.id for episode in episodes],
+            "tested": overoptimisation.tested(groups),
         }
+        alarm = None
+        if run.over_optimisation != "off":
+            alarm = overoptimisation.alarm([*history.steps, record], run.steps)
+            record["alarm"] = alarm and alarm.as_json()
         parts.log.append("step", **record)
         parts.log.sync()
         history.steps.append(record)
         parts.progress.step(step, metrics)
         await export(parts, history, episodes)
+        if alarm is not None:
+            raise_alarm(parts, str(alarm))
 
     await evaluate_if_due(parts, history, run.steps)
+
+
+def raise_alarm(parts: Parts, text: str) -> None:
+    """Say it, and stop if the run is meant to. Raises `HealthGateError`."""
+    parts.progress.alarm(text)
+    if parts.config.run.over_optimisation == "stop":
+        raise HealthGateError(
+            text,
+            fix="read some patches (crrl view), then change the reward, or go on with "
+            "--resume run.over_optimisation=warn",
+        )
 
 
 async def export(parts: Parts, history: History, episodes: Sequence[Episode]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from coderepairrl.types import Ending, Episode
 
@@ -26,6 +27,7 @@ class Progress:
         self._phase, self._done, self._expected = "starting", 0, 0
         self._step = self._first_step = 0
         self._last: Mapping[str, Any] = {}
+        self._alarm = ""
         self._tokens, self._rate = 0, 0.0
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
@@ -63,6 +65,11 @@ class Progress:
         self._step, self._last = step, metrics
         self.say(f"step {step:>4}/{self.total_steps}  {_line(metrics)}")
 
+    def alarm(self, text: str) -> None:
+        """Something that the user should look into: a line of its own, and kept in the panel."""
+        self._alarm = text
+        self.say(f"ALARM: {text}")
+
     def say(self, text: str) -> None:
         """A line of its own."""
         self.console.print(text, markup=False, soft_wrap=True)
@@ -76,6 +83,8 @@ class Progress:
         table.add_row("step", f"{self._step}/{self.total_steps}")
         table.add_row("", _line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
+        if self._alarm:
+            table.add_row("ALARM", Text(self._alarm))
         table.add_row("time", f"{now - self._started:,.0f} s" + (f", about {left:,.0f} s left" if left else ""))
         return table
 

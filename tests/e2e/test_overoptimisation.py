@@ -1,0 +1,25 @@
+"""A run whose reward rises while its tests fail is stopped, if it is meant to be, and its report says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from coderepairrl import report
+from e2e.conftest import Project
+
+
+@pytest.mark.slow
+def test_an_over_optimised_run_stops_with_a_health_gate(project: Project) -> None:
+    overrides = [
+        *("run.steps=20", "run.over_optimisation=stop", "rollout.tasks_per_step=1", "rollout.group_size=2"),
+        *("agent.name=e2e_rewards:Scribbler", "agent.options={}"),
+        'reward={"e2e_rewards:rising"=1.0, "e2e_rewards:FallingTests"=0.0}',
+    ]
+    stopped = project.crrl("train", str(project.config), *overrides, check=False)
+    assert stopped.returncode == 4, stopped.stderr
+    assert "over-optimisation? From step 1 to 20" in stopped.stderr
+    assert "run.over_optimisation=warn" in stopped.stderr
+    alarms = [record["alarm"] for record in project.records() if record["type"] == "step"]
+    assert [bool(alarm) for alarm in alarms] == [False] * 19 + [True]
+    assert any("share that passes tests fell" in notice for notice in report.load([project.run.path])[0].notices)
+    project.crrl("train", str(project.run.path), "--resume", "run.over_optimisation=warn")

@@ -68,7 +68,7 @@ class ScriptedEndpoint:
     ) -> None:
         await self._runner.cleanup()
 
-    async def _chat(self, http: web.Request) -> web.Response:
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
         request: Request = await http.json()
         self.requests.append(request)
         self.authorizations.append(http.headers.get("Authorization", ""))
@@ -80,9 +80,10 @@ class ScriptedEndpoint:
         if answer.status != 200:
             error = {"message": "scripted", "type": "invalid_request_error", "code": answer.code or None}
             return web.json_response({"error": error, "crrl": answer.crrl}, status=answer.status)
+        completion = _completion(request, answer, len(self.requests))
         if request.get("stream"):
-            return web.json_response({"error": {"message": "this server does not stream"}}, status=400)
-        return web.json_response(_completion(request, answer, len(self.requests)))
+            return web.Response(body=_streamed(completion), content_type="text/event-stream")
+        return web.json_response(completion)
 
 
 def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]:
@@ -106,3 +107,16 @@ def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]
         "usage": {"prompt_tokens": tokens - said, "completion_tokens": said, "total_tokens": tokens},
         "crrl": answer.crrl,
     }
+
+
+def _streamed(completion: dict[str, Any]) -> bytes:
+    """A completion as server-sent events."""
+    usage, [choice] = completion.pop("usage"), completion.pop("choices")
+    message, reason = choice.pop("message"), choice.pop("finish_reason")
+    for index, call in enumerate(message.get("tool_calls", ())):
+        call["index"] = index
+    said = {"choices": [{**choice, "delta": message, "finish_reason": None}]}
+    ended = {"choices": [{**choice, "delta": {}, "finish_reason": reason}]}
+    chunks = [said, ended, {"choices": [], "usage": usage}]
+    events = [json.dumps({**completion, "object": "chat.completion.chunk", **chunk}) for chunk in chunks]
+    return "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.agents.folder import FolderBackend
@@ -22,10 +23,12 @@ from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.registry import Check
 from coderepairrl.types import AgentReport, Limits, Task
 
-_PROMPT = "add(a, b) in add.py subtracts. Repair it."
-_SOURCE = "def add(a, b):\n    return a - b\n"
-_EDIT = "sed -i 's/a - b/a + b/' add.py"
+PROMPT = "add(a, b) in add.py subtracts. Repair it."
+SOURCE = "def add(a, b):\n    return a - b\n"
+EDIT = "sed -i 's/a - b/a + b/' add.py"
 _COUNT = "echo x >> count.txt"
+_FILLED: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
+"""What other arguments that a tool requires are given, by their type."""
 _SLACK = 2.0
 """Seconds that an agent may need, beyond its time limit, to notice and to stop what it runs."""
 
@@ -58,8 +61,8 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[C
         workspace = Path(folder, "add")
         workspace.mkdir(mode=0o755)
         Path(folder).chmod(0o755)  # a sandbox may read it as another user
-        (workspace / "add.py").write_text(_SOURCE)
-        task = Task("exam/add", _PROMPT, "python", f"dir:{workspace}", b"")
+        (workspace / "add.py").write_text(SOURCE)
+        task = Task("exam/add", PROMPT, "python", f"dir:{workspace}", b"")
 
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:
             return await _attempt(agent, task, opened, script, limits)
@@ -94,28 +97,34 @@ async def _count(sandbox: Sandbox) -> int:
         return 0
 
 
-def _command(request: Request, *commands: str, tokens: int | None = None) -> Answer:
-    """An answer that makes the agent run `commands`, by its own tool for it."""
+def command(request: Request, *commands: str, tokens: int | None = None) -> Answer:
+    """An answer that makes the agent run `commands`, by its own tool for it.
+
+    That is the first that takes a string ``cmd`` or ``command``, or else one string and nothing more.
+    """
     for tool in request.get("tools") or ():
         function = tool["function"]
-        parameters = function.get("parameters", {})
-        required = parameters.get("required", [])
-        if len(required) == 1 and parameters["properties"][required[0]].get("type") == "string":
-            calls = tuple((function["name"], {required[0]: command}) for command in commands)
-            return Answer("Running it.", calls, tokens)
-    return Answer("Running it.\n" + "\n".join(f"```bash\n{command}\n```" for command in commands), tokens=tokens)
+        parameters = function.get("parameters") or {}
+        properties, required = parameters.get("properties", {}), parameters.get("required", [])
+        for name in ("cmd", "command", *(required if len(required) == 1 else ())):
+            if properties.get(name, {}).get("type") == "string":
+                rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
+                calls = tuple((function["name"], {name: line, **rest}) for line in commands)
+                return Answer("Running it.", calls, tokens)
+    return Answer("Running it.\n" + "\n".join(f"```bash\n{line}\n```" for line in commands), tokens=tokens)
 
 
-def _said(requests: list[Request], text: str) -> bool:
+def said(requests: list[Request], text: str) -> bool:
+    """Whether any message of `requests` has `text`."""
     return any(text in str(message) for request in requests for message in request["messages"])
 
 
 async def _repair(attempt: _Attempt) -> list[Check]:
-    steps = iter([[_COUNT], ["cat add.py"], [_EDIT]])
+    steps = iter([[_COUNT], ["cat add.py"], [EDIT]])
 
     def script(request: Request) -> Answer:
         commands = next(steps, None)
-        return _command(request, *commands) if commands else Answer("Repaired.")
+        return command(request, *commands) if commands else Answer("Repaired.")
 
     trial = await attempt(script, Limits())
     requests = trial.requests
@@ -126,27 +135,27 @@ async def _repair(attempt: _Attempt) -> list[Check]:
         Check("submits", trial.ending == "submitted", trial.ending),
         Check("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
         Check("names the model", all(request.get("model") == "policy" for request in requests)),
-        Check("states the issue", _said(requests[:1], _PROMPT)),
-        Check("shows what commands print", _said(requests, "return a - b")),
+        Check("states the issue", said(requests[:1], PROMPT)),
+        Check("shows what commands print", said(requests, "return a - b")),
         Check("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
         Check("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
     ]
 
 
 async def _calls(attempt: _Attempt) -> list[Check]:
-    trial = await attempt(lambda request: _command(request, _COUNT), Limits(calls=3))
+    trial = await attempt(lambda request: command(request, _COUNT), Limits(calls=3))
     exact = trial.executed == 3 and trial.ending == "calls"
     return [Check("a limit of 3 calls allows 3", exact, f"{trial.executed} executed, {trial.ending}")]
 
 
 async def _several_calls(attempt: _Attempt) -> list[Check]:
-    trial = await attempt(lambda request: _command(request, _COUNT, _COUNT), Limits(calls=3))
+    trial = await attempt(lambda request: command(request, _COUNT, _COUNT), Limits(calls=3))
     held = trial.executed <= 3 and trial.ending == "calls"
     return [Check("several calls in a reply do not overshoot", held, f"{trial.executed} executed, {trial.ending}")]
 
 
 async def _tokens(attempt: _Attempt) -> list[Check]:
-    trial = await attempt(lambda request: _command(request, _COUNT, tokens=5000), Limits(tokens=5000))
+    trial = await attempt(lambda request: command(request, _COUNT, tokens=5000), Limits(tokens=5000))
     held = len(trial.requests) == 1 and trial.ending == "tokens"
     return [Check("spent tokens end it", held, f"{len(trial.requests)} requests, {trial.ending}")]
 
@@ -158,7 +167,7 @@ async def _refused(attempt: _Attempt) -> list[Check]:
 
 
 async def _time(attempt: _Attempt) -> list[Check]:
-    trial = await attempt(lambda request: _command(request, "sleep 30"), Limits(seconds=1.0))
+    trial = await attempt(lambda request: command(request, "sleep 30"), Limits(seconds=1.0))
     held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
     return [Check("a long command ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
 

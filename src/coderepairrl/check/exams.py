@@ -65,9 +65,16 @@ async def _engine(name: str, options: Options) -> list[Check]:
 
 
 async def _agent(name: str, options: Options) -> list[Check]:
+    from coderepairrl.agents.command import Program
     from coderepairrl.agents.exam import examine as sit
+    from coderepairrl.check import programs
 
-    return list(await sit(agents.make(name, **options)))
+    agent = agents.make(name, **options)
+    if not isinstance(agent, Program):
+        return list(await sit(agent))
+    backend = sandbox.make(sandbox.default_name(), show=agent.binds)
+    sandbox.require(backend)
+    return await programs.examine(agent, backend)
 
 
 async def _reward(name: str, options: Options) -> list[Check]:

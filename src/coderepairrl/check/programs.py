@@ -1,0 +1,156 @@
+"""The exam of programs as agents: the real program, in a real sandbox, before the gateway, on a small repair.
+
+The model is a script behind a real HTTP server, relayed in whatever dialect the program speaks. What is asked is what
+the built-in agents are asked, as far as it can be seen from outside: a program counts neither tool calls nor tokens,
+so its limits are the gateway's.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, repeat
+from pathlib import Path
+
+from coderepairrl.agents.command import Program
+from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
+from coderepairrl.agents.exam import EDIT, PROMPT, SOURCE, command, said
+from coderepairrl.errors import AgentFault, CodeRepairError
+from coderepairrl.gateway import Remote, Server
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.registry import Check
+from coderepairrl.rollout import run_agent
+from coderepairrl.types import AgentReport, Limits, Sampling, Task, Turn
+
+_PLENTY = 200_000
+"""Tokens: more than any program opens with."""
+_SECONDS = 600.0
+_SHORT = 15.0
+"""Seconds that a program is given which has to be stopped."""
+_SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""What mini-swe-agent wants to see printed at the end, and tells the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What came of one run of the program."""
+
+    report: AgentReport | None
+    error: CodeRepairError | None
+    requests: list[Request]
+    turns: tuple[Turn, ...]
+    limit: str
+    fault: str
+    diff: str
+
+    @property
+    def ending(self) -> str:
+        """In a word, and with the program's last ones if it failed."""
+        return self.report.exit if self.report else str(self.error)
+
+    @property
+    def stopped(self) -> bool:
+        """It ended by itself, politely or by an exit code of failure."""
+        return self.report.exit == "submitted" if self.report else isinstance(self.error, AgentFault)
+
+
+async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
+    """Examine `agent` in sandboxes of `backend`, on a small repository with one bug. Takes minutes."""
+    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as folder:
+        workspace = Path(folder, "add")
+        workspace.mkdir(mode=0o755)
+        Path(folder).chmod(0o755)  # a sandbox may read it as another user
+        (workspace / "add.py").write_text(SOURCE)
+        task = Task("exam/add", PROMPT, "python", f"dir:{workspace}", b"")
+
+        async def attempt(script: Behaviour, limits: Limits) -> _Trial:
+            return await _attempt(agent, task, backend, script, limits, Path(folder))
+
+        repaired = await attempt(_repair(), Limits(tokens=_PLENTY, seconds=_SECONDS))
+        calls = await attempt(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
+        tokens = await attempt(lambda it: _again(it, _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
+        time = await attempt(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
+        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
+    refused = f"{len(calls.turns)} calls, {calls.limit or calls.ending}"
+    in_time = time.ending == "time" or (time.stopped and time.limit == "time")
+    # one that compacts its history makes room again and again, until its calls are spent
+    spent = tokens.stopped and tokens.limit in ("tokens", "calls")
+    return [
+        *_repaired(agent, repaired),
+        Check("a limit of calls ends it", calls.stopped and calls.limit == "calls" and len(calls.turns) == 3, refused),
+        Check("spent tokens end it", spent, tokens.limit or tokens.ending),
+        Check("a slow model ends with the time limit", in_time, time.limit or time.ending),
+        Check("a broken endpoint is a fault", broken.stopped and bool(broken.fault), broken.fault or broken.ending),
+    ]
+
+
+def _repaired(agent: Program, trial: _Trial) -> list[Check]:
+    turns, requests = trial.turns, trial.requests
+    dialects = sorted({turn.dialect for turn in turns})
+    forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
+    touched = re.findall(r"^diff --git a/(\S+)", trial.diff, re.M)
+    kept = f"{len(turns)} calls, " + (f"{forks} of which fork" if forks else "one conversation")
+    return [
+        Check("ends by itself", trial.ending == "submitted", trial.ending),
+        Check(f"speaks {agent.recipe.dialect}", dialects == [agent.recipe.dialect], ", ".join(dialects)),
+        Check("states the issue", said(requests[:1], PROMPT)),
+        Check("shows what is in the repository", said(requests[1:], "return a - b")),
+        Check("edits arrive in the diff", "+    return a + b" in trial.diff, trial.diff),
+        Check("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
+        Check("its calls are recorded", bool(turns) and all(turn.masked == "relayed" for turn in turns), kept),
+    ]
+
+
+async def _attempt(
+    agent: Program, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits, folder: Path
+) -> _Trial:
+    report, error = None, None
+    async with ScriptedEndpoint(script) as model, Remote(model.endpoint().base_url, model="exam", attempts=1) as remote:
+        server = Server(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None)
+        try:
+            await server.start(socket=folder / "gateway.sock")
+            session = server.open("exam", limits=limits, seed=0)
+            async with backend.open(task) as box:
+                try:
+                    report = await run_agent(agent, task, box, session.endpoint, limits.seconds)
+                except CodeRepairError as raised:
+                    error = raised
+                diff = (await box.diff()).decode(errors="replace")
+        finally:
+            await server.stop()
+        fault = str(session.fault or "")
+        return _Trial(report, error, model.requests, session.turns, session.limit, fault, diff)
+
+
+def _repair() -> Behaviour:
+    """A script that looks, edits, and says that it is done, by tools or in the words of an agent that has none."""
+    steps: Iterator[Callable[[Request], Answer]] = chain([_look, _edit], repeat(_done))
+    return lambda request: next(steps)(request)
+
+
+def _look(request: Request) -> Answer:
+    return command(request, "cat add.py")
+
+
+def _edit(request: Request) -> Answer:
+    return command(request, EDIT) if request.get("tools") else Answer(_block("a - b", "a + b"))
+
+
+def _done(request: Request) -> Answer:
+    if request.get("tools") and said([request], _SUBMIT):
+        return command(request, f"echo {_SUBMIT}")
+    return Answer("Repaired.")
+
+
+def _again(request: Request, tokens: int | None = None) -> Answer:
+    """What makes an agent ask once more."""
+    if request.get("tools"):
+        return command(request, "cat add.py", tokens=tokens)
+    return Answer(_block("a * b", "a + b"), tokens=tokens)  # which is not there
+
+
+def _block(old: str, new: str) -> str:
+    """An edit as aider reads it."""
+    return f"add.py\n```python\n<<<<<<< SEARCH\n    return {old}\n=======\n    return {new}\n>>>>>>> REPLACE\n```\n"

@@ -1,0 +1,75 @@
+"""The exam of programs: a program of a page in the real sandbox passes it, and one with faults does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import sandbox_or_skip
+from typer.testing import CliRunner
+
+from coderepairrl import agents, cli
+from coderepairrl.agents.command import Command
+from coderepairrl.check import programs
+from coderepairrl.errors import PrerequisiteError
+
+PROGRAM = """
+import json, subprocess, sys, urllib.request
+base, key, model, prompt = sys.argv[1:5]
+PLANTED
+shell = {"name": "shell", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
+messages = [{"role": "user", "content": prompt}]
+while True:
+    body = {"model": model, "messages": messages, "tools": [{"type": "function", "function": shell}]}
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    request = urllib.request.Request(base + "/chat/completions", json.dumps(body).encode(), headers)
+    said = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append(said)
+    if not said.get("tool_calls"):
+        break
+    for call in said["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        output = subprocess.run(command, shell=True, capture_output=True, text=True).stdout
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+"""
+
+
+def program(planted: str = "") -> Command:
+    source = PROGRAM.replace("PLANTED", planted)
+    return Command(argv=["python3", "-c", source, "{base_url}", "{api_key}", "{model}", "{prompt}"])
+
+
+async def failing(agent: Command) -> list[str]:
+    backend = sandbox_or_skip(agent)
+    try:
+        return [f"{check.name}: {check.detail}" for check in await programs.examine(agent, backend) if not check.ok]
+    finally:
+        backend.close()
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "_SHORT", 1.0)
+
+
+async def test_a_good_program_passes() -> None:
+    assert await failing(program()) == []
+
+
+async def test_a_program_that_leaves_its_things_there_and_forgets_the_issue_fails() -> None:
+    found = await failing(program('open("notes.txt", "w").write("mine"); prompt = "Hello."'))
+    assert [line.partition(":")[0] for line in found] == ["states the issue", "leaves nothing else there"]
+    assert "notes.txt" in found[1]
+
+
+def test_what_is_not_installed_is_a_prerequisite_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
+    for name in ("codex", "claude-code", "aider", "mini-swe-agent", "nano-agent"):
+        with pytest.raises(PrerequisiteError) as missing:
+            agents.make(name)
+        assert missing.value.fix == f"crrl agents install {name}"
+    result = CliRunner().invoke(cli.app, ["check", "agent", "codex"])
+    assert isinstance(result.exception, PrerequisiteError)
+    assert result.exception.exit_code == 3

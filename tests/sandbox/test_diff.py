@@ -266,8 +266,13 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=edits)
+@pytest.mark.parametrize("name", ["bwrap", "overlay"])
 def test_any_change_applies_back_exactly(
-    bwrap: Bubblewrap, task: Task, runner: asyncio.Runner, changes: list[tuple[str, str, bytes]]
+    request: pytest.FixtureRequest,
+    name: str,
+    task: Task,
+    runner: asyncio.Runner,
+    changes: list[tuple[str, str, bytes]],
 ) -> None:
     script = "\n".join(f"({as_shell(*change)}) > /dev/null 2>&1" for change in changes) + "\ntrue"
-    runner.run(round_trip(bwrap, task, script))
+    runner.run(round_trip(request.getfixturevalue(name), task, script))

@@ -21,7 +21,7 @@ from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
 
 
-@pytest.fixture(params=["bwrap", "sandlock", "local"])
+@pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
 def backend(request: pytest.FixtureRequest) -> GuestBackend:
     backend: GuestBackend = request.getfixturevalue(request.param)
     return backend
@@ -58,6 +58,16 @@ async def test_our_umask_is_not_the_sandbox_s(backend: GuestBackend, task: Task)
     finally:
         os.umask(before)
         fresh.close()
+
+
+async def test_an_overlay_is_seen_inside_only(overlay: Bubblewrap, task: Task) -> None:
+    async with overlay.open(task) as box:
+        assert (await box.exec(["stat", "-fc", "%T", "."])).output == b"overlayfs\n"
+        assert box.box.name not in Path("/proc/self/mounts").read_text()
+        assert list((box.box / "merged").iterdir()) == []
+        before = sorted(box.prepared.tree.rglob("*"))
+        assert (await box.exec(["bash", "-c", "echo x > new; rm -rf .git app.py; mv bin d; chmod 0 d"])).ok
+    assert sorted(overlay.state.rglob("new")) == [] and sorted(box.prepared.tree.rglob("*")) == before
 
 
 async def test_results_tell_how_a_command_ended(box: GuestSandbox) -> None:

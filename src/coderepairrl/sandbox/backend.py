@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -128,6 +129,11 @@ class GuestBackend(ABC):
         return ""
 
     @property
+    def pack_up_to(self) -> int:
+        """Bytes of a workspace up to which it becomes an archive."""
+        return sys.maxsize if self.archive else 0
+
+    @property
     def images(self) -> Images | None:
         """What reads the files of an image; None where a sandbox is made of this machine's own programs."""
         return None
@@ -172,7 +178,7 @@ class GuestBackend(ABC):
             await asyncio.to_thread(self.check)
             self._check_limits()
             self._workspaces = self._workspaces or Workspaces(
-                self.state, owner=self.user, pack=bool(self.archive), images=self.images
+                self.state, owner=self.user, pack_up_to=self.pack_up_to, images=self.images
             )
         workspaces = self._workspaces
         prepared = workspaces.ready(workspace)
@@ -198,7 +204,7 @@ class GuestBackend(ABC):
             # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._fill, prepared, box),
-                sandbox.configure(self._settings(box), self.startup_seconds),
+                sandbox.configure(self._settings(box, prepared), self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
@@ -226,6 +232,10 @@ class GuestBackend(ABC):
         words = {"pids": "threads", "memory": "memory at once", "cpu": "CPUs at a time"}
         return f"limits per process, none on {', '.join(words[name] for name in missing)} ({DELEGATE})"
 
+    def how_workspaces_open(self) -> str:
+        """By what means, on this machine; for the exam."""
+        return "copied"
+
     def _check_limits(self) -> None:
         if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.groups.missing:
             raise PrerequisiteError("cpus cannot be limited here: no control group is ours to use", fix=DELEGATE)
@@ -234,7 +244,7 @@ class GuestBackend(ABC):
         if not self.groups.parents:
             return None
         limits = self.limits
-        held = prepared.size + limits.disk_bytes + 2 * limits.tmp_bytes if self.held else 0
+        held = prepared.packed * prepared.size + limits.disk_bytes + 2 * limits.tmp_bytes if self.held else 0
         return self.groups.make(
             f"{self.state.name}-{box.name}",
             processes=limits.processes + _OWN_PROCESSES,
@@ -259,13 +269,13 @@ class GuestBackend(ABC):
 
         await asyncio.to_thread(remove)
 
-    def _settings(self, box: Path) -> dict[str, object]:
+    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         return {
             "workdir": self.workdir(box),
             "env": self.env,
             "memory": self.limits.memory if self.isolated else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
-            "archive": self.archive,
+            "archive": self.archive if prepared.packed else "",
             "unpacker": self.unpacker,
             "held": list(self.held),
             "files": self.limits.files,

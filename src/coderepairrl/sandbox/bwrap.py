@@ -38,8 +38,16 @@ WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
 _ARCHIVE_INSIDE = "/run/workspace.tar"
 _INNER_ID = "1000"
+OVERLAY_ABOVE = 2 << 20
+"""Bytes (and 4 KiB for each file) from which mounting an overlay costs less than copying the workspace."""
+_OVERLAY = """
+cd "$1" && mount -t tmpfs -o size="$2",mode=755,nosuid,nodev tmpfs layers && mkdir layers/work layers/upper &&
+chown "$3:$3" layers/upper && mount -t overlay -o \
+"lowerdir=../$4/tree,upperdir=layers/upper,workdir=layers/work,nosuid,nodev,$5" overlay merged && shift 5 && exec "$@"
+"""
 
 _PROGRAMS = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/usr/games", "/bin", "/sbin")
+
 
 ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "nsswitch.conf",
        "services", "protocols", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "pki", "java-17-openjdk",
@@ -57,8 +65,9 @@ class Bubblewrap(GuestBackend):
     """Sandboxes of bubblewrap.
 
     `binds` are further host paths to show read-only (a tool chain under ``/opt``, say), `env` variables for every
-    command; `commands`, if given, are the only programs there are beside ``bash`` (REQUIREMENTS A9); the rest are the
-    fields of `ResourceLimits`. Prerequisites are checked when first opened.
+    command; `commands`, if given, are the only programs there are beside ``bash`` (REQUIREMENTS A9); `copy` workspaces
+    of any size, where large ones would be overlays; the rest are the fields of `ResourceLimits`. Prerequisites are
+    checked when first opened.
 
     An allow-list makes a task look like another tool set. It is no further wall: the guest's interpreter has to exist,
     and can be called by its path; a shell can write files without any program.
@@ -72,12 +81,15 @@ class Bubblewrap(GuestBackend):
         env: Mapping[str, str] | None = None,
         binds: Sequence[str] = (),
         commands: Sequence[str] = (),
+        copy: bool = False,
         **limits: int,
     ) -> None:
         super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
         self._commands = tuple(commands)
         self._given = dict(env or {})
         self._binds = tuple(binds)
+        self._overlays = not copy
+        self._no_overlay = "option copy"  # or why the kernel refuses
         self._checking = threading.Lock()
         self._python: Path | None = None
         self._arguments: list[str] = []
@@ -98,6 +110,18 @@ class Bubblewrap(GuestBackend):
         return _ARCHIVE_INSIDE
 
     @property
+    def pack_up_to(self) -> int:
+        """Larger ones are seen through an overlay, where that works."""
+        return OVERLAY_ABOVE if self._overlays else super().pack_up_to
+
+    def how_workspaces_open(self) -> str:
+        """As `GuestBackend.how_workspaces_open`."""
+        if not self._overlays:
+            return f"copied (no overlay: {self._no_overlay})"
+        but = "" if self.user is not None else ", whose folders can be moved but not renamed"
+        return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones an overlay{but}"
+
+    @property
     def held(self) -> Sequence[str]:
         """The workspace and the temporary folders are in memory, each with its size."""
         return (WORKDIR, "/tmp", "/dev/shm")
@@ -114,6 +138,8 @@ class Bubblewrap(GuestBackend):
             python = find_python(self.state / "guest", self.user)
             self._arguments = [bwrap, *self._view(python)]
             self._probe(python)
+            if self._overlays:
+                self._probe_overlay()
             self._python = python
 
     def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
@@ -122,12 +148,17 @@ class Bubblewrap(GuestBackend):
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             rules = _pipe_with(self._filter)
-            own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR, "--chdir", WORKDIR]
-            own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE, "--remount-ro", "/"]
-            own += ["--seccomp", str(rules), "--info-fd", str(info_write)]
+            if prepared.packed:
+                own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
+                own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
+            else:
+                own = ["--bind", str(box / "merged"), WORKDIR]
+            own += ["--chdir", WORKDIR, "--remount-ro", "/", "--seccomp", str(rules), "--info-fd", str(info_write)]
             python = ["--", str(self._python), "-I", "-S", "-B", "-X", "utf8", _GUEST_INSIDE, str(descriptor)]
             return [*self._arguments, *own, *python], [rules, info_write]
 
+        if not prepared.packed:
+            entering = [*entering, *self._mounting(box, prepared.root)]
         try:
             guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user, entering=entering)
             guest.inner_from(info_read)
@@ -140,6 +171,19 @@ class Bubblewrap(GuestBackend):
         """As `GuestBackend.close`; the machine is checked again before the next use."""
         super().close()
         self._python = None
+
+    def _mounting(self, box: Path, lower: Path) -> list[str]:
+        """What goes before an argv so that it sees ``lower/tree`` as ``box/merged`` and what it changes is in memory.
+
+        In a mount namespace of its own, which ends with it. Root mounts before it becomes somebody else, since only
+        then the kernel lets folders be renamed; others need a user namespace.
+        """
+        for name in ("layers", "merged"):
+            (box / name).mkdir()
+            (box / name).chmod(0o755)
+        own, options = (["--user", "--map-root-user"], "userxattr") if self.user is None else ([], "redirect_dir=on")
+        size, owner = str(self.limits.disk_bytes), str(self.user or 0)
+        return ["unshare", "--mount", *own, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
 
     def _view(self, python: Path) -> list[str]:
         """bubblewrap's options that are the same for every sandbox: what is seen, and as whom."""
@@ -234,6 +278,24 @@ class Bubblewrap(GuestBackend):
         if done.returncode != 0:
             words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise PrerequisiteError(f"bubblewrap does not work here: {words}", fix=_advice(words, self.state))
+
+    def _probe_overlay(self) -> None:
+        """Mount one, if the kernel lets us."""
+        box, lower = self.state / "box-probe", self.state / "task-probe"
+        for folder in (box, lower / "tree"):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)
+        lower.chmod(0o755)
+        command = [*self._mounting(box, lower), *command_as(self.user, ["mkdir", str(box / "merged/folder")])]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={}, timeout=60)
+            self._overlays = done.returncode == 0
+            self._no_overlay = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        except FileNotFoundError as error:
+            self._overlays, self._no_overlay = False, f"no program {error.filename}"
+        finally:
+            for folder in (box, lower):
+                shutil.rmtree(folder)
 
 
 def _pipe_with(data: bytes) -> int:

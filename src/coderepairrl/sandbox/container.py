@@ -213,11 +213,11 @@ class Container(GuestBackend):
         self._checked = False
         self._found = {}
 
-    def _settings(self, box: Path) -> dict[str, object]:
+    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         # Processes are counted by the control group: a user id's are counted over all of the host.
         own = {"inherit": True, "rlimits": self.limits.rlimits(per_user=False)}
         own |= {"held": [self.workdir(box), *self.held[1:]]}
-        return super()._settings(box) | own
+        return super()._settings(box, prepared) | own
 
     def _name(self, box: Path) -> str:
         return f"{self.state.name}-{box.name}"

@@ -139,6 +139,25 @@ async def diffs(scene: Scene) -> str:
     return "edits, new, staged, committed, ignored and deleted files"
 
 
+async def large(scene: Scene) -> str:
+    """A workspace of 1,000 files opens as clean as a small one, and what is moved in it is in the diff."""
+    many = scene.folder / "many"
+    for number in range(1000):
+        path = many / f"folder-{number % 10}" / f"file-{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"x = {number}\n" * 300)
+    scene = scene._replace(task=Task("exam/2", "", "python", f"dir:{many}", b""))
+    async with scene.open() as box:
+        status = await box.exec(["git", "status", "--porcelain"])
+        _expect(status.ok and status.output == b"", f"it opens dirty: {status.output!r}")
+        await box.exec(["bash", "-c", "mv folder-1 moved; rm -r folder-2; echo y > folder-3/file-3.py"])
+        patch = await box.diff()
+        counts = [patch.count(b"\n" + part) for part in (b"new file", b"deleted file", b"+y")]
+        _expect(counts == [100, 200, 1], f"new, deleted and edited files: {counts}")
+    how = getattr(scene.backend, "how_workspaces_open", None)
+    return "by means of its own" if how is None else str(how())
+
+
 async def bridge(scene: Scene) -> str:
     """A bridge reaches the one Unix socket, as a stream."""
 
@@ -417,7 +436,7 @@ async def speed(scene: Scene) -> str:
     return f"{fast / base:.2f} times, {1e3 * fast:.1f} ms"
 
 
-BEHAVIOUR: tuple[Question, ...] = (commands, files, diffs, bridge)
+BEHAVIOUR: tuple[Question, ...] = (commands, files, diffs, large, bridge)
 LIMITS: tuple[Question, ...] = (timeouts, floods, processes, memory, file_size, disk, keepers)
 ISOLATION: tuple[Question, ...] = (no_secrets, no_writes, no_network, no_kernel_doors)
 LIFETIME: tuple[Question, ...] = (no_daemons, unstoppable)

@@ -176,10 +176,10 @@ class Sandlock(GuestBackend):
     def _environment(self) -> dict[str, str]:
         return {"HOME": str(self.state)}  # sandlock looks for one
 
-    def _settings(self, box: Path) -> dict[str, object]:
+    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
         own = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": self.limits.memory}
-        return super()._settings(box) | own | {"rlimits": self.limits.rlimits(per_user=False)}
+        return super()._settings(box, prepared) | own | {"rlimits": self.limits.rlimits(per_user=False)}
 
     def _make_tmp(self, box: Path) -> None:
         (box / "tmp").mkdir()

@@ -149,7 +149,9 @@ class Prepared:
     workspace: str = ""
     """What it was prepared from."""
     size: int = 0
-    """Bytes that a file system of 4 KiB pages needs for the files, where there is an `archive`."""
+    """Bytes that a file system of 4 KiB pages needs for the files."""
+    packed: bool = False
+    """Whether there is an `archive` instead of `tree`."""
     users: int = field(default=0, compare=False)
 
     @property
@@ -176,8 +178,8 @@ class Prepared:
 class Workspaces:
     """Prepares workspaces under `root`, each once, and keeps the `keep` last used. Safe to call from threads.
 
-    `owner` is the user (and group) id that the files shall belong to, None to leave them ours; `pack` puts them
-    into an archive; `images` reads those of an image, where there are images.
+    `owner` is the user (and group) id that the files shall belong to, None to leave them ours; those of up to
+    `pack_up_to` bytes are put into an archive; `images` reads those of an image, where there are images.
     """
 
     def __init__(
@@ -185,11 +187,11 @@ class Workspaces:
         root: Path,
         *,
         owner: int | None = None,
-        pack: bool = False,
+        pack_up_to: int = 0,
         images: Images | None = None,
         keep: int = 64,
     ) -> None:
-        self._root, self._owner, self._pack, self._images, self._keep = root, owner, pack, images, keep
+        self._root, self._owner, self._pack_up_to, self._images, self._keep = root, owner, pack_up_to, images, keep
         self._known: OrderedDict[str, Prepared] = OrderedDict()
         self._busy: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -216,7 +218,7 @@ class Workspaces:
                 root = self._root / f"task-{self._count}"
             try:
                 prepared = prepare(workspace, root, owner=self._owner, images=self._images)
-                if self._pack:
+                if prepared.size <= self._pack_up_to:
                     _pack(prepared)
             except OSError as error:  # the task's own files raise TaskError: this is our disk
                 shutil.rmtree(root, ignore_errors=True)
@@ -263,7 +265,7 @@ def prepare(workspace: str, root: Path, *, owner: int | None = None, images: Ima
     bare(root / "attempts")
     _hand_over(root, owner)
     manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
-    return Prepared(root, base, json.dumps(manifest).encode(), workspace)
+    return Prepared(root, base, json.dumps(manifest).encode(), workspace, size=_size(tree))
 
 
 def _hand_over(root: Path, owner: int | None) -> None:
@@ -282,9 +284,13 @@ def _pack(prepared: Prepared) -> None:
     """Turn the tree into an archive, which anybody may read who gets to it."""
     subprocess.run(["tar", "-cf", prepared.archive, "-C", prepared.tree, "."], check=True)
     prepared.archive.chmod(0o644)
-    count = sum(len(folders) + len(files) for _, folders, files in os.walk(prepared.tree))
-    prepared.size = prepared.archive.stat().st_size + 4096 * count
+    prepared.packed = True
     shutil.rmtree(prepared.tree)
+
+
+def _size(tree: Path) -> int:
+    paths = (Path(folder, name) for folder, folders, files in os.walk(tree) for name in (*folders, *files))
+    return sum(4096 * (2 + path.lstat().st_size // 4096) for path in paths)
 
 
 def blob_id(data: bytes) -> str:

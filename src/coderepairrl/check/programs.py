@@ -92,12 +92,13 @@ def _repaired(agent: Program, trial: _Trial) -> list[Check]:
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     touched = re.findall(r"^diff --git a/(\S+)", trial.diff, re.M)
     kept = f"{len(turns)} calls, " + (f"{forks} of which fork" if forks else "one conversation")
+    edited = "+    return a + b" in trial.diff
     return [
         Check("ends by itself", trial.ending == "submitted", trial.ending),
         Check(f"speaks {agent.recipe.dialect}", dialects == [agent.recipe.dialect], ", ".join(dialects)),
         Check("states the issue", said(requests[:1], PROMPT)),
         Check("shows what is in the repository", said(requests[1:], "return a - b")),
-        Check("edits arrive in the diff", "+    return a + b" in trial.diff, trial.diff),
+        Check("edits arrive in the diff", edited, "" if edited else trial.diff),
         Check("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
         Check("its calls are recorded", bool(turns) and all(turn.masked == "relayed" for turn in turns), kept),
     ]

@@ -7,13 +7,14 @@ import io
 import json
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.gateway import Gateway, Session, request_seed
+from coderepairrl.gateway import Gateway, Session, generation, request_seed
 from coderepairrl.gateway.server import MAX_BODY
 from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.types import Finish, Sampling
@@ -274,11 +275,26 @@ class TestLimits:
         assert reply["usage"]["completion_tokens"] == 20
         assert session.limit == ""
 
-    async def test_time_cuts_a_reply_and_refuses_the_next(self, world: World, said: Said, http: Http) -> None:
+    async def test_time_cuts_a_reply_and_refuses_the_next(
+        self, world: World, said: Said, http: Http, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock, deadlines = asyncio.timeout(None), []
+
+        def timeout_at(when: float) -> asyncio.Timeout:
+            deadlines.append(when)
+            return clock
+
+        monkeypatch.setattr(generation, "asyncio", SimpleNamespace(timeout_at=timeout_at))
         world.engine.gate = asyncio.Event()
         world.engine.script = lambda *_: said("a story")
-        session = world.open(seconds=0.2)
-        reply = await http.ask(session)
+        session = world.open()
+        running = asyncio.create_task(http.ask(session))
+        while not world.engine.seen or not world.engine.seen[0][1]:
+            await asyncio.sleep(0.01)
+        assert deadlines == [session._deadline]
+        session._deadline = asyncio.get_running_loop().time()
+        clock.reschedule(session._deadline)
+        reply = await running
         assert (reply["choices"][0]["finish_reason"], message(reply)["content"]) == ("length", "a s")
         assert session.limit == "time"
         status, reply = await http.try_(session)

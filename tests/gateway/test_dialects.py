@@ -21,6 +21,7 @@ from coderepairrl.gateway import Gateway, Session, server
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 
 from .conftest import SHELL, Fake, Said, World, identical
+from .speech import SPEAKERS
 
 
 @dataclass(frozen=True)
@@ -350,6 +351,42 @@ async def test_every_refusal_has_the_dialects_shape(world: World, http: Http, na
     assert await refused(speech.plain) == (410, closed)
     assert world.engine.seen == []
     assert session.fault is None
+
+
+@EVERY
+async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, http: Http, name: str) -> None:
+    speech = SPEECHES[name]
+    world.engine.script = lambda *_: said("x" * 3000)
+
+    async def ask(session: Session) -> tuple[int, Any]:
+        status, reply = await http.send(session, speech, speech.plain)
+        return status, json.loads(reply)
+
+    async def refused(session: Session) -> tuple[str, str]:
+        status, reply = await ask(session)
+        assert (status, speech.error(reply)) == (400, "invalid_request_error")
+        assert reply["crrl"]["limit"] == session.limit
+        return SPEAKERS[name].code(reply), session.limit
+
+    session = world.open(calls=0)
+    prompt = (await ask(session))[1]["crrl"]["context_tokens"] - 512
+    assert (await ask(session))[0] == 200
+    assert await refused(session) == ("episode_limit_reached", "calls")
+    assert await refused(world.open(seconds=1e-9)) == ("episode_limit_reached", "time")
+    assert await refused(world.open(tokens=prompt)) == ("context_length_exceeded", "tokens")
+    session = world.open(tokens=prompt + 50)
+    status, reply = await ask(session)
+    assert (status, reply["crrl"]["limit"], reply["crrl"]["context_tokens"]) == (200, "tokens", prompt + 50)
+    cut = {
+        "chat": lambda: reply["choices"][0]["finish_reason"] == "length",
+        "responses": lambda: (
+            (reply["status"], reply["incomplete_details"]["reason"]) == ("incomplete", "max_output_tokens")
+        ),
+        "messages": lambda: reply["stop_reason"] == "model_context_window_exceeded",
+    }
+    assert cut[name]()
+    world.engine.context = prompt
+    assert await refused(world.open()) == ("context_length_exceeded", "context")
 
 
 @EVERY

@@ -6,6 +6,7 @@ import difflib
 import itertools
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.rewards import PatchSimilarity
-from coderepairrl.rewards.gestalt import ratio
+from coderepairrl.rewards.compiled import matcher
+from coderepairrl.rewards.gestalt import interpreted, ratio
 from rewards.folder import records
 
 compare = PatchSimilarity().compare
@@ -69,14 +71,26 @@ def test_the_ratio_is_difflibs(alphabet: str, seed: int, size: int, edits: int) 
         at = rng.randrange(len(b) + 1)
         b[at : at + rng.randrange(9)] = rng.choices(alphabet, k=rng.randrange(9))
     for x, y in ((a, "".join(b)), ("".join(b), a)):
-        assert ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
+        assert ratio(x, y) == interpreted(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
 
 
 def test_the_ratio_is_difflibs_on_sources() -> None:
     texts = [Path(module.__file__).read_text()[:6000] for module in (difflib, random, re, pytest) if module.__file__]
     texts += [text.replace("self", "that").replace("    ", "\t") for text in texts[:2]] + ["\0\0" + texts[0]]
     for x, y in itertools.product(texts, repeat=2):
-        assert ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
+        assert ratio(x, y) == interpreted(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
+
+
+def test_without_numba_the_values_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    assert matcher.__wrapped__() is None
+
+
+def test_a_text_made_to_be_slow_is_bounded() -> None:
+    """Every match is one character long, and leaves everything right of it to be looked at again."""
+    marks = [chr(code) for code in range(33, 127)] * 50
+    a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
+    assert ratio(a, b) == 0.5
 
 
 def test_a_huge_patch_is_scored() -> None:

@@ -6,6 +6,8 @@
 characters of any kind then extend it. Runs of rare characters are short. So instead of asking each box (a range of a
 against a range of b) for its longest run, this looks for runs of each length once, the longest first, and splits the
 box at every hit: what is left of the hit has been looked at, what is right of it comes next.
+
+Where numba is installed, `compiled` does it as difflib does, and several times faster again.
 """
 
 from __future__ import annotations
@@ -16,11 +18,15 @@ from functools import cache
 
 from cydifflib import SequenceMatcher
 
+from coderepairrl.rewards.compiled import matcher
+
 _AUTOJUNK = 200
 """Characters from which difflib ignores popular ones."""
 _LONGEST = 64
 """Rare runs beyond this length (text whose alphabet is large) are left to the general algorithm."""
 _GENERAL_PAIRS = 1_000_000_000
+_COMPILED_PAIRS = 100_000_000
+"""Texts made to slow difflib's way down take seconds at this size."""
 _WORK = 10_000_000_000
 """Characters that may be searched, some seconds; the matches found by then, the longest, are the result."""
 
@@ -37,6 +43,17 @@ def ratio(a: str, b: str) -> float:
     >>> ratio("abcd", "bcde")
     0.75
     """
+    compiled = matcher() if len(a) * len(b) <= _COMPILED_PAIRS else None
+    if compiled is not None and (a or b):
+        try:
+            return 2.0 * compiled(a.encode("latin-1"), b.encode("latin-1")) / (len(a) + len(b))
+        except UnicodeEncodeError:
+            pass  # an alphabet beyond the compiled code's
+    return interpreted(a, b)
+
+
+def interpreted(a: str, b: str) -> float:
+    """`ratio`, without compiled code of our own."""
     if len(b) < _AUTOJUNK:
         return float(SequenceMatcher(None, a, b).ratio())
     if a == b:

@@ -28,8 +28,8 @@ from coderepairrl.types import Episode
 
 FULL: Sequence[str] = ('eval.also={greedy={temperature=0}, unseen={split="unseen", options={split="unseen", n=128}}}',)
 SHORT: Sequence[str] = ("run.steps=12", 'eval.options={split="test", n=128, quoted=1}')
-CONTROL = Stage(500, 0.25, 0.4, unchanged=0.35)
-"""The control: more of the last stage, 8 demonstrations a step, for about the CPU time of 40 steps of reinforcement
+CONTROL = Stage(1000, 0.25, 0.4, unchanged=0.35)
+"""The control: more of the last stage, 8 demonstrations a step, for about the CPU time of 50 steps of reinforcement
 learning."""
 BAR = {"patch_lines": 0.20, "tests": 0.10}
 """Least pooled gain of the sampled policy on held-out tasks."""

@@ -225,6 +225,20 @@ async def test_a_dead_remote_is_said_at_once() -> None:
             pass
 
 
+async def test_a_server_that_speaks_no_http_does_not_make_us_tell_the_key() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"who is there?\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(RemoteFault, match="cannot be reached") as told:
+            async with Remote(f"http://127.0.0.1:{port}/v1", model="m", key=KEY):
+                pass
+    assert KEY not in str(told.value)
+
+
 async def test_a_busy_remote_is_asked_again() -> None:
     statuses = iter([429, 503, 200])
 
@@ -256,6 +270,9 @@ async def test_the_episodes_tokens_are_what_the_remote_reports() -> None:
         status, raw = await post(session, "chat", SPEAKERS["chat"].body([*ASK, said, *ASK]))
         assert (status, json.loads(raw)["error"]["code"]) == (400, "context_length_exceeded")
         assert session.limit == "tokens"
+    async with listening(handler) as url, relay(url, limits=Limits(tokens=12, seconds=30.0)) as session:
+        await speak(session, "chat", ASK)
+        assert session.limit == "tokens", "nobody knew before"
 
 
 async def test_a_client_that_goes_away_stops_the_remote() -> None:

@@ -20,9 +20,13 @@ import pytest
 from anthropic import Anthropic
 from openai import APIStatusError, OpenAI
 
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.gateway import Remote, Server
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.serve import DEFAULTS, USED, Choice, choose
+from coderepairrl.serve.admin import Admin
+from coderepairrl.serve.sessions import Sessions
+from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHOWN, Served, Start, command
 
@@ -215,6 +219,19 @@ def test_models_that_are_none_and_settings_that_do_nothing(tmp_path: Path, minia
         chosen(str(miniature), "train.lr=1")
     with pytest.raises(ConfigError, match=r"engine\.options\.attempts"):
         chosen("http://127.0.0.1:9/v1", "engine.options.attempts=0")
+
+
+async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:
+    source = Remote("http://127.0.0.1:9/v1", model="m")
+    sessions = Sessions(Server(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())
+    address, first = tmp_path / "a.sock", Admin(sessions, source)
+    await first.start(socket=address)
+    with pytest.raises(UsageError, match="in use"):
+        await Admin(sessions, source).start(socket=address)
+    await first.stop()
+    again = Admin(sessions, source)
+    assert await again.start(socket=address) == f"unix:{address}", "a dead one's is"
+    await again.stop()
 
 
 def test_what_cannot_be_served_says_why(miniature: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
 
         repaired = await attempt(_repair(), Limits(tokens=_PLENTY, seconds=_SECONDS))
         calls = await attempt(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
-        tokens = await attempt(lambda it: _again(it, _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
+        tokens = await attempt(lambda it: _again(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
         time = await attempt(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
         broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
     refused = f"{len(calls.turns)} calls, {calls.limit or calls.ending}"
@@ -97,7 +97,7 @@ def _repaired(agent: Program, trial: _Trial) -> list[Check]:
         Check("ends by itself", trial.ending == "submitted", trial.ending),
         Check(f"speaks {agent.recipe.dialect}", dialects == [agent.recipe.dialect], ", ".join(dialects)),
         Check("states the issue", said(requests[:1], PROMPT)),
-        Check("shows what is in the repository", said(requests[1:], "return a - b")),
+        Check("shows what is in the repository", said(requests[:2], "return a - b")),
         Check("edits arrive in the diff", edited, "" if edited else trial.diff),
         Check("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
         Check("its calls are recorded", bool(turns) and all(turn.masked == "relayed" for turn in turns), kept),
@@ -126,13 +126,9 @@ async def _attempt(
 
 
 def _repair() -> Behaviour:
-    """A script that looks, edits, and says that it is done, by tools or in the words of an agent that has none."""
-    steps: Iterator[Callable[[Request], Answer]] = chain([_look, _edit], repeat(_done))
+    """A script that looks, edits, and says that it is done; without tools, that gets an edit wrong and then right."""
+    steps: Iterator[Callable[[Request], Answer]] = chain([_again, _edit], repeat(_done))
     return lambda request: next(steps)(request)
-
-
-def _look(request: Request) -> Answer:
-    return command(request, "cat add.py")
 
 
 def _edit(request: Request) -> Answer:

@@ -115,8 +115,8 @@ class Remote:
         max_tokens_name: ``max_completion_tokens`` for models that insist on it.
         extra_body: added to every request.
 
-    Entering it asks for the remote's models. Raises `RemoteFault` when it is not there, and `UsageError` when it does
-    not know `model`, or has several.
+    Entering it asks for the remote's models. Raises `RemoteFault` when it is not there or refuses the key, and
+    `UsageError` when no `model` is named and there is not just one.
     """
 
     masked = "relayed"
@@ -219,9 +219,10 @@ class Remote:
 
     async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         """The data of server-sent events up to ``[DONE]``."""
-        rest = b""
+        rest, total = b"", 0
         async for piece in answer.content.iter_any():
-            *lines, rest = (rest + self._bounded(piece, len(rest))).split(b"\n")
+            *lines, rest = (rest + self._bounded(piece, total)).split(b"\n")
+            total += len(piece)
             for line in lines:
                 data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
@@ -264,7 +265,8 @@ class Remote:
         return _Busy(fault, after) if after <= MAX_PAUSE else fault
 
     def _unreachable(self, error: Exception) -> RemoteFault:
-        return RemoteFault(f"{self.url} cannot be reached: {error!r}", fix="check the URL; it ends in /v1 with most")
+        why = f"{type(error).__name__}: {error}"  # not its repr, which has the headers of the request
+        return RemoteFault(f"{self.url} cannot be reached: {why}", fix="check the URL; it ends in /v1 with most")
 
     async def _cards(self) -> list[dict[str, Any]]:
         """What it says of its models, which is nothing with some. Raises `RemoteFault`."""

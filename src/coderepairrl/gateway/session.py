@@ -260,13 +260,16 @@ class Session:
             self.limit = self.limit or budget.limit
         call.publish(rest)
         usage = generation.usage
+        limit, most = min(self._most.items(), key=lambda item: item[1])
+        if usage.context > most:  # only somebody else's model can be asked for more than it may: nobody counts before
+            self.limit = self.limit or limit
         call.outcome = Outcome(
             turn=turn,
             message=message,
             malformed=reply.malformed,
             usage=usage,
             stop=generation.stopped_by,
-            remaining_tokens=max(0, min(self._most.values()) - usage.context),
+            remaining_tokens=max(0, most - usage.context),
             remaining_calls=max(0, self.limits.calls + 2 - self._started),
             limit=self.limit,
         )

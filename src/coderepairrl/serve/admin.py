@@ -81,7 +81,7 @@ class Admin:
         except OSError as error:
             await self._runner.cleanup()
             where = socket or f"{host}:{port}"
-            raise UsageError(f"cannot listen on {where}: {error.strerror}", fix="choose another") from error
+            raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="choose another") from error
 
     async def stop(self) -> None:
         """Answer nobody any more."""

@@ -77,6 +77,8 @@ async def serve(
         server = Server(source, sampling=sampling, on_turn=on_turn)
         parts.push_async_callback(server.stop)
         await server.start(places.host, places.port, places.socket)
+        if places.socket is not None:
+            parts.callback(places.socket.unlink, missing_ok=True)
         sessions = Sessions(server, limits(config), record)
         parts.push_async_callback(sessions.close_all)
         by_port = places.admin_port is not None

@@ -157,6 +157,10 @@ def _key(variable: str) -> str:
     key = os.environ.get(variable or "OPENAI_API_KEY", "")
     if variable and not key:
         raise UsageError(f"the environment variable {variable} is not set", fix=f"export {variable}=...")
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent", fix="is there a line break in it?"
+        )
     return key
 
 

@@ -122,6 +122,22 @@ def test_ordinary_text_is_tokenized_as_ever(merging: Path) -> None:
     assert inert[: len(codec.encode(text)) - 5] == codec.encode(text)[:-5]
 
 
+@pytest.mark.parametrize("folder", ["miniature", "merging"])
+def test_texts_that_wait_for_their_ids_change_nothing(folder: str, request: pytest.FixtureRequest) -> None:
+    """A renderer that is given every id at once writes the same."""
+    codec = tokens.load(request.getfixturevalue(folder))
+    long = Path(__file__).read_text().replace("<", "(")[:3000]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": long})}}
+    asked = [{"role": "system", "content": long}, {"role": "user", "content": "short"}]
+    news = [{"role": "tool", "tool_call_id": "c", "content": text} for text in (long, "", "short", f"\n{long}é")]
+    said = {"role": "assistant", "content": long, "tool_calls": [call]}
+    plain = {"tools": list(TOOLS), "add_generation_prompt": True}
+    assert codec.render([*asked, said, *news], TOOLS) == codec.renderer.render_ids([*asked, said, *news], **plain)
+    prompt, output = codec.render(asked, TOOLS), [*codec.encode(long), codec.stop_ids[0]]
+    whole = codec.renderer.bridge_to_next_turn(prompt, output, news, tools=list(TOOLS)).token_ids
+    assert codec.extend(prompt, output, news, TOOLS) == whole[len(prompt) + len(output) :]
+
+
 def test_lone_surrogates_are_refused(codec: tokens.Codec) -> None:
     with pytest.raises(ValueError):
         codec.render([{"role": "user", "content": "a\udc00b"}])

@@ -170,16 +170,15 @@ class Train(Section):
     """Of matrix products. Trained weights, gradients and optimiser state are float32; with `bf16` the weights below
     adapters, and all weights that an engine is given, are bfloat16."""
     gradient_checkpointing: bool = False
-    """Keep one activation per layer and compute the rest again: less memory, a third more time."""
+    """Keep one activation per layer and compute the rest again in the backward pass."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """`adamw_8bit` needs the package bitsandbytes."""
     attention: Literal["rows", "flash_attention_2"] = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
     """Learner processes on this machine, one per device, that share each batch."""
-    strategy: Literal["ddp", "fsdp2", "zero2", "zero3"] = "ddp"
-    """What they share beside it: nothing; weights, gradients and optimiser state (`fsdp2`, `zero3`); the latter two
-    (`zero2`). ZeRO needs the extra deepspeed."""
+    strategy: Literal["ddp", "fsdp2"] = "ddp"
+    """What they share beside it: nothing, or with `fsdp2` weights, gradients and optimiser state, layer by layer."""
 
 
 class Eval(Section):

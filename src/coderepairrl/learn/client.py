@@ -17,6 +17,7 @@ from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
+_GRACE = 5.0
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
@@ -124,17 +125,19 @@ class Learner:
         return replies[0]["ok"]
 
     async def _replies(self) -> list[Frame]:
-        """One of each process. Those left by one that died would wait for it, perhaps forever: they are killed."""
+        """One of each process. When one died, those that wait for it are given time to say so, and are killed."""
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
-        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
-        if any(reply.exception() for reply in done):
-            for child, reply in zip(self._children, waiting, strict=True):
-                if not reply.done() and child.process.poll() is None:
-                    child.process.kill()
-                    reply.cancel()
-            ended = await asyncio.gather(*waiting, return_exceptions=True)
-            raise ChildDied("\n".join(str(end) for end in ended if isinstance(end, ChildDied)))
-        return [reply.result() for reply in waiting]
+        done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        if not any(reply.exception() for reply in done):
+            return [reply.result() for reply in waiting]
+        if left:
+            _, left = await asyncio.wait(left, timeout=_GRACE)
+        for child, reply in zip(self._children, waiting, strict=True):
+            if reply in left:
+                child.process.kill()
+                reply.cancel()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        raise ChildDied("\n".join(str(end) for end in ended if isinstance(end, ChildDied)))
 
 
 async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -> None:

@@ -31,6 +31,7 @@ from coderepairrl.learn.settings import Form, LearnSettings
 ATTENTION = "coderepairrl_rows"
 LOGITS = 1 << 26
 """Logits (tokens times vocabulary) that are held at once: 256 MiB in float32."""
+_MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for the weights too
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest value
@@ -145,10 +146,13 @@ class Policy:
     @classmethod
     def load(cls, folder: Path, settings: LearnSettings = DEFAULTS, device: torch.device = CPU) -> Policy:
         """The model in `folder`. Raises `UsageError` when there is none or it cannot be trained packed."""
+        if (folder / adapters.CONFIG).is_file():
+            raise UsageError(
+                f"{folder} holds adapters, not a model",
+                fix="merge them first (peft: merge_and_unload, save_pretrained)",
+            )
         if not (folder / "config.json").is_file():
             raise UsageError(f"{folder} holds no model: config.json is missing")
-        if (folder / adapters.CONFIG).is_file():
-            raise UsageError(f"{folder} holds adapters, not a model", fix="crrl merge makes a model of them and theirs")
         if settings.attention == "flash_attention_2" and not is_flash_attn_2_available():
             raise PrerequisiteError(
                 "train.attention=flash_attention_2 needs a GPU and the package flash-attn",
@@ -221,10 +225,12 @@ class Policy:
             self._write_layout(folder, stem)
 
     def _write_layout(self, folder: Path, stem: str) -> None:
+        adapter = stem == adapters.FILE
         for file in self.folder.iterdir():
-            if file.is_file() and file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name:
+            layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
+            if file.is_file() and layout and not (adapter and file.name in _MODELS_OWN):
                 shutil.copyfile(file, folder / file.name)
-        if stem == adapters.FILE and self.settings.lora is not None:
+        if adapter and self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:

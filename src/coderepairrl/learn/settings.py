@@ -13,7 +13,7 @@ OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 Attention = Literal["rows", "flash_attention_2"]
-Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
+Strategy = Literal["ddp", "fsdp2"]
 Form = Literal["model", "adapter"]
 """What an engine is given: a whole model, or adapters on the model it has."""
 
@@ -102,8 +102,7 @@ class LearnSettings:
     processes: int = 1
     """Learner processes, one per device, that share each batch."""
     strategy: Strategy = "ddp"
-    """What the processes share beside the batch: nothing, or (``fsdp2``, ``zero3``) weights, gradients and optimiser
-    state, or (``zero2``) the latter two."""
+    """What the processes share beside the batch: nothing, or with ``fsdp2`` weights, gradients and optimiser state."""
 
     @property
     def clip(self) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""One of several learner processes that share a batch, through accelerate: DDP, FSDP2, DeepSpeed's ZeRO-2 and ZeRO-3.
+"""One of several learner processes that share a batch, and with FSDP2 the model too, through accelerate.
 
 The losses' denominators are those of the whole batch, so that gradients of processes add up. The frameworks average
 gradients instead, so each loss is multiplied by the number of processes.
@@ -12,22 +12,16 @@ from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
-from torch import Tensor, distributed
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.learn.parallel import Alone, T
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
 
 RANK, RANKS, MEETING = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
 """Environment of a learner process that is one of several: its number, how many, and the file over which they meet."""
-
-
-def join(settings: LearnSettings) -> Together:
-    """This process's part. Raises `PrerequisiteError` when DeepSpeed is asked for and missing."""
-    return (Zero if settings.strategy in ("zero2", "zero3") else Together)(settings)
 
 
 class Together(Alone):
@@ -77,6 +71,7 @@ class Together(Alone):
     def _plugin(self, policy: Policy) -> dict[str, Any]:
         if self.settings.strategy == "ddp":
             return {}
+        # weights are gathered in bfloat16, gradients reduced in float32; those below adapters are bfloat16 anyway
         full_bf16 = self.settings.precision == "bf16" and self.settings.lora is None
         mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         return {
@@ -89,36 +84,3 @@ class Together(Alone):
                 mixed_precision_policy=mixed if full_bf16 else None,
             )
         }
-
-
-class Zero(Together):
-    """One of several processes under DeepSpeed: gradients and optimiser state are shared, with stage 3 weights too."""
-
-    def _plugin(self, policy: Policy) -> dict[str, Any]:
-        _need_deepspeed()
-        config = {
-            "train_micro_batch_size_per_gpu": 1,
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": self.settings.max_grad_norm,
-            "zero_optimization": {"stage": 3 if self.settings.strategy == "zero3" else 2},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
-        return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=config)}
-
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this process's share."""
-        self._engine.backward(loss * self.ranks)
-
-    @property
-    def _engine(self) -> Any:
-        return self.policy.module
-
-
-def _need_deepspeed() -> None:
-    try:
-        import deepspeed  # noqa: F401
-    except ImportError as error:
-        raise PrerequisiteError(
-            f"DeepSpeed cannot be used: {error}", fix="pip install 'coderepairrl[deepspeed]', or train.strategy=fsdp2"
-        ) from error

@@ -204,9 +204,9 @@ class Trainer:
 def _parallel(settings: LearnSettings) -> Alone:
     if settings.processes == 1:
         return Alone(settings)
-    from coderepairrl.learn.together import join  # accelerate takes its time to load
+    from coderepairrl.learn.together import Together  # accelerate takes its time to load
 
-    return join(settings)
+    return Together(settings)
 
 
 def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:

@@ -1,0 +1,136 @@
+"""Adapters: they start as nothing, alone are trained, and are read by peft, transformers and the engines."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import torch
+
+from coderepairrl.engines import TinyEngine
+from coderepairrl.errors import UsageError
+from coderepairrl.learn import LearnSettings, LoraSettings
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.types import Sampling
+
+LENGTHS = [30, 12, 45, 8]
+SETTINGS = LearnSettings("grpo", lr=1e-2, lora=LoraSettings(rank=4, alpha=8))
+
+
+@pytest.fixture(scope="module")
+def trained(miniature, make_rows):
+    trainer = Trainer(miniature, SETTINGS)
+    for seed in range(2):
+        trainer.step(make_rows(LENGTHS, seed))
+    return trainer
+
+
+def state(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.policy.state()}
+
+
+def score(model, rows):
+    found = []
+    with torch.no_grad():
+        for row in rows:
+            logits = model(input_ids=torch.tensor([row.ids])).logits[0, :-1]
+            found.append(logits.log_softmax(-1).gather(1, torch.tensor(row.ids)[1:, None])[:, 0])
+    return torch.cat(found)
+
+
+def ours(trainer, rows):
+    return torch.tensor([p for row in trainer.logprobs([row.ids for row in rows], 1.0) for p in row])
+
+
+def test_adapters_start_as_nothing_and_are_all_that_is_trained(miniature, make_rows):
+    rows = make_rows(LENGTHS)
+    plain, trainer = Trainer(miniature, LearnSettings("grpo")), Trainer(miniature, SETTINGS)
+    before = {name: p.clone() for name, p in trainer.policy.model.named_parameters()}
+    assert torch.equal(ours(plain, rows), ours(trainer, rows))
+    assert {name.split(".")[-3] for name in trainer.policy.parameters} == {"lora_A", "lora_B"}
+    assert len(trainer.policy.parameters) == 2 * 7 * 2  # two matrices, seven layers of linear maps, two blocks
+    trainer.step(rows)
+    moved = {name for name, p in trainer.policy.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == set(trainer.policy.parameters)
+    assert {id(p) for p in trainer.optimizer.state} == {id(p) for p in trainer.policy.parameters.values()}
+    with trainer.policy.initial():
+        assert torch.equal(ours(trainer, rows), ours(plain, rows))  # adapters off: the reference, exactly
+    assert not torch.equal(ours(trainer, rows), ours(plain, rows))
+
+
+def test_a_checkpoint_is_what_peft_and_transformers_read(miniature, make_rows, trained, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    trained.save(tmp_path / "c")
+    rows = make_rows(LENGTHS, 5)
+    expected = ours(trained, rows)
+    base = AutoModelForCausalLM.from_pretrained(miniature, dtype=torch.float32)
+    assert (score(PeftModel.from_pretrained(base, tmp_path / "c"), rows) - expected).abs().max().item() < 1e-5
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)  # finds its base by itself
+    assert (score(whole, rows) - expected).abs().max().item() < 1e-5
+    assert (tmp_path / "c" / "tokenizer.json").is_file()
+    with pytest.raises(UsageError, match="adapters, not a model"):
+        Policy.load(tmp_path / "c")
+
+
+def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, trained, tmp_path):
+    settings = replace(SETTINGS, beta=0.1, updates_per_batch=2)
+    straight = Trainer(miniature, settings)
+    straight.step(make_rows(LENGTHS))
+    straight.save(tmp_path / "c")
+    expected = straight.step(make_rows(LENGTHS, 1))
+    assert expected["kl"] > 0
+    resumed = Trainer(miniature, settings)
+    resumed.step(make_rows(LENGTHS, 9))  # a state to be forgotten
+    resumed.restore(tmp_path / "c")
+    assert resumed.step(make_rows(LENGTHS, 1)) == expected
+    assert all(torch.equal(tensor, state(resumed)[name]) for name, tensor in state(straight).items())
+    with pytest.raises(UsageError, match="another model"):
+        Trainer(miniature, replace(SETTINGS, lora=LoraSettings(rank=2))).restore(tmp_path / "c")
+
+
+def test_published_merged_or_as_adapter(miniature, make_rows, trained, tmp_path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    before = {name: p.clone() for name, p in trained.policy.model.named_parameters()}
+    merged, version, _ = trained.publish(tmp_path / "merged")
+    adapter, _, checksum = trained.publish(tmp_path / "adapter", "adapter")
+    assert version == 2
+    assert all(torch.equal(p, before[name]) for name, p in trained.policy.model.named_parameters())
+    file = adapter / "adapter_model.safetensors"
+    assert checksum == hashlib.sha256(file.read_bytes()).hexdigest()
+    base = AutoModelForCausalLM.from_pretrained(miniature, dtype=torch.float32)
+    theirs = PeftModel.from_pretrained(base, adapter).merge_and_unload().state_dict()
+    written = safetensors.torch.load_file(merged / "model.safetensors")
+    assert written.keys() == safetensors.torch.load_file(miniature / "model.safetensors").keys()
+    assert all((theirs[name] - tensor).abs().max().item() < 1e-6 for name, tensor in written.items())
+    alone = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    rows = make_rows(LENGTHS, 5)
+    assert (score(alone, rows) - ours(trained, rows)).abs().max().item() < 1e-5
+    with pytest.raises(ValueError, match="no adapters"):
+        Trainer(miniature, LearnSettings()).publish(tmp_path, "adapter")
+
+
+async def test_the_tiny_engine_serves_a_run_of_adapters(miniature, trained, tmp_path):
+    """What it samples from the merged weights has the logprobs of the trainer's adapters."""
+    engine = await TinyEngine.start(miniature, log_dir=tmp_path)
+    try:
+        assert await engine.load(*trained.publish(tmp_path / "w")) == 2
+        chunks = [chunk async for chunk in engine.generate((65, 66, 67), Sampling(max_tokens=12), seed=1)]
+    finally:
+        await engine.close()
+    ids = [token for chunk in chunks for token in chunk.ids]
+    sampled = [p for chunk in chunks for p in chunk.logprobs]
+    assert {chunk.version for chunk in chunks} == {2}
+    (expected,) = trained.logprobs([(65, 66, 67, *ids)], 1.0)
+    assert max(abs(a - b) for a, b in zip(sampled, expected[2:], strict=True)) < 1e-4
+
+
+def test_refuses_targets_that_the_model_does_not_have(miniature):
+    with pytest.raises(UsageError, match="no linear layer 'query'"):
+        Trainer(miniature, LearnSettings(lora=LoraSettings(targets=("q_proj", "query"))))

@@ -1,0 +1,100 @@
+"""Options that trade time for memory change nothing else: bfloat16, checkpointing, chunks of logits, 8-bit moments."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import torch
+from peak import Peak
+
+from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.learn import LearnSettings, LoraSettings
+from coderepairrl.learn.pack import pack
+from coderepairrl.learn.policy import Policy, init_random
+from coderepairrl.learn.trainer import Trainer
+
+LENGTHS = [30, 12, 45, 8, 21, 33]
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+def gradient(policy, batch, **options):
+    with Peak() as peak:
+        policy.logprobs(batch, 0.9, **options).square().sum().backward()
+    found = {name: p.grad.clone() for name, p in policy.parameters.items()}
+    policy.model.zero_grad()
+    return found, peak.bytes
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_checkpointing_equals_none_in_less_memory(lora, miniature, make_rows):
+    batch = pack(make_rows([200, 150]))
+    kept, much = gradient(Policy.load(miniature, LearnSettings(lora=lora)), batch)
+    again, little = gradient(Policy.load(miniature, LearnSettings(lora=lora, gradient_checkpointing=True)), batch)
+    assert max(value.abs().max().item() for value in kept.values()) > 1e-3
+    assert all((again[name] - value).abs().max().item() < 1e-6 for name, value in kept.items())
+    assert little < 0.7 * much
+
+
+def test_chunked_logits_equal_whole_ones_in_less_memory(make_rows, tmp_path):
+    """A small network with many words: what is held is the logits."""
+    from transformers import Qwen3Config
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    Qwen3Config(vocab_size=4096, num_key_value_heads=1, head_dim=16, **sizes).save_pretrained(tmp_path)
+    init_random(tmp_path, tmp_path / "model", 0)
+    policy, batch = Policy.load(tmp_path / "model"), pack(make_rows([300]))
+    whole, much = gradient(policy, batch)
+    chunked, little = gradient(policy, batch, logits=16 * 4096)
+    for name, value in whole.items():
+        assert (chunked[name] - value).abs().max().item() < 1e-6 * max(1.0, value.abs().max().item()), name
+    logits = 4 * len(batch.at_N) * 4096
+    assert much > 2 * logits  # with their gradient
+    assert little < logits
+
+
+def test_bf16_computes_in_bfloat16_and_trains_in_float32(miniature, make_rows, tmp_path):
+    rows = make_rows(LENGTHS)
+    exact = Trainer(miniature, LearnSettings("grpo", lr=1e-3))
+    for lora in (None, LORA):
+        trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-3, precision="bf16", lora=lora))
+        dtypes = {p.requires_grad: p.dtype for p in trainer.policy.model.parameters()}
+        assert dtypes == ({True: torch.float32} if lora is None else {True: torch.float32, False: torch.bfloat16})
+        a, b = (torch.tensor(t.logprobs([rows[0].ids], 1.0)[0]) for t in (exact, trainer))
+        assert a.dtype == b.dtype == torch.float32
+        assert 0 < (a - b).abs().max().item() < 0.05  # another precision, the same model
+        trainer.step(rows)
+        assert {v.dtype for s in trainer.optimizer.state.values() for v in s.values()} == {torch.float32}
+        path, _, _ = trainer.publish(tmp_path / str(lora is None))
+        assert {t.dtype for t in safetensors.torch.load_file(path / "model.safetensors").values()} == {torch.bfloat16}
+        trainer.save(tmp_path / "c")
+        resumed = Trainer(miniature, trainer.settings)
+        resumed.restore(tmp_path / "c")
+        assert resumed.step(rows) == trainer.step(rows)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_what_is_not_installed_is_named(miniature):
+    with pytest.raises(PrerequisiteError, match="bitsandbytes") as refusal:
+        Trainer(miniature, LearnSettings(optimizer="adamw_8bit"))
+    assert "pip install bitsandbytes" in refusal.value.fix
+    with pytest.raises(PrerequisiteError, match="flash-attn"):
+        Trainer(miniature, LearnSettings(attention="flash_attention_2", precision="bf16"))
+
+
+def test_settings_that_contradict_each_other_are_refused():
+    for bad in (
+        {"precision": "fp8"},
+        {"attention": "flash_attention_2"},  # in float32
+        {"strategy": "fsdp2"},  # among one process
+        {"strategy": "fsdp2", "processes": 2, "beta": 0.1},  # a second whole model
+        {"strategy": "fsdp2", "processes": 2, "optimizer": "adamw_8bit"},
+        {"processes": 0},
+    ):
+        with pytest.raises(ConfigError):
+            LearnSettings(**bad)
+    with pytest.raises(ConfigError):
+        LoraSettings(rank=0)
+    assert replace(LearnSettings(), lora=LORA).lora.scaling == 2.0

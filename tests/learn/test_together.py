@@ -1,0 +1,109 @@
+"""Several learner processes: the same as one, over gloo, as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+
+from coderepairrl.errors import LearnerFault, RunError, UsageError
+from coderepairrl.learn import Learner, LearnSettings, LoraSettings
+from coderepairrl.learn.pack import deal
+from coderepairrl.learn.trainer import Trainer
+
+BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2)]  # with a row too few for each process, too
+SETTINGS = LearnSettings("grpo", lr=1e-2, micro_tokens=50, eps_low=0.3, eps_high=0.3, max_grad_norm=1e9)
+LORA = LoraSettings(rank=4, alpha=8)
+
+
+@asynccontextmanager
+async def learner(model, tmp_path, settings):
+    running = await Learner.start(model, settings, log_dir=tmp_path / "logs", publish_dir=tmp_path / "weights")
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def close_to(ours, theirs, tolerance=1e-5):
+    counts = ("micro_batches",)  # rows are dealt in other micro-batches
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert name in counts or ours[name] == pytest.approx(value, rel=1e-4, abs=tolerance), name
+
+
+async def same_as_one(model, make_rows, tmp_path, settings):
+    """Steps, checkpoint, resume and published weights of two processes, against one trainer; one of them is killed."""
+    alone = Trainer(model, replace(settings, processes=1, strategy="ddp"))
+    async with learner(model, tmp_path, settings) as two:
+        for lengths, seed in BATCHES:
+            close_to(await two.step(make_rows(lengths, seed)), alone.step(make_rows(lengths, seed)))
+        published = await two.publish()
+        ours = safetensors.torch.load_file(published.path / "model.safetensors")
+        theirs = safetensors.torch.load_file(alone.publish(tmp_path / "alone")[0] / "model.safetensors")
+        assert ours.keys() == theirs.keys()
+        assert max((ours[name] - value).abs().max().item() for name, value in theirs.items()) < 2e-4
+        await two.save(tmp_path / "c")
+        blocked = tmp_path / "file"
+        blocked.write_text("")
+        with pytest.raises(RunError, match="could not save"):  # on one of them; the others do not wait for it
+            await two.save(blocked / "c")
+        with pytest.raises(UsageError, match="not a whole checkpoint"):
+            await two.restore(tmp_path / "nowhere")
+        with pytest.raises(LearnerFault, match="flat or void"):
+            await two.step([])
+        expected = await two.step(make_rows([20, 30], 4))
+        assert await two.restore(tmp_path / "c") == 3
+        assert await two.step(make_rows([20, 30], 4)) == expected  # bit for bit
+        alone.restore(tmp_path / "c")  # whoever wrote it
+        close_to(alone.step(make_rows([20, 30], 4)), expected)
+        rows = [row.ids for row in make_rows([9, 14])]
+        for a, b in zip(await two.logprobs(rows), alone.logprobs(rows, 1.0), strict=True):
+            assert a == pytest.approx(b, abs=2e-3)
+
+        pids = two.pids
+        os.kill(pids[1], signal.SIGSTOP)  # so that it dies in the middle, when the other one waits for it
+        step = asyncio.create_task(two.step(make_rows([20, 30], 4)))
+        await asyncio.sleep(0)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(LearnerFault, match=rf"process {pids[1]} killed by SIGKILL"):
+            await step
+    assert not any(map(alive, pids))
+
+
+async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
+    await same_as_one(miniature, make_rows, tmp_path, replace(SETTINGS, processes=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    "options",
+    [{"lora": LORA, "beta": 0.1}, {"gradient_checkpointing": True, "updates_per_batch": 2}],
+    ids=["lora, KL", "checkpointing, two updates"],
+)
+async def test_what_is_shared_makes_no_difference(strategy, options, miniature, make_rows, tmp_path):
+    await same_as_one(miniature, make_rows, tmp_path, replace(SETTINGS, processes=2, strategy=strategy, **options))
+
+
+def test_rows_are_dealt_in_whole_rounds_within_the_budget():
+    lengths = [30, 12, 45, 8, 21, 33, 60, 5, 5]
+    for ranks in (2, 3, 4):
+        parts = deal(lengths, 50, ranks)
+        assert sorted(at for part in parts for at in part) == list(range(len(lengths)))
+        assert all(sum(lengths[at] for at in part) <= 50 or len(part) == 1 for part in parts)
+        assert len(parts) % ranks == 0 or len(parts) == len(lengths)
+    assert deal([7], 50, 2) == [[0]]

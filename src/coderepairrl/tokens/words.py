@@ -83,7 +83,7 @@ def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # of what the dialects understand differently
             pattern = re.compile(_ascii(source), re.ASCII)
-    except (re.error, KeyError, FutureWarning):
+    except (re.error, KeyError, Warning):
         return None
     return None if pattern.groups else pattern
 

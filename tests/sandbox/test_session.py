@@ -14,6 +14,7 @@ import pytest
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
@@ -68,6 +69,21 @@ async def test_an_overlay_is_seen_inside_only(overlay: Bubblewrap, task: Task) -
         before = sorted(box.prepared.tree.rglob("*"))
         assert (await box.exec(["bash", "-c", "echo x > new; rm -rf .git app.py; mv bin d; chmod 0 d"])).ok
     assert sorted(overlay.state.rglob("new")) == [] and sorted(box.prepared.tree.rglob("*")) == before
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["kernel", "option"])
+async def test_without_overlays_workspaces_are_copied(
+    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch, copy: bool
+) -> None:
+    monkeypatch.setattr(bwrap_module, "OVERLAY_ABOVE", 0)
+    if not copy:
+        monkeypatch.setattr(bwrap_module, "_OVERLAY", "exit 3")
+    backend = Bubblewrap(copy=copy)
+    async with backend.open(task) as box:
+        assert (await box.exec(["stat", "-fc", "%T", "."])).output == b"tmpfs\n"
+    why = "option copy" if copy else "exit code 3"
+    assert backend.how_workspaces_open() == f"copied (no overlay: {why})"
+    backend.close()
 
 
 async def test_results_tell_how_a_command_ended(box: GuestSandbox) -> None:

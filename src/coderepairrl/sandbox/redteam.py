@@ -55,10 +55,14 @@ def tight(name: str) -> dict[str, Any]:
     return {limit: value for limit, value in TIGHT.items() if limit not in NOT_KEPT.get(name, ())}
 
 
+PATIENCE = 120.0
+"""Seconds that a probe has: one that needs seconds of CPU waits long for them on a machine that does other things."""
+
+
 class Stage(Protocol):
     """Where an attack runs: in a sandbox, or where nothing stops it."""
 
-    async def run(self, script: str, *, timeout: float = 30.0, max_bytes: int = 1 << 20) -> ExecResult:
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
         """A bash script in the workspace."""
         ...
 
@@ -130,7 +134,7 @@ class Inside:
     box: Sandbox
     target: Target
 
-    async def run(self, script: str, *, timeout: float = 30.0, max_bytes: int = 1 << 20) -> ExecResult:
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
         """As `Stage.run`."""
         return await self.box.exec(
             ["bash", "-c", script], env=self.target.env, timeout=timeout, max_bytes=max_bytes, stdin=b""
@@ -164,7 +168,7 @@ class Outside:
     target: Target
     user: int | None
 
-    async def run(self, script: str, *, timeout: float = 30.0, max_bytes: int = 1 << 20) -> ExecResult:
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
         """As `Stage.run`; nothing ends what outlives the command."""
         return await asyncio.to_thread(self._run, ["bash", "-c", script], timeout)
 

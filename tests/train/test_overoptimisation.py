@@ -64,7 +64,7 @@ def test_reward_up_and_tests_down_raises_it() -> None:
     found = alarm(records[:step], 60)
     assert found is not None
     assert found.reward > 0 > found.passed
-    assert (found.first, found.last) == (step - WINDOW + 1, step)
+    assert (found.first, found.last) == (step - max(WINDOW, step // 2) + 1, step)
     assert found.p < RATE / 9
     assert "rose by" in found.as_json()["text"]
 

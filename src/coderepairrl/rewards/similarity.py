@@ -7,7 +7,7 @@ import re
 from coderepairrl.rewards.gestalt import ratio
 from coderepairrl.rewards.text import TextReward
 
-_FILE = re.compile(r"(?=^diff --git)", re.MULTILINE)
+_FILE = "diff --git"
 _NAME = re.compile(r"diff --git a/(.*) b/")
 
 
@@ -46,8 +46,9 @@ def files(patch: bytes) -> dict[str, str]:
     'diff --git a/x b/x\\n+1'
     """
     found = {}
-    for part in _FILE.split(patch.decode("utf-8", "surrogateescape")):
+    before, *parts = ("\n" + patch.decode("utf-8", "surrogateescape")).split("\n" + _FILE)
+    for part in (before, *(_FILE + part for part in parts)):
         if text := part.strip():
-            name = _NAME.search(text.splitlines()[0])
+            name = _NAME.search(text.partition("\n")[0].splitlines()[0])
             found[name[1] if name else ""] = text
     return found

@@ -3,8 +3,9 @@
 A policy may find what a similarity reward pays for and tests do not (docs/rewards.md). So where tests are measured
 (`reward.tests=0`, or `reward.sampled_tests=0` for a quarter of the groups) the two are compared along the run.
 
-At every `EVERY`-th step the last `WINDOW` steps are looked at, and in them the tested attempts that are not empty (a
-rising mean may come from fewer empty patches alone). For a measure x, reward or tests passed, of attempts with steps t,
+At every `EVERY`-th step the newer half of all steps, but at least `WINDOW`, is looked at, and in it the tested attempts
+that are not empty (a rising mean may come from fewer empty patches alone). For a measure x, reward or tests passed, of
+attempts with steps t,
 
     T = sum over attempts of (t - mean t) (x - mean x)
 
@@ -26,7 +27,7 @@ from coderepairrl.types import Ending
 
 TESTS = "tests"
 WINDOW = 20
-"""Steps that are looked at."""
+"""Steps that are looked at, at least."""
 EVERY = 5
 """Steps between looks."""
 RATE = 0.05
@@ -86,14 +87,14 @@ def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:
     looks = (planned - WINDOW) // EVERY + 1
     window = {
         record["step"]: [Tested(tuple(group["rewards"]), tuple(group["passed"])) for group in record.get("tested", ())]
-        for record in steps[-WINDOW:]
+        for record in steps[-max(WINDOW, done // 2) :]
     }
     level = RATE / max(looks, 1)
     fall = trend(window, "passed")
     rise = trend(window, "rewards") if fall.p_fall < level else None
     if rise is None or rise.p_rise >= level:
         return None
-    return Alarm(done - WINDOW + 1, done, rise.change, fall.change, max(rise.p_rise, fall.p_fall))
+    return Alarm(min(window), done, rise.change, fall.change, max(rise.p_rise, fall.p_fall))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,11 @@ class _Trial:
 
     @property
     def ending(self) -> str:
-        """In a word, and with the program's last ones if it failed."""
-        return self.report.exit if self.report else str(self.error)
+        """In a word, or what failed, with the program's last line."""
+        if self.report:
+            return self.report.exit
+        what, _, rest = str(self.error).partition(": ")
+        return f"{what}: {rest.strip().rpartition(chr(10))[2]}"
 
     @property
     def stopped(self) -> bool:
@@ -74,12 +77,13 @@ async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
         time = await attempt(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
         broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
     refused = f"{len(calls.turns)} calls, {calls.limit or calls.ending}"
+    held = calls.stopped and 1 <= len(calls.turns) <= 3  # fewer, if it is told of the limit and heeds it
     in_time = time.ending == "time" or (time.stopped and time.limit == "time")
     # one that compacts its history makes room again and again, until its calls are spent
     spent = tokens.stopped and tokens.limit in ("tokens", "calls")
     return [
         *_repaired(agent, repaired),
-        Check("a limit of calls ends it", calls.stopped and calls.limit == "calls" and len(calls.turns) == 3, refused),
+        Check("a limit of calls ends it", held, refused),
         Check("spent tokens end it", spent, tokens.limit or tokens.ending),
         Check("a slow model ends with the time limit", in_time, time.limit or time.ending),
         Check("a broken endpoint is a fault", broken.stopped and bool(broken.fault), broken.fault or broken.ending),

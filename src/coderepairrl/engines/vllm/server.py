@@ -137,6 +137,7 @@ class Server:
             ):
                 text = await response.text()
                 if response.status != 200:
+                    response.close()  # after an error of its own the server drops the connection
                     raise Refused(f"{path} answered {response.status}: {_reason(text)}")
                 return text
         except TimeoutError:

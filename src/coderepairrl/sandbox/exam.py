@@ -216,14 +216,16 @@ async def processes(scene: Scene) -> str:
 
 async def memory(scene: Scene) -> str:
     """Memory is bounded, for one process and for many."""
-    hog = "import sys, time; x = bytearray(int(sys.argv[1]) << 20); print('got it', flush=True); time.sleep(20)"
+    hog = "import sys, time; x = bytearray(int(sys.argv[1]) << 20); print('got it', flush=True); time.sleep(10)"
     async with scene.open() as box:
         limit = getattr(getattr(scene.backend, "limits", None), "memory", 2 << 30) >> 20
         one = await box.exec(["python3", "-c", hog, str(limit * 2)], timeout=15)
         _expect(not one.ok and b"got it" not in one.output, "one process got twice the limit")
         share = f'for i in 1 2 3; do python3 -c "{hog}" {limit * 6 // 10} & done; wait'
-        many = await box.exec(["bash", "-c", share], timeout=15)
-        _expect(not many.ok and not many.timed_out, f"three processes got 1.8 times the limit: {many.output!r}")
+        many = await box.exec(["bash", "-c", share], timeout=60)
+        # The guest ends the command; if the kernel is first, it takes only as many processes as it must.
+        kept = many.exit_code == 137 or many.output.splitlines().count(b"got it") < 3
+        _expect(kept and not many.timed_out, f"three processes got 1.8 times the limit: {many.output!r}")
     return f"{limit} MiB"
 
 

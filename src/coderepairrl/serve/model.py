@@ -181,4 +181,10 @@ def _newest(run: Path) -> Path:
     saved = checkpoints(open_run(run))
     if not saved:
         raise UsageError(f"{run} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)")
-    return saved[max(saved)]
+    newest = saved[max(saved)]
+    if (newest / "adapter_config.json").is_file():
+        raise UsageError(
+            f"{newest} holds adapters, and only whole models are served here",
+            fix="merge them into their model (peft: merge_and_unload, save_pretrained) and name its folder",
+        )
+    return newest

@@ -119,9 +119,9 @@ async def collective_rpc(request: web.Request) -> web.Response:
         await asyncio.Event().wait()
     if name.startswith("refuse"):
         state.served = "half of " + name
-        return error(500, "shape mismatch")
+        return web.json_response({"results": [{}, {"error": "shape mismatch"}]})
     state.served = name
-    return web.json_response({"results": [None]})
+    return web.json_response({"results": [{}, {}]})
 
 
 async def change(request: web.Request) -> web.Response:

@@ -352,7 +352,10 @@ class VllmEngine:
 
     async def _swap(self, path: Path, version: int) -> None:
         with _as_folder(path) as folder:
-            await self._call("POST", "/collective_rpc", body={"method": "reload_policy", "args": [str(folder)]})
+            body = {"method": "reload_policy", "args": [str(folder)]}
+            workers = json.loads(await self._call("POST", "/collective_rpc", body=body))["results"]
+        if errors := [worker["error"] for worker in workers if "error" in worker]:
+            raise Refused(errors[0])
         # requests in flight give up their keys, too: they are recomputed under the new weights
         query = {"reset_running_requests": "true"}
         if not json.loads(await self._call("POST", "/reset_prefix_cache", query=query))["success"]:

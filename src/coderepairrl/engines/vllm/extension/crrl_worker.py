@@ -21,11 +21,20 @@ class Extension:
     reload_weights: Any
     model_runner: Any
 
-    def reload_policy(self, path: str) -> None:
+    def reload_policy(self, path: str) -> dict[str, str]:
         """Take on the weights in the folder `path`, and be sure of it; whoever calls has paused the server.
 
-        A head that is tied to the embedding is in no file, and on a CPU vLLM 0.32 serves a packed copy of the old one
-        for ever. Raises ValueError for weights that are not finite.
+        Returns nothing, or the ``error``: an exception would cost the caller its connection, and so the reason.
+        """
+        try:
+            self._reload(path)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {}
+
+    def _reload(self, path: str) -> None:
+        """A head that is tied to the embedding is in no file, and on a CPU vLLM 0.32 serves a packed copy of the old
+        one for ever. Raises ValueError for weights that are not finite.
         """
         if current_platform.is_cpu():
             _check(_stored(Path(path)))  # once they are packed, nobody can look at them

@@ -115,7 +115,7 @@ async def test_kill_and_resume_accounts_for_everything_once(project: Project, mo
     assert json.loads(again.stdout.splitlines()[-1])["version"] == summary["version"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 async def test_a_signal_finishes_the_log(project: Project, number: signal.Signals) -> None:
     with project.started("train", str(project.config), "run.steps=50") as process:
         await until(lambda: any(record["type"] == "step" for record in project.records()))

@@ -94,6 +94,13 @@ class Engine(Section):
     """An inference engine: `tiny` (CPU, embedded), `vllm`, or `module:Class` (docs/engines.md)."""
     options: dict[str, Any] = {}
     """Passed to the engine, for example `lora_rank`."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """GPUs that a server of ours sees, counted among those that `crrl` sees; empty is all of them (docs/cluster.md)."""
+    share_devices: bool = False
+    """Let engine and learner have the same GPUs. Neither makes room for the other: limit the engine's memory."""
+    weights_dir: str = ""
+    """A folder that the engine sees too, where weights lie on their way to it; empty is in memory. An engine on another
+    machine needs one on a shared file system."""
 
 
 class Rollout(Section):
@@ -177,6 +184,8 @@ class Train(Section):
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
     """Learner processes on this machine, one per device, that share each batch."""
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/cluster.md)."""
     strategy: Literal["ddp", "fsdp2"] = "ddp"
     """What they share beside it: nothing, or with `fsdp2` weights, gradients and optimiser state, layer by layer."""
 

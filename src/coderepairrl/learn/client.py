@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -52,15 +52,23 @@ class Learner:
         """Of the weights the learner holds: the number of batches they were trained on."""
 
     @classmethod
-    async def start(cls, model: Path, settings: LearnSettings, *, log_dir: Path, publish_dir: Path) -> Self:
+    async def start(
+        cls,
+        model: Path,
+        settings: LearnSettings,
+        *,
+        log_dir: Path,
+        publish_dir: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
         It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
-        `publish_dir`, for example below /dev/shm.
+        `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment.
         """
         learner = cls([], publish_dir)
         try:
-            learner._children = await _spawn(settings.processes, log_dir, publish_dir)
+            learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
             await learner._call("start", model=str(model.resolve()), settings=asdict(settings))
         except BaseException:
             await learner.close()
@@ -145,23 +153,23 @@ async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -
 
     Raises `UsageError` when `source` describes no model, and `LearnerFault`, `RunError` as `Learner` does.
     """
-    learner = Learner(await _spawn(1, log_dir, target), target)
+    learner = Learner(await _spawn(1, log_dir, target, {}), target)
     try:
         await learner._call("init_random", source=str(source.resolve()), target=str(target.resolve()), seed=seed)
     finally:
         await learner.close()
 
 
-async def _spawn(processes: int, log_dir: Path, shared: Path) -> list[Child]:
+async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
     """The processes, with what they need to find each other. All or none of them are started."""
     if processes == 1:
-        return [await Child.spawn(_MODULE, log=log_dir / "learner.log")]
+        return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)
     meeting = shared / f".ranks-{secrets.token_hex(8)}"
     children: list[Child] = []
     try:
         for rank in range(processes):
-            env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
+            env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
             env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GLOO_SOCKET_IFNAME": _LOOPBACK}
             log = log_dir / (f"learner-{rank}.log" if rank else "learner.log")
             children.append(await Child.spawn(_MODULE, log=log, env=env))

@@ -16,6 +16,7 @@ from coderepairrl.config import Config, load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.train.devices import VISIBLE, split
 from coderepairrl.train.history import History, read_history
 from coderepairrl.train.loop import evaluation_due, train
 from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_name
@@ -24,15 +25,16 @@ from coderepairrl.train.progress import Progress
 
 _MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
-    "run.over_optimisation",
+    *("run.over_optimisation", "train.devices"),
     *("rollout.concurrency", "eval.", "engine."),
 )
 """What a resumed run may set otherwise: nothing of it changes what an earlier step did."""
 _ENOUGH_DISK = 64 << 20
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(CodeRepairError):
-    """Ctrl-C or SIGTERM: the log is complete and the run can be resumed."""
+    """Ctrl-C, SIGTERM or SIGUSR1: the log is complete and the run can be resumed."""
 
     exit_code = ExitCode.INTERRUPTED
 
@@ -45,8 +47,8 @@ def folder_of(config: Config) -> RunFolder:
 async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train as `config` says and return the summary that ``--json`` prints.
 
-    Raises `Interrupted` after Ctrl-C or SIGTERM, and otherwise what stopped the run; the log is complete either
-    way, and ``resume`` continues it.
+    Raises `Interrupted` after Ctrl-C, SIGTERM or SIGUSR1, and otherwise what stopped the run; the log is complete
+    either way, and ``resume`` continues it.
     """
     with _signals() as received:
         try:
@@ -70,7 +72,9 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
 
 @contextmanager
 def _signals() -> Iterator[list[str]]:
-    """Ctrl-C and SIGTERM cancel the task, once: a second one must not tear what the first is tidying up.
+    """Ctrl-C, SIGTERM and SIGUSR1 cancel the task, once: a second one must not tear what the first is tidying up.
+
+    Schedulers send SIGUSR1 some time before they take the machine away (Slurm: ``--signal=USR1@300``).
 
     Yields the names of those that arrived.
     """
@@ -83,12 +87,12 @@ def _signals() -> Iterator[list[str]]:
             task.cancel()
         received.append(number.name)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _STOPPING:
         loop.add_signal_handler(number, stop, number)
     try:
         yield received
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _STOPPING:
             loop.remove_signal_handler(number)
 
 
@@ -140,6 +144,7 @@ def plan(config: Config) -> dict[str, Any]:
         "model": str(models.folder(config.model.path)),
         "sandbox": sandbox_name(config),
         "engine": config.engine.name,
+        "devices": {name: env.get(VISIBLE, "all") for name, env in split(config)._asdict().items()},
         "tasks": {"train": len(train_tasks), "held_out": {name: len(tasks) for name, tasks in eval_tasks.items()}},
         "steps": steps,
         "episodes_per_step": per_step,

@@ -23,6 +23,7 @@ from coderepairrl.protocols import Agent, Engine, SandboxBackend
 from coderepairrl.rollout import Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.workspace import check_workspace
+from coderepairrl.train import devices
 from coderepairrl.train.policy import LivePolicy, settings, start_learner
 from coderepairrl.train.progress import Progress
 from coderepairrl.types import Limits, Sampling, Task, Turn
@@ -61,6 +62,10 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
         parts.callback(log.close)
         shared = shared_folder(folder)
         parts.callback(shutil.rmtree, shared, ignore_errors=True)
+        outbox = shared
+        if config.engine.weights_dir:
+            outbox = shared_folder(folder, Path(config.engine.weights_dir))
+            parts.callback(shutil.rmtree, outbox, ignore_errors=True)
         model = await prepare_model(config, folder)
         codec = tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking)
         for fork in codec.verify():
@@ -69,10 +74,10 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
         async def start_engine() -> Engine:
             return await engines.make(config.engine.name, model, log_dir=folder.logs, **engine_options(config))
 
-        started, learner = await _both(start_engine(), start_learner(config, folder, model, shared))
+        started, learner = await _both(start_engine(), start_learner(config, folder, model, outbox))
         engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
         parts.push_async_callback(engine.close)
-        policy = LivePolicy(config, folder, model, engine, learner, shared)
+        policy = LivePolicy(config, folder, model, engine, learner, outbox)
         parts.push_async_callback(policy.close)
 
         def record(episode: str, turn: Turn) -> None:
@@ -151,9 +156,11 @@ def placed_agent(config: Config) -> tuple[Agent, SandboxBackend]:
 
 
 def engine_options(config: Config) -> dict[str, Any]:
-    """The engine's options. One that serves adapters is told how large they get, unless the user said so.
+    """The engine's options. One that serves adapters is told how large they get, unless the user said so; one that
+    starts a server is told its GPUs.
 
-    Raises `ConfigError` for an unknown engine or option, and for adapters larger than the engine takes.
+    Raises `ConfigError` for an unknown engine or option, for adapters larger than the engine takes, and what
+    `devices.split` raises.
     """
     options, lora = dict(config.engine.options), config.train.lora
     start = engines.check(config.engine.name, options)
@@ -164,6 +171,8 @@ def engine_options(config: Config) -> dict[str, Any]:
                 f"train.lora.rank={lora.rank}, and engine.options.lora_rank={largest}",
                 fix="leave engine.options.lora_rank out, or set it to 0 to send merged weights",
             )
+    if env := devices.split(config).engine:
+        options["env"] = {**options.get("env", {}), **env}
     return options
 
 
@@ -204,9 +213,9 @@ async def prepare_model(config: Config, folder: RunFolder) -> Path:
     return target
 
 
-def shared_folder(folder: RunFolder) -> Path:
+def shared_folder(folder: RunFolder, base: Path | None = None) -> Path:
     """`shared_path`, empty: cleared of what a killed process of this run left."""
-    path = shared_path(folder)
+    path = shared_path(folder, base)
     shutil.rmtree(path, ignore_errors=True)
     try:
         path.mkdir(mode=0o700)
@@ -216,8 +225,9 @@ def shared_folder(folder: RunFolder) -> Path:
     return path
 
 
-def shared_path(folder: RunFolder) -> Path:
-    """Where weights lie on their way to the engine: in memory where the system offers it, one folder per run."""
+def shared_path(folder: RunFolder, base: Path | None = None) -> Path:
+    """Where weights lie on their way to the engine, one folder per run: below `base`, else in memory where the system
+    offers it."""
     memory = Path("/dev/shm")
-    base = memory if memory.is_dir() else Path(tempfile.gettempdir())
+    base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
     return base / f"crrl-{hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]}"

@@ -14,13 +14,14 @@ from coderepairrl.errors import LearnerFault, RunError
 from coderepairrl.learn import Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
+from coderepairrl.train import devices
 from coderepairrl.train.history import History, episodes_of
 from coderepairrl.types import Episode, Sample
 
 
 def settings(config: Config) -> LearnSettings:
     """The learner's settings. Raises `ConfigError` for those that contradict each other."""
-    terms = config.train.model_dump(exclude={"advantage"})
+    terms = config.train.model_dump(exclude={"advantage", "devices"})
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
     lora = None if config.train.lora is None else LoraSettings(**terms["lora"])
     terms |= {"lora": lora}
@@ -34,7 +35,8 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 
 async def start_learner(config: Config, run: RunFolder, model: Path, publish_dir: Path) -> Learner:
     """A learner with the initial weights. Raises what `Learner.start` raises."""
-    return await Learner.start(model, settings(config), log_dir=run.logs, publish_dir=publish_dir)
+    env = devices.split(config).learner
+    return await Learner.start(model, settings(config), log_dir=run.logs, publish_dir=publish_dir, env=env)
 
 
 class LivePolicy:

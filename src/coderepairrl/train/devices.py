@@ -1,0 +1,85 @@
+"""Which GPUs the engine's processes see, and which the learner's: ``engine.devices`` and ``train.devices``.
+
+A number counts among the GPUs that this process sees, so that what a scheduler grants keeps its meaning.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from coderepairrl import engines
+from coderepairrl.config import Config
+from coderepairrl.errors import ConfigError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+Environment = dict[str, str]
+
+
+class Split(NamedTuple):
+    """What the children's environment has beside ours."""
+
+    engine: Environment
+    learner: Environment
+
+
+def split(config: Config) -> Split:
+    """The children's environment, empty where they see what this process sees.
+
+    Raises `ConfigError` for a GPU that is not there or named twice, for as many learner processes as have no GPU of
+    their own, and for GPUs of both engine and learner unless ``engine.share_devices`` is set.
+    """
+    serving, learning = config.engine.devices, config.train.devices
+    starts = _starts_a_server(config)
+    if serving and not starts:
+        raise ConfigError(
+            f"engine.devices={list(serving)}, and engine {config.engine.name!r} starts no process that takes GPUs",
+            fix="leave it out: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
+        )
+    if VISIBLE in config.engine.options.get("env", {}):
+        raise ConfigError(f"{VISIBLE} in engine.options.env", fix="name the engine's GPUs in engine.devices")
+    if learning and len(learning) != config.train.processes:
+        raise ConfigError(
+            f"train.devices={list(learning)} for train.processes={config.train.processes}",
+            fix="each learner process takes one GPU: give as many of one as of the other",
+        )
+    there = visible()
+    chosen = Split(
+        _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
+    )  # checked before they are compared
+    taken = set(serving or range(len(there))) & set(learning or range(len(there))[: config.train.processes])
+    if taken and starts and not config.engine.share_devices:
+        raise ConfigError(
+            f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))} of {len(there)}",
+            fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
+            ' the learner room: engine.options.args=["--gpu-memory-utilization", "0.4"]',
+        )
+    return chosen
+
+
+def visible() -> list[str]:
+    """The GPUs that this process sees, as CUDA names them: those it was given, else all that the machine has."""
+    given = os.environ.get(VISIBLE)
+    if given is None:
+        return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
+    return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in given.split(","))))
+
+
+def _starts_a_server(config: Config) -> bool:
+    options = config.engine.options
+    return "env" in inspect.signature(engines.check(config.engine.name, options)).parameters and not options.get("url")
+
+
+def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:
+    if len(set(wanted)) < len(wanted):
+        raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
+    if missing := [number for number in wanted if number >= len(there)]:
+        raise ConfigError(
+            f"{key}={list(wanted)}: there is no GPU {missing[0]}; {len(there)} are visible here",
+            fix=f"they count from 0 among the GPUs of this machine, or of {VISIBLE} where it is set",
+        )
+    return {VISIBLE: ",".join(there[number] for number in wanted)} if wanted else {}

@@ -1,0 +1,107 @@
+"""The GPUs that a config names are those that the engine's and the learner's processes see, and nobody else's."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import engines, models
+from coderepairrl.config import Config, load
+from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.errors import ConfigError
+from coderepairrl.runs import RunFolder
+from coderepairrl.train.command import plan
+from coderepairrl.train.devices import split, visible
+from coderepairrl.train.parts import engine_options, shared_folder, shared_path
+from coderepairrl.train.policy import start_learner
+
+FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture(autouse=True)
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a scheduler grants them: not the machine's first ones, and one by its name."""
+    monkeypatch.setenv(GPUS, "4,GPU-5f3c,6")
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    file = tmp_path / "run.toml"
+    file.write_text('engine = "vllm"\n[run]\nname = "devices"\n[tasks]\nsource = "handmade"\n')
+    return load(file, overrides)
+
+
+def environment(pid: int) -> dict[str, str]:
+    """Of a running process, as the kernel has it."""
+    entries = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_each_child_sees_its_own(tmp_path: Path) -> None:
+    package = tmp_path / "site/vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    shutil.copy(FAKE, package / "api_server.py")
+    about = tmp_path / "site/vllm-0.32.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package.parents[2]}"}}}}'
+    parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
+    model = models.folder("builtin:tiny")
+    engine = await engines.make("vllm", model, log_dir=tmp_path, **engine_options(parted))
+    try:
+        assert isinstance(engine, VllmEngine) and engine._server.pid is not None
+        seen = environment(engine._server.pid)
+        assert (seen[GPUS], seen["PYTHONPATH"].split(":")[-1]) == ("4,6", str(package.parents[2]))
+    finally:
+        await engine.close()
+    learner = await start_learner(parted, RunFolder(tmp_path / "run"), model, tmp_path)
+    try:
+        assert [environment(pid)[GPUS] for pid in learner.pids] == ["GPU-5f3c"]
+    finally:
+        await learner.close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "both take GPU 0 of 3"),
+        (("engine.devices=[0,1]",), "both take GPU 0 of 3"),
+        (("train.devices=[2]",), "both take GPU 2 of 3"),
+        (("engine.devices=[0,1]", "train.devices=[1,2]", "train.processes=2"), "both take GPU 1 of 3"),
+        (("engine.devices=[0,3]", "train.devices=[1]"), "there is no GPU 3; 3 are visible"),
+        (("engine.devices=[0]", "train.devices=[1,1]", "train.processes=2"), "names a GPU twice"),
+        (("engine.devices=[0]", "train.devices=[1,2]"), "for train.processes=1"),
+        (("engine=tiny", "engine.devices=[0]"), "starts no process that takes GPUs"),
+        (("engine.options.url='http://127.0.0.1:1'", "engine.devices=[0]"), "starts no process that takes GPUs"),
+        (("engine.options.env={CUDA_VISIBLE_DEVICES='0'}", "train.devices=[1]"), "in engine.options.env"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine_options(config(tmp_path, *overrides))
+
+
+def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parted(*overrides: str) -> tuple[str | None, str | None]:
+        chosen = split(config(tmp_path, *overrides))
+        return chosen.engine.get(GPUS), chosen.learner.get(GPUS)
+
+    assert parted("engine.share_devices=true") == (None, None)
+    assert parted("engine.share_devices=true", "engine.devices=[0]", "train.devices=[0]") == ("4", "4")
+    assert parted("engine.devices=[1,2]") == ("GPU-5f3c,6", None)  # the learner's one process takes the first
+    assert parted("engine=tiny", "train.devices=[2]") == (None, "6")
+    assert parted("engine.options.url='http://127.0.0.1:1'", "train.devices=[2]") == (None, "6")
+    assert plan(config(tmp_path, "engine.devices=[1,2]"))["devices"] == {"engine": "GPU-5f3c,6", "learner": "all"}
+    monkeypatch.setenv(GPUS, "")
+    assert visible() == [] and parted() == (None, None)  # where there is no GPU there is nothing to part
+
+
+def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    path = shared_folder(run, tmp_path)
+    assert path == shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
+    assert shared_path(run) != path

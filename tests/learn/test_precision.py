@@ -1,8 +1,7 @@
-"""Options that trade time for memory change nothing else: bfloat16, checkpointing, chunks of logits, 8-bit moments."""
+"""Options that trade time for memory change nothing else: bfloat16, checkpointing, chunks of logits."""
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -75,11 +74,7 @@ def test_bf16_computes_in_bfloat16_and_trains_in_float32(miniature, make_rows, t
         assert resumed.step(rows) == trainer.step(rows)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_what_is_not_installed_is_named(miniature):
-    with pytest.raises(PrerequisiteError, match="bitsandbytes") as refusal:
-        Trainer(miniature, LearnSettings(optimizer="adamw_8bit"))
-    assert "pip install bitsandbytes" in refusal.value.fix
     with pytest.raises(PrerequisiteError, match="flash-attn"):
         Trainer(miniature, LearnSettings(attention="flash_attention_2", precision="bf16"))
 
@@ -90,7 +85,6 @@ def test_settings_that_contradict_each_other_are_refused():
         {"attention": "flash_attention_2"},  # in float32
         {"strategy": "fsdp2"},  # among one process
         {"strategy": "fsdp2", "processes": 2, "beta": 0.1},  # a second whole model
-        {"strategy": "fsdp2", "processes": 2, "optimizer": "adamw_8bit"},
         {"processes": 0},
     ):
         with pytest.raises(ConfigError):

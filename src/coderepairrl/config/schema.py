@@ -178,8 +178,6 @@ class Train(Section):
     adapters, and all weights that an engine is given, are bfloat16."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the rest again in the backward pass."""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
-    """`adamw_8bit` needs the package bitsandbytes."""
     attention: Literal["rows", "flash_attention_2"] = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)

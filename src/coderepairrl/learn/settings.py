@@ -11,7 +11,6 @@ from coderepairrl.registry import nearest
 Algorithm = Literal["gspo", "grpo", "dr_grpo"]
 OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
-OptimizerName = Literal["adamw", "adamw_8bit"]
 Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2"]
 Form = Literal["model", "adapter"]
@@ -95,8 +94,6 @@ class LearnSettings:
     stay in float32; weights that only carry adapters are held in bfloat16, and weights are published in it."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the others again in the backward pass."""
-    optimizer: OptimizerName = "adamw"
-    """``adamw_8bit`` (bitsandbytes) holds the moments in 8 bits."""
     attention: Attention = "rows"
     """``rows`` is torch's own, row by row, on any device; ``flash_attention_2`` is one variable-length kernel."""
     processes: int = 1
@@ -150,7 +147,6 @@ class LearnSettings:
     def _check_processes(self) -> None:
         for name, value, known in (
             ("precision", self.precision, get_args(Precision)),
-            ("optimizer", self.optimizer, get_args(OptimizerName)),
             ("attention", self.attention, get_args(Attention)),
             ("strategy", self.strategy, get_args(Strategy)),
         ):
@@ -160,10 +156,6 @@ class LearnSettings:
         if sharded and self.processes == 1:
             raise ConfigError(
                 f"strategy={self.strategy} shares the model among processes, and there is one", fix="raise processes"
-            )
-        if sharded and self.optimizer != "adamw":
-            raise ConfigError(
-                f"{self.optimizer} cannot be shared among processes", fix="optimizer=adamw, or strategy=ddp"
             )
         if sharded and self.beta > 0 and self.lora is None:
             raise ConfigError(

@@ -15,7 +15,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from coderepairrl.errors import PrerequisiteError, UsageError
+from coderepairrl.errors import UsageError
 from coderepairrl.learn import weights
 from coderepairrl.learn.losses import LOSSES, Scale, Trained
 from coderepairrl.learn.metrics import Metrics
@@ -217,15 +217,7 @@ def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise PrerequisiteError(
-            f"train.optimizer={settings.optimizer}: {error}", fix="pip install bitsandbytes, or train.optimizer=adamw"
-        ) from error
-    return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
 
 
 def _trained(batch: MicroBatch, logp_N: Tensor, old_N: Tensor, ref_N: Tensor | None) -> Trained:

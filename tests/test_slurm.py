@@ -1,0 +1,179 @@
+"""The Slurm jobs, with commands of that name that run everything here: what they start, and what they do when stopped.
+
+This proves the scripts' logic. It proves nothing about Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = sorted((ROOT / "scripts" / "slurm").glob("*.sh"))
+
+STUBS = {
+    # options of srun are --name or --name=value
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+    "scontrol": 'echo "$@" >>"$CALLS/scontrol"; [ "$1" = requeue ] || printf "first\\nsecond\\n"',
+    "ssh": 'echo "$@" >>"$CALLS/ssh"; exec /bin/sleep 60',
+    "curl": "exit 0",
+    "sleep": "exec /bin/sleep 0.1",
+    # a run that is told that its time is up right after it began, and ends as `crrl train` does
+    "crrl": """
+echo "$@" >>"$CALLS/crrl"
+case "$*" in
+*--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\", \\"steps\\": 1}"; exit ;;
+*--resume* | *run.steps=0*) exit "${STATUS:-0}" ;;
+esac
+mkdir "$CALLS/run" && echo began >"$CALLS/run/log.jsonl"
+trap 'exit 130' USR1
+kill -USR1 "$PPID"
+while :; do /bin/sleep 0.05; done
+""",
+    # a Python with a vLLM that listens and says nothing
+    "python-vllm": f"""
+if [ "$1" = -c ]; then echo /extension; exit; fi
+echo "$PYTHONPATH $@" >>"$CALLS/vllm"
+while [ "$1" != --uds ]; do shift; done
+exec {sys.executable} -c 'import socket, sys, time
+socket.socket(socket.AF_UNIX).bind(sys.argv[1])
+time.sleep(60)' "$2"
+""",
+}
+
+
+class Cluster:
+    """A folder from which jobs are submitted, and what was called."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.calls = path / "calls"
+        self.calls.mkdir()
+        (path / "bin").mkdir()
+        for name, body in STUBS.items():
+            (path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+            (path / "bin" / name).chmod(0o755)
+        shutil.copytree(ROOT / "scripts", path / "scripts")
+
+    def submit(self, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        spooled = shutil.copy(self.path / "scripts" / "slurm" / script, self.path / "job")  # as Slurm does
+        slurm = {"SLURM_SUBMIT_DIR": str(self.path), "SLURM_JOB_ID": f"t{os.getpid()}", "SLURMD_NODENAME": "first"}
+        slurm |= {"SLURM_JOB_NODELIST": "nodes[1-2]", "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "2"}
+        ours = {"CALLS": str(self.calls), "CRRL": "crrl", "PATH": f"{self.path / 'bin'}:{os.environ['PATH']}"}
+        env = {**os.environ, **slurm, **ours, **more}
+        return subprocess.run(["bash", str(spooled), *arguments], capture_output=True, text=True, env=env, cwd="/")
+
+    def called(self, name: str) -> list[str]:
+        file = self.calls / name
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def test_a_job_that_runs_out_of_time_is_queued_again_and_goes_on(cluster: Cluster) -> None:
+    done = cluster.submit("train.sh", "a.toml", "train.lr=1e-5")
+    assert done.returncode == 130, done.stderr
+    assert cluster.called("scontrol") == [f"requeue t{os.getpid()}"]
+    again = cluster.submit("train.sh", "a.toml", "train.lr=1e-5")
+    assert again.returncode == 0, again.stderr
+    assert len(cluster.called("scontrol")) == 1, "a run that is done is not queued again"
+    asked = "train a.toml train.lr=1e-5"
+    plan = f"{asked} --dry-run --json"
+    assert cluster.called("crrl") == [plan, asked, plan, f"{asked} --resume"]
+
+
+@pytest.mark.parametrize("status", [1, 2, 4, 130])
+def test_a_job_that_fails_or_is_cancelled_is_not(cluster: Cluster, status: int) -> None:
+    (cluster.calls / "run").mkdir()
+    (cluster.calls / "run" / "log.jsonl").write_text("began\n")
+    assert cluster.submit("train.sh", "a.toml", STATUS=str(status)).returncode == status
+    assert not cluster.called("scontrol")
+
+
+def test_two_nodes(cluster: Cluster) -> None:
+    more = {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm", "VLLM_ARGS": "--tensor-parallel-size 4", "PORT": "8123"}
+    done = cluster.submit("nodes.sh", "a.toml", "run.steps=0", **more)
+    assert done.returncode == 0, done.stderr
+    private = Path(f"/tmp/crrl-t{os.getpid()}")
+    (server,) = cluster.called("vllm")
+    assert server.startswith(
+        f"/extension -m vllm.entrypoints.openai.api_server --uds {private}/socket --model /models/m"
+    )
+    assert server.endswith(" --tensor-parallel-size 4")
+    (tunnel,) = cluster.called("ssh")
+    assert tunnel.endswith(f"-L 127.0.0.1:8123:{private}/socket second")
+    assert cluster.called("crrl")[-1] == (
+        "train a.toml run.steps=0 model.path=/models/m engine=vllm engine.options.url=http://127.0.0.1:8123"
+        f" engine.weights_dir={cluster.path}/weights"
+    )
+    assert not private.exists()
+
+
+def test_a_server_that_ends_ends_the_job(cluster: Cluster) -> None:
+    (cluster.path / "bin" / "python-vllm").write_text('#!/bin/sh\n[ "$1" = -c ] || { echo no GPU >&2; exit 7; }\n')
+    done = cluster.submit("nodes.sh", "a.toml", MODEL="/models/m", VLLM_PYTHON="python-vllm")
+    assert done.returncode and not cluster.called("crrl")
+    assert (cluster.path / "logs" / f"engine-t{os.getpid()}.log").read_text() == "no GPU\n"
+
+
+def test_each_of_an_array_evaluates_its_own(cluster: Cluster) -> None:
+    (cluster.path / "models.txt").write_text("runs/a/checkpoints/00010\nruns/a/checkpoints/00020\n")
+    done = cluster.submit("evaluate.sh", "models.txt", "a.toml", "eval.attempts=4")
+    assert done.returncode == 0, done.stderr
+    assert cluster.called("crrl")[-1] == (
+        "train a.toml eval.attempts=4 model.path=runs/a/checkpoints/00020 run.steps=0 run.name=evaluate-9-2"
+    )
+    missing = cluster.submit("evaluate.sh", "models.txt", "a.toml", SLURM_ARRAY_TASK_ID="3")
+    assert missing.returncode == 2 and "has no line 3" in missing.stderr
+
+
+@pytest.mark.slow
+def test_an_evaluation_with_the_real_command(cluster: Cluster) -> None:
+    (cluster.path / "a.toml").write_text(
+        '[run]\nname = "a"\n[tasks]\nsource = "handmade"\n[agent]\nname = "nano"\n'
+        'options = { system = "compact", tools = "compact", user_template = "{prompt}" }\n'
+        '[rollout]\ncalls = 2\ntokens = 3000\nturn_tokens = 12\n[eval]\nsplit = "train"\ntasks = 1\n'
+    )
+    (cluster.path / "models.txt").write_text("nobody\nbuiltin:tiny\n")
+    done = cluster.submit("evaluate.sh", "models.txt", "a.toml", CRRL=f"{sys.executable} -m coderepairrl.cli")
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in (cluster.path / "runs/evaluate-9-2/log.jsonl").read_text().splitlines()]
+    assert any(record["type"] == "eval" for record in records)
+
+
+LINT = pytest.mark.skipif(
+    shutil.which("shellcheck") is None and not os.environ.get("CI"), reason="shellcheck not installed"
+)
+
+
+@LINT
+def test_the_jobs_are_clean() -> None:
+    done = subprocess.run(["shellcheck", "-x", *map(str, SCRIPTS)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+
+
+@LINT
+def test_the_image_is_made_of_what_is_there() -> None:
+    sections: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in (ROOT / "scripts" / "crrl.def").read_text().splitlines():
+        if line.startswith("%"):
+            lines = sections.setdefault(line.split()[0], [])
+        else:
+            lines.append(line)
+    assert {"%files", "%post", "%runscript", "%test"} <= set(sections)
+    for line in filter(str.strip, sections["%files"]):
+        assert (ROOT / line.split()[0]).exists(), line
+    for name in ("%post", "%runscript", "%test"):
+        script = "\n".join(["#!/bin/sh", *sections[name]])
+        done = subprocess.run(["shellcheck", "-"], input=script, capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}: {done.stdout}"

@@ -1,0 +1,352 @@
+"""The learner on one GPU against a plain transformers + peft loop, in one run.
+
+    python benchmarks/gpu/learner.py [--sizes 0.6B 14B] [--lengths 4096 16384] [--json]
+    python benchmarks/gpu/learner.py --toy        (a miniature, on a CPU too: shows that the script runs)
+
+Needs torch, transformers, peft and this package. Random weights of Qwen3's shapes, LoRA of rank 32 on all linear
+layers, bf16, gradient checkpointing, AdamW; rows of mixed lengths up to the given one, of which the latter half is
+trained. What does not fit is reported as such. One contestant is in memory at a time.
+
+- step, ``packed``: our GSPO step, rows end to end, logits of trained tokens in chunks. ``packed, flash``: the same with
+  flash-attn, where it is installed. ``plain, padded``: transformers' own loss on rows padded to the longest, as many at
+  once as the same budget of tokens holds. ``plain, one by one``: the same, a row at a time.
+- loss, on the longest row and a model of one layer: ``chunked`` is ours, ``whole`` holds all logits at once, ``fused``
+  is liger-kernel's, where it is installed.
+- sync: what the learner writes for an engine, adapter or merged model, checksum included, beside peft's
+  save_pretrained.
+
+Model FLOPs count each product once, recomputation not: of frozen weights forward and the gradient of activations, of
+causal attention half the square. Utilisation is of the device's dense bf16 peak (``--peak`` in TFLOP/s if not known
+here).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers.utils import logging as hf_logging
+
+from coderepairrl.learn import LearnSettings, LoraSettings
+from coderepairrl.learn.pack import pack
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.types import Sample
+
+Contestant = Callable[[], object]
+Result = dict[str, Any]
+SIZES = {  # hidden, intermediate, layers, heads, tied
+    "0.6B": (1024, 3072, 28, 16, True),
+    "1.7B": (2048, 6144, 28, 16, True),
+    "4B": (2560, 9728, 36, 32, True),
+    "8B": (4096, 12288, 36, 32, False),
+    "14B": (5120, 17408, 40, 40, False),
+}
+"""Of Qwen3's published configurations; all have 8 key-value heads of 128 and 151,936 tokens."""
+PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "RTX 4090": 165.0}
+"""Dense bf16 TFLOP/s, by what a device's name contains (NVIDIA's data sheets)."""
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Setting(NamedTuple):
+    config: Qwen3Config
+    learn: LearnSettings
+    dtype: torch.dtype
+    rounds: int
+
+
+def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
+    if size == "toy":
+        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        config = Qwen3Config(vocab_size=97, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, **shape)
+        learn = LearnSettings(lora=LoraSettings(rank=4, alpha=8), gradient_checkpointing=True, micro_tokens=256)
+        return Setting(config, learn, torch.float32, 1)
+    hidden, intermediate, layers, heads, tied = SIZES[size]
+    config = Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=tied,
+    )
+    learn = LearnSettings(lora=LoraSettings(), precision="bf16", gradient_checkpointing=True, micro_tokens=micro_tokens)
+    return Setting(config, learn, torch.bfloat16, rounds)
+
+
+def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
+    """Log-normal lengths, as episodes have them; the first is the longest."""
+    draw = random.Random(0)
+    made = []
+    for number in range(count):
+        n = longest if number == 0 else max(8, min(longest, round(longest / 3 * draw.lognormvariate(0, 0.7))))
+        trained = tuple(i >= n // 2 for i in range(n))
+        ids = tuple(draw.randrange(vocabulary) for _ in range(n))
+        logprobs = tuple(-11.0 if on else 0.0 for on in trained)
+        versions = tuple(0 if on else -1 for on in trained)
+        made.append(Sample(f"e{number}", ids, trained, logprobs, versions, draw.choice([-1.0, 1.0])))
+    return made
+
+
+def flops(config: Qwen3Config, samples: list[Sample]) -> float:
+    """Model FLOPs of a step that trains adapters, whose own are left out."""
+    heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    attention = config.hidden_size * width * (2 * heads + 2 * groups)
+    weights = config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    total = 0.0
+    for sample in samples:
+        n = len(sample.ids)
+        total += 4.0 * n * weights
+        total += 6.0 * n * n * heads * width * config.num_hidden_layers
+        total += 4.0 * sum(sample.trained) * config.hidden_size * config.vocab_size
+    return total
+
+
+def measure(build: Callable[[], Contestant], rounds: int) -> Result:
+    """Median seconds of a run after one that warms up, and the most memory that it held with all it needs."""
+    free()  # of the contestant before
+    try:
+        run = build()
+        run()
+        if DEVICE.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds = []
+        for _ in range(rounds):
+            _wait()
+            began = time.perf_counter()
+            run()
+            _wait()
+            seconds.append(time.perf_counter() - began)
+    except torch.OutOfMemoryError as error:
+        return {"failed": f"out of memory: {str(error).split('.')[0]}"}
+    peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else None
+    return {"seconds": statistics.median(seconds), "peak_gib": peak}
+
+
+def free() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def plain_step(folder: Path, samples: list[Sample], given: Setting, *, at_once: int) -> Contestant:
+    """Forward, transformers' loss, backward, clipping and AdamW over padded micro-batches."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype, attn_implementation="sdpa").to(DEVICE)
+    network.gradient_checkpointing_enable({"use_reentrant": False})
+    lora = given.learn.lora
+    assert lora is not None
+    model = get_peft_model(
+        network, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), lora_dropout=0.0)
+    ).train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=given.learn.lr, fused=True)
+    batches = []
+    for at in range(0, len(samples), at_once):
+        some = samples[at : at + at_once]
+        ids = pad_sequence([torch.tensor(s.ids) for s in some], batch_first=True)
+        mask = pad_sequence([torch.ones(len(s.ids), dtype=torch.long) for s in some], batch_first=True)
+        on = pad_sequence([torch.tensor(s.trained) for s in some], batch_first=True)
+        batches.append((ids.to(DEVICE), mask.to(DEVICE), ids.masked_fill(~on, -100).to(DEVICE)))
+
+    def run() -> None:
+        for ids, mask, labels in batches:
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=given.dtype == torch.bfloat16):
+                loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+            (loss / len(batches)).backward()
+        torch.nn.utils.clip_grad_norm_(trained, given.learn.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return run
+
+
+def our_step(folder: Path, samples: list[Sample], settings: LearnSettings) -> Contestant:
+    trainer = Trainer(folder, settings)
+    return lambda: trainer.step(samples)
+
+
+def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | None) -> dict[str, Result]:
+    longest, tokens = max(len(s.ids) for s in samples), sum(len(s.ids) for s in samples)
+    together = max(1, given.learn.micro_tokens // longest)
+    contestants: dict[str, Callable[[], Contestant]] = {
+        "packed": lambda: our_step(folder, samples, given.learn),
+        "packed, flash": lambda: our_step(folder, samples, replace(given.learn, attention="flash_attention_2")),
+        "plain, padded": lambda: plain_step(folder, samples, given, at_once=together),
+        "plain, one by one": lambda: plain_step(folder, samples, given, at_once=1),
+    }
+    if given.dtype != torch.bfloat16 or importlib.util.find_spec("flash_attn") is None:
+        del contestants["packed, flash"]
+    work = flops(given.config, samples)
+    found = {}
+    for name, build in contestants.items():
+        found[name] = result = measure(build, given.rounds)
+        if "seconds" in result:
+            result["tokens_per_s"] = tokens / result["seconds"]
+            result["mfu"] = work / result["seconds"] / (peak * 1e12) if peak else None
+    return found
+
+
+def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
+    """Of all tokens of the longest row, with one layer beneath."""
+    every = replace(
+        longest,
+        trained=(False, *[True] * (len(longest.ids) - 1)),
+        logprobs=(0.0, *[-11.0] * (len(longest.ids) - 1)),
+        versions=(-1, *[0] * (len(longest.ids) - 1)),
+    )
+    batch = pack([every]).to(DEVICE)
+    size = len(batch.at_N) * given.config.vocab_size
+
+    def ours(logits: int) -> Contestant:
+        policy = Policy.load(folder, replace(given.learn, gradient_checkpointing=False), DEVICE)
+
+        def run() -> None:
+            (-policy.logprobs(batch, 1.0, logits).mean()).backward()  # type: ignore[no-untyped-call]
+
+        return run
+
+    def fused() -> Contestant:
+        from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+        policy = Policy.load(folder, replace(given.learn, gradient_checkpointing=False), DEVICE)
+        loss, head = LigerFusedLinearCrossEntropyLoss(), policy.model.get_output_embeddings()
+
+        def run() -> None:
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=given.dtype == torch.bfloat16):
+                hidden_TD = policy._packed.hidden(batch)
+                loss(head.weight, hidden_TD[batch.at_N].to(head.weight.dtype), batch.target_N).backward()
+
+        return run
+
+    contestants: dict[str, Callable[[], Contestant]] = {
+        "chunked": lambda: ours(size // 8 if given.dtype == torch.float32 else 1 << 26),
+        "whole": lambda: ours(size),
+        "fused": fused,
+    }
+    if DEVICE.type != "cuda" or importlib.util.find_spec("liger_kernel") is None:
+        del contestants["fused"]
+    return {name: measure(build, given.rounds) for name, build in contestants.items()}
+
+
+def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:
+    lora = given.learn.lora
+    assert lora is not None
+
+    def publish(form: Any) -> Contestant:
+        trainer = Trainer(folder, given.learn)
+        return lambda: trainer.publish(work / form, form)
+
+    def peft() -> Contestant:
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype).to(DEVICE)
+        config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
+        model = get_peft_model(network, config)
+        return lambda: model.save_pretrained(work / "peft")
+
+    contestants: dict[str, Callable[[], Contestant]] = {
+        "adapter": lambda: publish("adapter"),
+        "model": lambda: publish("model"),
+        "peft": peft,
+    }
+    found = {}
+    for name, build in contestants.items():
+        found[name] = measure(build, given.rounds)
+        found[name]["bytes"] = sum(file.stat().st_size for file in (work / name).rglob("*.safetensors"))
+    return found
+
+
+def build_model(config: Qwen3Config, dtype: torch.dtype, folder: Path) -> Path:
+    """Random weights, drawn on the device: billions of them take long on a CPU."""
+    free()
+    torch.manual_seed(0)
+    with DEVICE:
+        AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    return folder
+
+
+def markdown(report: Result) -> str:
+    lines = [f"{report['device']}, torch {report['torch']}", ""]
+    lines += ["| size | length | what | contestant | seconds | tokens/s | MFU | peak GiB | MB |", "|---" * 9 + "|"]
+    for entry in report["results"]:
+        for kind in ("step", "loss", "sync"):
+            for name, found in entry[kind].items():
+                cells = [entry["size"], entry["length"], kind, name]
+                if "failed" in found:
+                    cells += [found["failed"], "", "", "", ""]
+                else:
+                    size = found["bytes"] / 1e6 if "bytes" in found else None
+                    numbers = (found["seconds"], found.get("tokens_per_s"), found.get("mfu"), found["peak_gib"], size)
+                    cells += ["" if number is None else f"{number:.3g}" for number in numbers]
+                lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=["0.6B", "1.7B", "4B"])
+    parser.add_argument("--lengths", nargs="+", type=int, default=[4096, 8192, 16_384])
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--micro-tokens", type=int, default=16_384)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peak", type=float, help="the device's dense bf16 TFLOP/s")
+    parser.add_argument(
+        "--scratch", type=Path, help="where models are written: 28 GB for 14B, and as much again to sync"
+    )
+    parser.add_argument("--toy", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    hf_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    device = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+    if DEVICE.type == "cpu":
+        torch.set_num_threads(1)
+        if not options.toy:
+            parser.error("there is no GPU: only --toy makes sense here")
+    peak = options.peak or next((peak for name, peak in PEAKS.items() if name in device), None)
+    results = []
+    for size in ["toy"] if options.toy else options.sizes:
+        given = setting(size, options.micro_tokens, options.rounds)
+        with tempfile.TemporaryDirectory(dir=options.scratch) as name:
+            model = build_model(given.config, given.dtype, Path(name) / "model")
+            config = Qwen3Config(**given.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None})
+            shallow = build_model(config, given.dtype, Path(name) / "shallow")
+            synced = sync(model, given, Path(name))
+            for length in [96] if options.toy else options.lengths:
+                samples = rows(options.rows, length, given.config.vocab_size)
+                tokens = sum(len(sample.ids) for sample in samples)
+                entry: Result = {"size": size, "length": length, "tokens": tokens}
+                entry["padding"] = len(samples) * length / tokens
+                entry["step"] = steps(model, samples, given, peak)
+                entry["loss"] = losses(shallow, samples[0], given)
+                entry["sync"], synced = synced, {}  # it does not depend on the length
+                results.append(entry)
+    report = {"device": device, "torch": torch.__version__, "peak_tflops": peak, "results": results}
+    print(json.dumps(report) if options.json else f"{markdown(report)}\n\n{json.dumps(report)}")
+
+
+if __name__ == "__main__":
+    main()

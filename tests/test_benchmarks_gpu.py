@@ -1,0 +1,39 @@
+"""The GPU benchmark runs, on a miniature: every contestant gives a time, and model FLOPs are those of a count by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu" / "learner.py"
+CPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+
+
+def test_every_contestant_runs() -> None:
+    command = [sys.executable, str(SCRIPT), "--toy", "--rows", "3", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
+    assert done.returncode == 0, done.stderr
+    (entry,) = json.loads(done.stdout)["results"]
+    assert set(entry["step"]) == {"packed", "plain, padded", "plain, one by one"}
+    assert set(entry["loss"]) == {"chunked", "whole"}
+    assert set(entry["sync"]) == {"adapter", "model", "peft"}
+    for kind in ("step", "loss", "sync"):
+        assert all(found["seconds"] > 0 for found in entry[kind].values())
+    assert entry["sync"]["adapter"]["bytes"] == entry["sync"]["peft"]["bytes"] < entry["sync"]["model"]["bytes"]
+
+
+def test_flops_of_a_row() -> None:
+    script = runpy.run_path(str(SCRIPT))
+    config = script["setting"]("14B", 8192, 1).config
+    (row,) = script["rows"](1, 1000, config.vocab_size)
+    linear = 40 * (5120 * 128 * (40 + 8 + 8 + 40) + 3 * 5120 * 17_408)  # q k v o, gate up down
+    assert linear + 2 * 5120 * 151_936 == pytest.approx(14.77e9, rel=1e-3)  # with both embeddings: a 14B model
+    products = 2 * (1000 * linear + 500 * 5120 * 151_936)  # a multiplication and an addition; half is trained
+    square = 2 * 2 * (1000 * 1000 / 2) * 40 * 128 * 40  # scores and values, below the diagonal
+    assert script["flops"](config, [row]) == pytest.approx(2 * products + 3 * square)

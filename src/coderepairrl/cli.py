@@ -205,8 +205,10 @@ def report(
 
 @app.command()
 def check(
-    kind: Annotated[str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks; nothing: them all")] = None,
-    name: Annotated[str | None, typer.Argument(help="an implementation, or module:Class")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks, model; none: the machine")
+    ] = None,
+    name: Annotated[str | None, typer.Argument(help="an implementation, module:Class, or a model's folder")] = None,
     options: Options = None,
     every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
     as_json: Json = False,

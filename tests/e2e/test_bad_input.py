@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl import train
+from coderepairrl import models, train
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError, UsageError
 from coderepairrl.train.parts import shared_path
 from e2e.conftest import HERE, Project, until
@@ -38,6 +39,7 @@ GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
         ("sandbox={name='unsafe-local', options={nope=1}}", "nope", ""),
         ("model.renderer=zzz", "zzz", ""),
         ("model.path=/nowhere", "/nowhere", "config.json"),
+        ("model.path=Qwen/Qwen3-14B", "Qwen/Qwen3-14B", "hf download Qwen/Qwen3-14B"),
         ("tasks.split=nix", "nix", "train"),
         ("train.lr=inf", "train.lr", ""),
         ("rollout.temperature=nan", "rollout.temperature", ""),
@@ -52,6 +54,22 @@ def test_a_mistake_costs_no_run_folder(project: Project, override: str, message:
     with pytest.raises(CodeRepairError, match=message):
         asyncio.run(train.run(configs.load(project.config, [override]), quiet=True))
     assert not project.run.path.exists()
+
+
+def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Project) -> None:
+    other = project.path / "other"
+    shutil.copytree(models.folder("builtin:tiny"), other)
+    spec = json.loads((other / "config.json").read_text())
+    llama = spec | {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    (other / "config.json").write_text(json.dumps(llama))
+    overrides = ["model.path=other", "model.renderer=qwen3"]
+    with pytest.raises(ConfigError, match="serves Qwen3ForCausalLM, and .* is LlamaForCausalLM") as caught:
+        train.plan(configs.load(project.config, overrides))
+    assert "engine=vllm" in caught.value.fix
+    (other / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match="no weights") as caught_too:
+        train.plan(configs.load(project.config, [*overrides, "model.init=weights"]))
+    assert "model.init=random" in caught_too.value.fix
 
 
 @pytest.mark.parametrize("fault", ["dirty", "no commit", "missing"])

@@ -11,7 +11,7 @@ from coderepairrl import agents, engines, models, rewards, sandbox, tasks
 from coderepairrl.check.report import Entry
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
-from coderepairrl.registry import Check, nearest
+from coderepairrl.registry import Check, check_options, nearest
 
 Options = Mapping[str, Any]
 
@@ -92,11 +92,19 @@ async def _tasks(name: str, options: Options) -> list[Check]:
     return list(await sit(tasks.make(name, **options), sandbox.make(sandbox.default_name())))
 
 
+async def _model(name: str, options: Options) -> list[Check]:
+    from coderepairrl.check.model import examine as sit
+
+    check_options("model", name, sit, options)
+    return sit(models.folder(name), **options)
+
+
 KINDS: dict[str, tuple[str, Callable[[str, Options], Awaitable[list[Check]]]]] = {
     "sandbox": ("bwrap", _sandbox),
     "engine": ("tiny", _engine),
     "agent": ("nano", _agent),
     "reward": ("patch_lines", _reward),
     "tasks": ("handmade", _tasks),
+    "model": ("builtin:tiny", _model),
 }
-"""Seams with the implementation that ships as their default."""
+"""Seams, and models, with the one that ships as their default."""

@@ -17,7 +17,7 @@ from coderepairrl.engines.tiny import TinyEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine
 
-__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "make"]
+__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "check_model", "make"]
 
 SHIPPED = {
     "tiny": "coderepairrl.engines.tiny:TinyEngine",
@@ -47,3 +47,13 @@ def check(name: str, options: Mapping[str, Any]) -> Callable[..., Awaitable[Engi
         )
     registry.check_options("engine", name, start, options)
     return start
+
+
+def check_model(name: str, model: Path) -> None:
+    """Refuse a model that the engine `name` cannot serve, where its class says so beforehand (``accepts``).
+
+    Raises `ConfigError`.
+    """
+    accepts: Callable[[Path], None] | None = getattr(registry.resolve("engine", name, SHIPPED), "accepts", None)
+    if accepts is not None:
+        accepts(model)

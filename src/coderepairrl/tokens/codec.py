@@ -6,14 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
-from coderepairrl.tokens.fallback import NEVER, TemplateRenderer
+from coderepairrl.tokens.fallback import TemplateRenderer
+from coderepairrl.tokens.formats import HERMES, NEVER, Format
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.later import Later, ids
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
+from coderepairrl.tokens.template import Template
+
+if TYPE_CHECKING:
+    from coderepairrl.tokens.verify import Findings
 
 Message = Mapping[str, Any]
 """A message of the OpenAI chat format whose content is a string."""
@@ -21,7 +26,7 @@ Tool = Mapping[str, Any]
 """A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
 
 FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
-"""``model_type`` of a config to the renderer that writes its prompts; `fallback` for all others."""
+"""``model_type`` of a config to the renderer that probably writes its prompts; `fallback` for all others."""
 RENDERERS = ("qwen3", "template")
 
 GENERATION_PROMPT = 64
@@ -43,11 +48,17 @@ class Codec:
         markers: Markers,
         *,
         name: str,
+        family: str,
+        format: Format,
         vocab_size: int,
         context: int,
         thinking: bool,
     ) -> None:
         self.name = name
+        self.family = family
+        """The renderer, of `RENDERERS`."""
+        self.format = format
+        """How tool calls are written."""
         self.vocab_size = vocab_size
         self.context = context
         self.thinking = thinking
@@ -103,8 +114,7 @@ class Codec:
             if call.status == "ok" and isinstance(call.name, str) and _is_unicode(call.name + text):
                 calls.append(FunctionCall(call.name, text, call.id or ""))
             else:
-                end = "" if call.status == "unclosed_block" else "\n</tool_call>"
-                malformed.append(f"<tool_call>\n{call.raw}{end}")
+                malformed.append(self.format.verbatim(call))
         content = "\n".join(part for part in (parsed.content, *malformed) if part)
         reasoning = (parsed.reasoning_content or "").strip()
         return Reply(content.strip(), reasoning, tuple(calls), tuple(malformed))
@@ -131,7 +141,11 @@ class Codec:
         return self.tokenizer.decode(ids)
 
     def verify(self) -> tuple[str, ...]:
-        """Check at start-up that this tokenizer extends exactly (DESIGN 6.2); see `tokens.verify`."""
+        """Check at start-up that this tokenizer extends exactly (DESIGN 6.2): what does not; see `tokens.verify`."""
+        return self.examine().forks
+
+    def examine(self) -> Findings:
+        """What `verify` finds, and the conversations that the family does not know."""
         from coderepairrl.tokens.verify import verify
 
         try:
@@ -173,59 +187,76 @@ def _is_unicode(text: str) -> bool:
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
     """The codec of `model`, a folder in Hugging Face layout or a name on the hub. Loads no torch.
 
-    `renderer` ``auto`` decides by the config's ``model_type`` and checks the result against the model's own
-    chat template, if it has one; a name skips that check. ``template``, which is also what ``auto`` takes for other
-    families, writes by the chat template itself. Raises `ConfigError`, `PrerequisiteError`.
+    `renderer` ``auto`` takes the one for the config's ``model_type`` if it writes what the model's own chat template
+    writes (or there is none), and else ``template``, which writes by the chat template itself; a name is not checked.
+    Raises `ConfigError`, `PrerequisiteError`.
     """
     folder = _folder(model)
+    config = _object(folder / "config.json")
+    if "text_config" in config:
+        raise ConfigError(f"{model} is multimodal (its config.json has a text_config)", fix="use a model of text only")
     config = _object(folder / "config.json", "vocab_size", "max_position_embeddings")
     spec = _object(folder / "tokenizer.json", "model")
     eos = config.get("eos_token_id")
-    tokenizer = InertTokenizer(spec, name=str(model), eos_token_id=eos[0] if isinstance(eos, list) else eos)
+    stops = [] if eos is None else [int(each) for each in (eos if isinstance(eos, list) else [eos])]
+    tokenizer = InertTokenizer(spec, name=str(model), eos_token_id=stops[0] if stops else None)
+    vocabulary = int(config["vocab_size"])
+    if tokenizer.largest >= vocabulary:
+        raise ConfigError(
+            f"the tokenizer of {model} has ids up to {tokenizer.largest}, outside the vocabulary of {vocabulary} in "
+            "its config.json: it is another model's, or tokens were added to it alone",
+            fix="give the model the tokenizer that it was trained with, or resize its embedding and save both",
+        )
     source = template.find(folder)
     family = renderer
     if renderer == "auto":
         family = FAMILIES.get(config.get("model_type", ""), "template" if source else "")
+        if source is not None and "<think>" not in tokenizer.added:
+            family = "template"  # renderers of Qwen3 know none without thoughts
     if family not in RENDERERS or (family == "template" and source is None):
         what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {config.get('model_type')!r}"
         raise ConfigError(
-            f"no renderer for {what} of {model}",
-            fix=f"give the model a chat template, or choose one of: {', '.join(RENDERERS)}",
+            f"no renderer for {what} of {model}, which has no chat template"
+            if source is None
+            else f"no renderer for {what} of {model}",
+            fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
         )
 
-    def build(enable_thinking: bool) -> Codec:
+    def build(family: str, enable_thinking: bool) -> Codec:
         written: Any
         writer: Any
         if family == "template" and source is not None:
-            written = writer = TemplateRenderer(tokenizer, source, thinking=enable_thinking)
+            written = writer = TemplateRenderer(tokenizer, source, eos=stops, thinking=enable_thinking)
+            calls = written.format
         else:
             written, writer = (
                 _qwen3(to_ids, enable_thinking=enable_thinking, keep_thoughts=not thinking)
                 for to_ids in (tokenizer, Later(tokenizer))
             )
+            calls = HERMES
         return Codec(
             tokenizer,
             written,
             writer,
-            _markers(tokenizer, written.get_stop_token_ids(), thoughts=family != "template"),
+            _markers(tokenizer, written.get_stop_token_ids(), calls, thoughts=family != "template"),
             name=str(model),
-            vocab_size=int(config["vocab_size"]),
+            family=family,
+            format=calls,
+            vocab_size=vocabulary,
             context=int(config["max_position_embeddings"]),
             thinking=thinking,
         )
 
+    if source is not None and thinking:
+        _check_thinks(source, str(model))
     if renderer != "auto" or source is None or family == "template":
-        return build(thinking)
+        return build(family, thinking)
     # Some members of a family know one mode only and ignore the switch: take the one that their template writes.
     for enable_thinking in (thinking, not thinking):
-        codec = build(enable_thinking)
+        codec = build(family, enable_thinking)
         if _agrees(codec, source, thinking=thinking):
             return codec
-    raise ConfigError(
-        f"the chat template of {model} differs from renderer {family!r}: the policy would be prompted in a dialect "
-        "that it was not trained on",
-        fix=f'name the renderer (renderer = "{family}") to use it all the same',
-    )
+    return build("template", thinking)
 
 
 def _object(path: Path, *keys: str) -> dict[str, Any]:
@@ -260,12 +291,26 @@ def _folder(model: str | Path) -> Path:
         ) from error
 
 
-def _markers(tokenizer: InertTokenizer, stop: Sequence[int], *, thoughts: bool) -> Markers:
+def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format, *, thoughts: bool) -> Markers:
     """The ids that structure replies. Raises `ConfigError` where one is missing; `thoughts` may be."""
-    names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-    if missing := [name for name in (names if thoughts else names[2:]) if name not in tokenizer.added]:
+    names = ("<think>", "</think>", calls.begin, calls.end)
+    needed = [*(names[:2] if thoughts else ()), *calls.needs]
+    if missing := [name for name in needed if name not in tokenizer.added]:
         raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} has no token {', '.join(missing)}")
-    return Markers(frozenset(stop), *(tokenizer.added.get(name, NEVER) for name in names))
+    think, thought, begin, end = (tokenizer.added.get(name, NEVER) for name in names)
+    return Markers(frozenset(stop), think, thought, begin, end, calls.held)
+
+
+def _check_thinks(source: Template, model: str) -> None:
+    """Refuse to switch on what a model does not have."""
+    from coderepairrl.tokens.verify import QUESTION
+
+    on, off = (source.apply(QUESTION, (), thinking=thinking) for thinking in (True, False))
+    if on == off and "<think>" not in on:
+        raise ConfigError(
+            f"model.thinking=true, and the chat template of {model} has no reasoning to switch on",
+            fix="set model.thinking=false",
+        )
 
 
 def _qwen3(tokenizer: InertTokenizer | Later, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
@@ -281,11 +326,11 @@ def _qwen3(tokenizer: InertTokenizer | Later, *, enable_thinking: bool, keep_tho
         raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3's: {error}") from error
 
 
-def _agrees(codec: Codec, source: str, *, thinking: bool) -> bool:
+def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
     """Whether the renderer writes the first prompt of a conversation as the template does."""
     from coderepairrl.tokens.verify import QUESTION, TOOLS
 
     return all(
-        codec.decode(codec.render(QUESTION, tools)) == template.apply(source, QUESTION, tools, thinking=thinking)
+        codec.decode(codec.render(QUESTION, tools)) == source.apply(QUESTION, tools, thinking=thinking)
         for tools in ((), TOOLS)
     )

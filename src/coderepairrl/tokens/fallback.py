@@ -1,8 +1,8 @@
 """Prompts by a model's own chat template, for families that `renderers` does not write.
 
-It offers what `Codec` asks of a renderer. Replies are read as Hermes has them: JSON between ``<tool_call>`` and
-``</tool_call>``, which must be tokens. What follows a reply is what the template adds after one; whether that is exact
-is not for this module to know: `tokens.verify` refuses a model whose template cannot be extended.
+It offers what `Codec` asks of a renderer. Calls are read in the format in which the template writes them
+(`tokens.formats`). What follows a reply is what the template adds after one; whether that is exact is not for this
+module to know: `tokens.verify` refuses a model whose template cannot be extended.
 """
 
 from __future__ import annotations
@@ -13,15 +13,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import template
+from coderepairrl.tokens import formats
 from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.template import Template
 
 Message = Mapping[str, Any]
-NEVER = -1
-"""The id of a token that the vocabulary does not have."""
 
 _QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
+_NAME = "look_up"
+_TOOL: Message = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "Looks something up.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+    },
+}
+_CALL: Message = {
+    "id": "call00001",  # as Mistral would write it
+    "type": "function",
+    "function": {"name": _NAME, "arguments": '{"a": "1"}'},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +45,58 @@ class Extension:
 
 
 class TemplateRenderer:
-    """Writes by the template `source`.
+    """Writes by the `template`. Replies end with what ends them there, or with one of `eos`.
 
-    Raises `ConfigError` for one that fails, changes what replies say, or ends them with no special token.
+    Raises `ConfigError` for one that fails, changes what replies say, ends them with no special token, shows neither
+    tools nor calls, or writes calls in no format that is known.
     """
 
-    def __init__(self, tokenizer: InertTokenizer, source: str, *, thinking: bool) -> None:
-        self._tokenizer = _Reader(tokenizer)
-        self._source = source
+    def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
+        self._tokenizer = tokenizer
+        self._reader = formats.Reader(tokenizer)
+        self._template = template
         self._thinking = thinking
-        self._call_open = self._tokenizer.convert_tokens_to_ids("<tool_call>")
-        self._call_close = self._tokenizer.convert_tokens_to_ids("</tool_call>")
+        name = tokenizer.name_or_path
         _, said, after = self._text((_QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not said:
-            raise ConfigError(f"the chat template of {tokenizer.name_or_path} does not repeat what a reply says")
+            raise ConfigError(f"the chat template of {name} does not repeat what a reply says")
         special = set(tokenizer.added.values())
         end = next((token for token in tokenizer.encode(after) if token in special), None)
         if end is None:
-            raise ConfigError(f"the chat template of {tokenizer.name_or_path} ends replies with no special token")
+            raise ConfigError(f"the chat template of {name} ends replies with no special token")
         self._end = end
-        self._stop = tuple(dict.fromkeys(stop for stop in (end, tokenizer.eos_token_id) if stop is not None))
+        self._stop = tuple(dict.fromkeys((end, *eos)))
+        self.format = self._format()
+
+    def _format(self) -> formats.Format:
+        """The format in which the template writes calls."""
+        name, tools = self._tokenizer.name_or_path, [_TOOL]
+        said = {**_ANSWER, "content": "", "tool_calls": [_CALL]}
+        asked, prompt, whole = (
+            self._tokenizer.encode(self._text(messages, tools, prompt=begins))
+            for messages, begins in (([_QUESTION], False), ([_QUESTION], True), ([_QUESTION, said], False))
+        )
+        pairs = enumerate(zip(prompt, whole, strict=False))
+        start = next((at for at, (one, other) in pairs if one != other), len(prompt))
+        if start < len(asked):
+            raise ConfigError(f"by the chat template of {name} a question is no prefix of the answered question")
+        reply = whole[start:]
+        reply = reply[: reply.index(self._end)] if self._end in reply else reply
+        written = self._tokenizer.decode(reply)
+        for what, text in (("tools", self._tokenizer.decode(prompt)), ("calls", written)):
+            if _NAME not in text:
+                raise ConfigError(
+                    f"by the chat template of {name} the policy is not shown its {what}",
+                    fix="use an instruct model with tools, or put a chat_template.jinja that writes them beside it",
+                )
+        try:
+            return formats.find(self._tokenizer, reply, _NAME, {"a": "1"}, tools)
+        except LookupError:
+            known = ", ".join(each.name for each in formats.FORMATS)
+            raise ConfigError(
+                f"the chat template of {name} writes a tool call as {written!r}, which is not read",
+                fix=f"formats that are read, if their markers are tokens: {known}",
+            ) from None
 
     def get_stop_token_ids(self) -> list[int]:
         """The end of a message first."""
@@ -87,8 +132,8 @@ class TemplateRenderer:
 
         if any(message["role"] == "assistant" for message in new_messages):
             return None
-        calls = [_call(number) for number, message in enumerate(new_messages) if message["role"] == "tool"]
-        known = (_QUESTION, {**_ANSWER, "tool_calls": calls} if calls else _ANSWER)
+        called = any(message["role"] == "tool" for message in new_messages)
+        known = (_QUESTION, {**_ANSWER, "tool_calls": [_CALL]} if called else _ANSWER)
         before = self.render_ids(known)
         after = self.render_ids((*known, *new_messages), add_generation_prompt=True)
         if self._end not in before:
@@ -109,48 +154,17 @@ class TemplateRenderer:
         prompt_ids: Sequence[int] | None = None,
     ) -> Any:
         """A reply as `renderers` describes one."""
-        from renderers.parsing import parse_qwen3
         from renderers.reasoning import prompt_ends_in_reasoning
 
-        stop = set(self._stop)
-        return parse_qwen3(
-            self._tokenizer,
-            list(token_ids),
-            stop_ids=stop,
-            tool_call_id=self._call_open,
-            tool_call_end_id=self._call_close,
-            reasoning_end_id=self._tokenizer.convert_tokens_to_ids("</think>"),
-            prefilled_thinking=prompt_ends_in_reasoning(self._tokenizer, list(prompt_ids or ()), stop_ids=stop),
-        )
+        ids, stop = list(token_ids), set(self._stop)
+        ids = ids[: next((at for at, token in enumerate(ids) if token in stop), len(ids))]
+        thinking = bool(prompt_ends_in_reasoning(self._reader, list(prompt_ids or ()), stop_ids=stop))
+        return self.format.read(self._reader, ids, list(tools or ()), thinking)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
-        return template.apply(
-            self._source,
-            [_with_objects(message) for message in messages],
-            tools,
-            thinking=self._thinking,
-            prompt=prompt,
+        return self._template.apply(
+            [_with_objects(message) for message in messages], tools, thinking=self._thinking, prompt=prompt
         )
-
-
-class _Reader:
-    """A tokenizer for functions that take the text of a token for the token where there is none."""
-
-    unk_token_id: int | None = None
-
-    def __init__(self, tokenizer: InertTokenizer) -> None:
-        self.encode = tokenizer.encode
-        self.decode = tokenizer.decode
-        self._find = tokenizer.convert_tokens_to_ids
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        """The id of `token`, or one that no sequence has."""
-        found = self._find(token)
-        return NEVER if found is None else found
-
-
-def _call(number: int) -> Message:
-    return {"id": f"call_{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def _with_objects(message: Message) -> Message:

@@ -89,6 +89,8 @@ class InertTokenizer:
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
             raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")
+        self.largest = max(self._full.get_vocab(with_added_tokens=True).values(), default=-1)
+        """The largest id."""
         self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": [], "post_processor": None}))
         longest_first = sorted(self.added, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")

@@ -50,13 +50,17 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Ids that structure a reply. Everything between `call_open` and `call_close` is a tool call."""
+    """Ids that structure a reply. Everything between `call_open` and `call_close` is a tool call.
+
+    A reply that starts with the text `held` may be one as a whole.
+    """
 
     stop: frozenset[int]
     think_open: int
     think_close: int
     call_open: int
     call_close: int
+    held: str = ""
 
 
 class _Mode(Enum):
@@ -217,8 +221,11 @@ class ReplyStream:
             self._reasoning.add(data)
         elif self._mode in (_Mode.START, _Mode.CONTENT):
             found = self._content.add(data)
-            if self._content.raw.strip():
-                self._mode = _Mode.CONTENT
+            if begun := self._content.raw.strip():
+                held = self._markers.held and begun.startswith(self._markers.held)
+                self._mode = _Mode.HELD if held and self._mode is _Mode.START else _Mode.CONTENT
+            if self._mode is _Mode.HELD:
+                return
             if found is not None:
                 at, self.stopped_by = found
                 self._stopped = self._content.raw[:at].strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,43 +12,58 @@ from typing import Any, NoReturn
 from coderepairrl.errors import ConfigError
 
 
-def find(folder: Path) -> str | None:
-    """Source of the template in a model's `folder`, if it has one."""
-    jinja = folder / "chat_template.jinja"
-    if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
-    config = folder / "tokenizer_config.json"
-    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template if isinstance(template, str) else None
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template's source, and the text of the special tokens that it may name."""
 
+    source: str
+    tokens: Mapping[str, str] = field(default_factory=dict)
 
-def apply(
-    source: str,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    thinking: bool,
-    prompt: bool = True,
-) -> str:
-    """What template `source` makes of `messages`, with the beginning of a reply if `prompt`.
+    def apply(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        thinking: bool,
+        prompt: bool = True,
+    ) -> str:
+        """What it makes of `messages`, with the beginning of a reply if `prompt`.
 
-    Raises `ConfigError` when it cannot.
-    """
-    from jinja2 import TemplateError
+        There is no clock, so that a prompt is the same on every day: templates write their own date instead.
+        Raises `ConfigError` when it cannot.
+        """
+        from jinja2 import TemplateError
 
-    try:
-        return str(
-            _compiled(source).render(
-                messages=list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=prompt,
-                enable_thinking=thinking,
+        try:
+            return str(
+                _compiled(self.source).render(
+                    **self.tokens,
+                    messages=list(messages),
+                    tools=list(tools) or None,
+                    add_generation_prompt=prompt,
+                    enable_thinking=thinking,
+                )
             )
-        )
-    except TemplateError as error:
-        raise ConfigError(f"the model's chat template fails: {error}") from error
+        except (TemplateError, TypeError) as error:
+            raise ConfigError(f"the model's chat template fails: {error}") from error
+
+
+def find(folder: Path) -> Template | None:
+    """The template in a model's `folder`, if it has one. Raises `ConfigError` for files that cannot be read."""
+    path = folder / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix=f"save or download {folder} again") from error
+    jinja = folder / "chat_template.jinja"
+    source = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if not isinstance(source, str):
+        return None
+    named = {key: config.get(key) for key in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    texts = {key: token.get("content") if isinstance(token, dict) else token for key, token in named.items()}
+    return Template(source, {key: text for key, text in texts.items() if isinstance(text, str)})
 
 
 @lru_cache(maxsize=8)

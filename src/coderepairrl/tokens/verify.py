@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
 Messages = tuple[Mapping[str, Any], ...]
 
 
-def _call(cmd: str) -> dict[str, Any]:
+def _call(number: int, cmd: str) -> dict[str, Any]:
     return {
-        "id": f"call_{cmd}",
+        "id": f"call{number:05d}",
         "type": "function",
         "function": {"name": "shell", "arguments": f'{{"cmd": "{cmd}"}}'},
     }
@@ -37,51 +38,108 @@ QUESTION: Messages = (
 )
 _REPLIES: dict[str, Messages] = {
     "a reply in words": ({"role": "assistant", "content": "A test fails."},),
-    "a reply with a tool call": ({"role": "assistant", "content": "I look.", "tool_calls": [_call("ls")]},),
+    "a reply with a tool call": ({"role": "assistant", "content": "I look.", "tool_calls": [_call(1, "ls")]},),
     "a reply with several tool calls": (
-        {"role": "assistant", "content": "", "tool_calls": [_call("ls"), _call("git log")]},
+        {"role": "assistant", "content": "", "tool_calls": [_call(1, "ls"), _call(2, "git log")]},
     ),
 }
-_TOOL: Messages = ({"role": "tool", "tool_call_id": "call_ls", "content": "setup.py\ntests\n"},)
+_TOOL: Messages = ({"role": "tool", "tool_call_id": "call00001", "content": "setup.py\ntests\n"},)
 _NEWS: dict[str, Messages] = {
     "a tool result": _TOOL,
-    "several tool results": (*_TOOL, {"role": "tool", "tool_call_id": "call_git log", "content": ""}),
+    "several tool results": (*_TOOL, {"role": "tool", "tool_call_id": "call00002", "content": ""}),
     "a user message": ({"role": "user", "content": "\nGo on."},),
     "a tool result and a user message": (*_TOOL, {"role": "user", "content": "Two calls left."}),
 }
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
 
 
-def verify(codec: Codec) -> tuple[str, ...]:
-    """Names of what `codec` extends only by rendering again (a user message, with thinking on); () at best.
+_NEEDED = (
+    "a reply in words",
+    "a reply with a tool call",
+    "a reply in words, then a user message",
+    "a reply with a tool call, then a tool result",
+)
+"""Without these there is no agent."""
+
+
+class Findings(NamedTuple):
+    """Conversations that can be had only with less than the best.
+
+    `forks` are extended only by rendering again (a user message, with thinking on); `refused` are those that the
+    family's template refuses, such as several calls at once.
+    """
+
+    forks: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+def verify(codec: Codec) -> Findings:
+    """What `codec` cannot extend, or cannot write; nothing of either at best.
 
     Raises `ConfigError` saying what is not exact: texts that do not come back, special tokens that message text
-    can forge, a prompt that is no prefix of the conversation, an extension that differs from the rendering.
+    can forge, a prompt that is no prefix of the conversation, an extension that differs from the rendering, calls that
+    are not read as they were written.
     """
     _check_texts(codec)
     _check_inert(codec)
     beginning = _check_prompt(codec)
     forks: list[str] = []
+    refused: list[str] = []
     for said, reply in _REPLIES.items():
-        prompt, output = _canonical(codec, reply, said)
+        try:
+            prompt, output = _canonical(codec, reply, said)
+        except ValueError as error:
+            _refuse(codec, said, refused, error)
+            continue
+        _check_calls(codec, said, reply, output, prompt)
         for added, news in _NEWS.items():
             name = f"{said}, then {added}"
-            whole = codec.extend(prompt, output, news, TOOLS)
+            try:
+                rendered = codec.render((*QUESTION, *reply, *news), TOOLS)
+                whole = codec.extend(prompt, output, news, TOOLS)
+            except ValueError as error:
+                _refuse(codec, name, refused, error)
+                continue
             if whole is None:
                 if not (codec.thinking and any(message["role"] == "user" for message in news)):
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
                 forks.append(name)
                 continue
-            if whole[-len(beginning) :] != beginning:
+            if whole[len(whole) - len(beginning) :] != beginning:
                 raise ConfigError(f"{codec.name}: {added} after {said} is followed by no beginning of a reply")
-            rendered = codec.render((*QUESTION, *reply, *news), TOOLS)
             # With thinking on, rendering drops the marks of empty thoughts from history and extending keeps them.
             if not codec.thinking and [*prompt, *output, *whole] != rendered:
                 raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
+            if name in _NEEDED and not codec.thinking:
+                _check_next(codec, rendered, (*QUESTION, *reply, *news), name)
             cut = codec.extend(prompt, output[:-2], news, TOOLS)
             if cut is None or cut[0] not in codec.stop_ids or cut[1:] != whole:
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
-    return tuple(forks)
+    return Findings(tuple(forks), tuple(refused))
+
+
+def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
+    """The next reply follows its prompt as the first one does."""
+    reply = _REPLIES["a reply in words"]
+    _, said = _canonical(codec, reply, "a reply in words")
+    expected = [*prompt, *said]
+    if codec.render((*conversation, *reply), TOOLS, prompt=False)[: len(expected)] != expected:
+        raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are no prefix of the conversation")
+
+
+def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> None:
+    if name in _NEEDED:
+        raise ConfigError(f"{codec.name}: {name} cannot be written: {error}") from error
+    refused.append(name)
+
+
+def _check_calls(codec: Codec, name: str, reply: Messages, output: list[int], prompt: list[int]) -> None:
+    """Calls are read as they were written."""
+    wanted = [call["function"] for call in reply[0].get("tool_calls", ())]
+    found = codec.parse(output, prompt, TOOLS).calls
+    read = [(call.name, json.loads(call.arguments)) for call in found]
+    if read != [(call["name"], json.loads(call["arguments"])) for call in wanted]:
+        raise ConfigError(f"{codec.name}: the calls of {name} are not read: {codec.decode(output)!r}")
 
 
 def _where(codec: Codec, rendered: Sequence[int]) -> str:
@@ -110,9 +168,9 @@ def _check_texts(codec: Codec) -> None:
 
 
 def _check_prompt(codec: Codec) -> list[int]:
-    """Ids with which a reply begins. Tools and calls must be written at all."""
+    """Ids with which a reply begins; Mistral has none. Tools and calls must be written at all."""
     prompt, asked = codec.render(QUESTION, TOOLS), codec.render(QUESTION, TOOLS, prompt=False)
-    if prompt[: len(asked)] != asked or prompt == asked:
+    if prompt[: len(asked)] != asked:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
     called = codec.render((*QUESTION, *_REPLIES["a reply with a tool call"]), prompt=False)
     if "shell" not in codec.decode(prompt) or "shell" not in codec.decode(called):

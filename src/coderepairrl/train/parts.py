@@ -122,12 +122,13 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
     Raises `ConfigError`, `UsageError`, `TaskError` and `PrerequisiteError`.
     """
     settings(config)
-    model = models.folder(config.model.path)
+    model = models.folder(config.model.path, weights=config.model.init == "weights")
     tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking).verify()
     for reward in (config.reward, config.eval.reward or config.reward):
         rewards.make(reward)
     placed_agent(config)
     engine_options(config)
+    engines.check_model(config.engine.name, model)
     train, held_out = load_tasks(config)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
         try:

@@ -64,6 +64,11 @@ class TinyEngine:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
+    def accepts(cls, model: Path) -> None:
+        """Raises `ConfigError` for a model folder with anything but a dense Qwen3."""
+        ModelConfig.read(model)
+
+    @classmethod
     async def start(
         cls, model: Path, *, log_dir: Path, context: int | None = None, slots: int = 64, kv_gib: float = 2.0
     ) -> Self:

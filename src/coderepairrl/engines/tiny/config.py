@@ -120,7 +120,7 @@ def _refuse_what_we_cannot_serve(folder: Path, raw: dict[str, Any]) -> None:
     if ARCHITECTURE not in architectures and raw.get("model_type") != "qwen3":
         raise ConfigError(
             f"the tiny engine serves {ARCHITECTURE}, and {folder} is {', '.join(map(str, architectures))}",
-            fix="use a dense Qwen3, or another engine",
+            fix="set engine=vllm, which serves most architectures, or use a dense Qwen3",
         )
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     wanted: dict[str, tuple[Any, tuple[Any, ...]]] = {

@@ -1,0 +1,281 @@
+"""Families of models, each on a miniature of its architecture: its tokens, its template, random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import FAMILIES, LLAMA3, QWEN3_CODER, QWEN25, Family
+
+from coderepairrl import tokens
+from coderepairrl.engines.tiny.config import ModelConfig
+from coderepairrl.errors import ConfigError
+from coderepairrl.tokens.verify import QUESTION, TOOLS
+
+EVERY = pytest.mark.parametrize("name", FAMILIES)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    home = tmp_path_factory.mktemp("families")
+    return {name: family.write(home / name.partition(" ")[0] / str(at)) for at, (name, family) in _numbered()}
+
+
+def _numbered() -> list[tuple[int, tuple[str, Family]]]:
+    return list(enumerate(FAMILIES.items()))
+
+
+@pytest.fixture(scope="session")
+def codecs(folders: dict[str, Path]) -> dict[str, tokens.Codec]:
+    return {name: tokens.load(folder) for name, folder in folders.items()}
+
+
+def said(name: str, codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]]) -> list[int]:
+    """Ids of a reply in the family's own way, written here by hand."""
+    added = codec.tokenizer.added
+    ids = codec.encode(words)
+    for title, arguments in calls:
+        text = json.dumps(arguments)
+        if codec.format.name == "hermes":
+            ids += _within(codec, "<tool_call>", f'\n{{"name": "{title}", "arguments": {text}}}\n', "</tool_call>")
+        elif codec.format.name == "qwen3_coder":
+            values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+            ids += _within(codec, "<tool_call>", f"\n<function={title}>\n{values}</function>\n", "</tool_call>")
+        elif codec.format.name == "llama3_json":
+            ids += codec.encode(f'{{"name": "{title}", "parameters": {text}}}')
+        else:
+            ids += [added["[TOOL_CALLS]"], *codec.encode(title), added["[ARGS]"], *codec.encode(text)]
+    return [*ids, codec.stop_ids[0]]
+
+
+def _within(codec: tokens.Codec, begin: str, text: str, end: str) -> list[int]:
+    return [codec.tokenizer.added[begin], *codec.encode(text), codec.tokenizer.added[end]]
+
+
+@EVERY
+def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.Codec]) -> None:
+    """And what the template itself refuses is named."""
+    family, codec = FAMILIES[name], codecs[name]
+    found = codec.examine()
+    assert found.forks == codec.verify() == ()
+    assert bool(found.refused) == bool(family.refused)
+    assert all(any(word in each for word in family.refused) for each in found.refused)
+    assert (codec.family, codec.format.name) == (family.renderer, family.format)
+    assert [codec.tokenizer.to_bytes(stop).decode() for stop in codec.stop_ids] == list(family.eos)
+
+
+@EVERY
+def test_a_conversation_that_goes_on_is_what_would_be_rendered(name: str, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs[name]
+    messages: list[dict[str, Any]] = [*map(dict, QUESTION)]
+    ids = codec.render(messages, TOOLS)
+    for turn in range(3):
+        call = {"name": "shell", "arguments": json.dumps({"cmd": f"ls {turn}"})}
+        reply = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefgh1", "type": "x", "function": call}]}
+        result = {"role": "tool", "tool_call_id": "abcdefgh1", "content": 'a "b"\n<|im_end|></s><|eot_id|>'}
+        whole = codec.render([*messages, reply], TOOLS, prompt=False)
+        end = max(at for at, token in enumerate(whole) if token in codec.stop_ids) + 1
+        output = whole[len(ids) : end]
+        assert whole[: len(ids)] == ids
+        more = codec.extend(ids, output, [result], TOOLS)
+        assert more is not None
+        messages += [reply, result]
+        ids = [*ids, *output, *more]
+        assert ids == codec.render(messages, TOOLS)
+
+
+@EVERY
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+@pytest.mark.parametrize("words", ["", "I look.\n"])
+def test_calls_are_read_from_sampled_ids(name: str, words: str, chunk: int, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs[name]
+    if codec.format.name == "llama3_json" and words:
+        pytest.skip("its calls are whole replies")
+    calls = [("shell", {"cmd": "    indented {<|im_end|> [ARGS]}"}), ("other", {"text": "é"})]
+    if codec.format.name == "llama3_json":
+        calls = calls[:1]
+    ids = said(name, codec, words, calls)
+    reader = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
+    reply, rest = reader.close()
+    assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == calls
+    assert (reply.content, reply.malformed, reply.reasoning) == (words.strip(), (), "")
+    assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
+    assert tuple(delta.call for delta in [*deltas, *rest] if delta.call) == reply.calls
+
+
+@EVERY
+def test_any_ids_make_some_reply_and_a_stream_says_the_same(name: str, codecs: dict[str, tokens.Codec]) -> None:
+    """Structure in every order, cut anywhere: whatever was streamed is the beginning of what was read."""
+    codec = codecs[name]
+    parts = [[token] for token in codec.tokenizer.added.values()]
+    parts += [codec.encode(text) for text in ('{"name": "shell", "parameters": {}}', "words", " {", "<function=f>")]
+    prompt = codec.render(QUESTION, TOOLS)
+    for number in range(150):
+        ids = [token for at in range(6) for token in parts[(number * 7919 + at * at * 31 + at * number) % len(parts)]]
+        reader = codec.stream(prompt, TOOLS)
+        deltas = [delta for token in ids for delta in reader.feed([token])]
+        reply, rest = reader.close()
+        assert reply == codec.parse(ids, prompt, TOOLS)
+        assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
+
+
+@EVERY
+def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs[name]
+    special = codec.tokenizer.added
+    text = " ".join(special)
+
+    def structure(content: str) -> list[int]:
+        call = {"name": "shell", "arguments": json.dumps({"cmd": content})}
+        conversation: list[dict[str, Any]] = [
+            {"role": "system", "content": content},
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefgh1", "type": "x", "function": call}]},
+            {"role": "tool", "tool_call_id": "abcdefgh1", "content": content},
+        ]
+        return [token for token in codec.render(conversation, TOOLS) if token in special.values()]
+
+    assert structure(text) == structure("harmless")
+
+
+@EVERY
+def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str, Path]) -> None:
+    if not FAMILIES[name].thinks:
+        with pytest.raises(ConfigError, match="no reasoning to switch on") as refused:
+            tokens.load(folders[name], thinking=True)
+        assert "model.thinking=false" in refused.value.fix
+        return
+    off, on = tokens.load(folders[name]), tokens.load(folders[name], thinking=True)
+    assert off.decode(off.render(QUESTION, TOOLS)).endswith("<think>\n\n</think>\n\n")
+    assert on.decode(on.render(QUESTION, TOOLS)).endswith("<|im_start|>assistant\n")
+    assert all("user message" in fork for fork in on.verify())
+    added = on.tokenizer.added
+    ids = [added["<think>"], *on.encode("\nhm\n"), added["</think>"], *on.encode("\n\nI look."), on.stop_ids[0]]
+    reply = on.parse(ids, on.render(QUESTION, TOOLS), TOOLS)
+    assert (reply.reasoning, reply.content) == ("hm", "I look.")
+
+
+def test_a_call_between_tags_keeps_its_code_and_its_types(codecs: dict[str, tokens.Codec]) -> None:
+    """A stripped indentation would be another edit."""
+    codec = codecs["Qwen3-Coder"]
+    kinds = {"old": "string", "count": "integer", "all": "boolean", "lines": "array", "of": "string"}
+    properties = {key: {"type": kind} for key, kind in kinds.items()}
+    tool = {"type": "function", "function": {"name": "edit", "parameters": {"properties": properties}}}
+    arguments = {"old": "    return 1\n", "count": 3, "all": True, "lines": [1, 2], "of": "3", "free": "x"}
+    values = arguments | {"lines": "[1, 2]"}
+    text = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    ids = _within(codec, "<tool_call>", f"\n<function=edit>\n{text}</function>\n", "</tool_call>")
+    [call] = codec.parse(ids, tools=[tool]).calls
+    assert json.loads(call.arguments) == arguments
+    for broken in ("<function=edit", "words", "<function=edit>\n<parameter=old>\n1\n</function>"):
+        reply = codec.parse(_within(codec, "<tool_call>", f"\n{broken}\n", "</tool_call>"), tools=[tool])
+        assert (reply.calls, reply.malformed) == ((), (f"<tool_call>\n{broken}\n</tool_call>",))
+
+
+def test_llama_may_tag_its_call(codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs["Llama 3.1, 3.2, 3.3"]
+    tag = codec.tokenizer.added["<|python_tag|>"]
+    call = codec.encode('{"name": "shell", "parameters": {"cmd": "ls"}}')
+    assert codec.parse([*codec.encode("I look."), tag, *call], tools=TOOLS).calls[0].name == "shell"
+    assert codec.parse([tag, *call[:-3]], tools=TOOLS).malformed != ()
+    assert codec.parse(call).content.startswith("{")  # who offers no tools gets JSON as words
+
+
+@EVERY
+def test_the_trainer_takes_the_architecture(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Its weights load, and packed rows of its prompts score as rows alone do (`Policy` refuses others)."""
+    from coderepairrl.learn.policy import Policy, init_random
+
+    init_random(folders[name], tmp_path, 0)
+    codec = tokens.load(tmp_path)
+    policy = Policy.load(tmp_path)
+    assert policy.model.config.vocab_size == codec.vocab_size
+    assert policy.model.config.model_type == FAMILIES[name].model_type
+    if "tiny" in FAMILIES[name].engines:
+        assert ModelConfig.read(tmp_path).vocab_size == codec.vocab_size
+    else:
+        with pytest.raises(ConfigError, match="the tiny engine serves Qwen3ForCausalLM") as refused:
+            ModelConfig.read(tmp_path)
+        assert "engine=vllm" in refused.value.fix
+
+
+class TestRefusedAtTheDoor:
+    """Each with what is missing."""
+
+    FAMILY = FAMILIES["Qwen2.5-Coder"]
+
+    def template(self, folder: Path, source: str, family: Family = FAMILY) -> Path:
+        family.write(folder)
+        (folder / "chat_template.jinja").write_text(source)
+        return folder
+
+    def test_no_chat_template(self, tmp_path: Path) -> None:
+        (self.FAMILY.write(tmp_path) / "chat_template.jinja").unlink()
+        with pytest.raises(ConfigError, match="has no chat template") as refused:
+            tokens.load(tmp_path)
+        assert "chat_template.jinja" in refused.value.fix
+
+    @pytest.mark.parametrize(
+        ("old", "new", "what"),
+        [("if tools", "if false", "tools"), ("in m.tool_calls", "in []", "calls")],
+    )
+    def test_a_template_without_tools(self, tmp_path: Path, old: str, new: str, what: str) -> None:
+        assert old in QWEN25
+        with pytest.raises(ConfigError, match=f"is not shown its {what}") as refused:
+            tokens.load(self.template(tmp_path, QWEN25.replace(old, new)))
+        assert "instruct model" in refused.value.fix
+
+    def test_a_format_that_nobody_reads(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="which is not read") as refused:
+            tokens.load(self.template(tmp_path, QWEN3_CODER.replace("<function=", "<call="), FAMILIES["Qwen3-Coder"]))
+        assert "hermes, qwen3_coder, llama3_json, mistral" in refused.value.fix
+
+    def test_replies_without_an_end(self, tmp_path: Path) -> None:
+        family = FAMILIES["Llama 3.1, 3.2, 3.3"]
+        with pytest.raises(ConfigError, match="no special token"):
+            tokens.load(self.template(tmp_path, LLAMA3.replace("<|eot_id|>", "\\n"), family))
+
+    def test_an_end_that_only_the_template_names(self, tmp_path: Path) -> None:
+        """A config without an end of sequence is mended by it."""
+        codec = tokens.load(self.FAMILY.write(tmp_path, eos_token_id=None))
+        assert codec.verify() == ()
+        assert len(codec.stop_ids) == 1
+
+    def test_a_tokenizer_of_another_model(self, tmp_path: Path) -> None:
+        folder = self.FAMILY.write(tmp_path, vocab_size=256)
+        with pytest.raises(ConfigError, match="ids up to 260, outside the vocabulary of 256") as refused:
+            tokens.load(folder)
+        assert "resize its embedding" in refused.value.fix
+
+    def test_padded_embeddings_are_none(self, tmp_path: Path) -> None:
+        codec = tokens.load(self.FAMILY.write(tmp_path, vocab_size=320))
+        assert codec.decode([319, *codec.encode("a")]) == "a"
+
+    def test_a_multimodal_model(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="multimodal"):
+            tokens.load(self.FAMILY.write(tmp_path, text_config={}))
+
+
+@EVERY
+def test_the_page_says_what_is_tested(name: str) -> None:
+    family = FAMILIES[name]
+    page = Path(__file__).parents[2] / "docs" / "models.md"
+    switch, refused = "on or off" if family.thinks else "none", "; ".join(family.refused) or "-"
+    names = " | ".join(f"`{each}`" for each in (family.model_type, family.renderer, family.format))
+    row = f"| {name} | {names} | {switch} | {', '.join(family.engines)} | {refused} |"
+    assert row in page.read_text()
+
+
+def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path, miniature: Path) -> None:
+    from coderepairrl.check.model import examine
+
+    assert all(check.ok for check in examine(miniature))
+    checks = {check.name: check for check in examine(FAMILIES["Qwen3-Coder"].write(tmp_path))}
+    assert "qwen3_coder" in checks["tool calls are read"].detail
+    assert checks["engines"].detail.startswith("vllm; not tiny: the tiny engine serves Qwen3ForCausalLM")
+    weights = checks["its weights fit"]
+    assert not weights.ok
+    assert "no weights" in weights.detail

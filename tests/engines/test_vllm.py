@@ -355,6 +355,11 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
     await joined.load(third[0], 3, third[1])
     assert set(state(wire).adapters) == {"policy-v2", "policy-v3"} and state(wire).peak == 2
     assert (await joined.health())["adapters"] == 2
+    assert await joined.load(third[0], 3, third[1]) == 3, "a restarted learner brings what is served already"
+    assert set(state(wire).adapters) == {"policy-v2", "policy-v3"}
+    with pytest.raises(EngineFault, match="a version names one adapter"):
+        other = adapter(tmp_path / "other", 4)
+        await joined.load(other[0], 3, other[1])
     await old.aclose()  # type: ignore[attr-defined]
     full = await asyncio.to_thread(weights.checksum, joined._live)
     with pytest.raises(EngineFault, match="below them cannot change"):
@@ -398,11 +403,15 @@ def gone(pid: int) -> bool:
         return bool(select.select([handle], [], [], 30)[0])
 
 
-async def test_nothing_of_the_family_is_left(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+@pytest.mark.parametrize("grace", [15.0, 0.0])
+async def test_nothing_of_the_family_is_left(
+    miniature: Path, tmp_path: Path, env: dict[str, str], grace: float
+) -> None:
     note = tmp_path / "pids"
     arguments = ["--fake", "family", "--note", str(note)]
     engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, args=arguments)
     pids = [int(pid) for pid in note.read_text().split()]
+    await engine._server.close(grace)
     await engine.close()
     assert all(map(gone, pids))
 

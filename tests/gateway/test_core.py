@@ -470,6 +470,16 @@ class TestLifetime:
                 await gateway.start(port=taken.getsockname()[1])
             assert "port" in caught.value.fix
 
+    async def test_a_socket_in_use_is_not_taken_away(self, world: World, tmp_path: Path) -> None:
+        first, second = (
+            Gateway(world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
+            for _ in range(2)
+        )
+        await first.start(socket=tmp_path / "g.sock")
+        with pytest.raises(UsageError, match="in use"):
+            await second.start(socket=tmp_path / "g.sock")
+        await first.stop()
+
     async def test_keys_are_secrets_and_not_names(self, world: World) -> None:
         keys = {world.open(f"e{n}").key for n in range(50)}
         assert len(keys) == 50

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from coderepairrl.errors import RemoteFault, UsageError
 from coderepairrl.gateway import Remote, Server, Session
+from coderepairrl.gateway.remote import _Answer, _Heard
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHELL, Said, World
@@ -249,6 +250,27 @@ async def test_a_busy_remote_is_asked_again() -> None:
         assert (await speak(session, "chat", ASK))["content"] == "Done."
     assert len(session.turns) == 1 and session.fault is None
     assert next(statuses, None) is None
+
+
+async def test_a_busy_remote_is_no_reply_of_a_model_when_time_runs_out() -> None:
+    handler = answers(429, "slow down", **{"Retry-After": "50"})
+    async with listening(handler) as url, relay(url, limits=Limits(tokens=4000, seconds=40.0)) as session:
+        assert (await post(session, "chat", SPEAKERS["chat"].body(ASK)))[0] == 503
+        assert isinstance(session.fault, RemoteFault) and session.limit == ""
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 1, 1), (1, 1, 2, 2), (0, 0, 0, 0), (None, None, None, None)])
+def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> None:
+    """By their number wherever counting starts, and by their id where all have one number or none."""
+    heard = _Heard()
+    pieces = [("a", "run", '{"x"'), (None, None, ": 1}"), ("b", "see", "{"), (None, None, "}")]
+    for number, (key, name, arguments) in zip(numbers, pieces, strict=True):
+        call = {"index": number, "id": key, "function": {"name": name, "arguments": arguments}}
+        heard.take(_Answer.model_validate({"choices": [{"delta": {"tool_calls": [call]}}]}))
+    assert [(call["id"], call["name"], call["arguments"]) for call in heard.calls] == [
+        ("a", "run", '{"x": 1}'),
+        ("b", "see", "{}"),
+    ]
 
 
 async def test_a_full_context_is_a_limit_and_no_fault() -> None:

@@ -306,6 +306,8 @@ class _Heard:
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, str]] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    """Where in `calls` is the newest of each number that the server gave."""
     finish: str = ""
     whole: bool = False
     """It came all at once, and is passed on when it has been read to the end."""
@@ -340,11 +342,15 @@ class _Heard:
         return [] if self.whole else deltas
 
     def _call(self, piece: _Call) -> None:
-        """A tool call, or a piece of one: some servers number them, others only give an id to a new one."""
-        new = piece.index >= len(self.calls) if piece.index is not None else bool(piece.id) or not self.calls
-        if new:
+        """A tool call, or a piece of one: some servers number them, from 0 or 1; others only give a new one an id."""
+        newest = len(self.calls) - 1
+        at = newest if piece.index is None else self.places.get(piece.index, -1)
+        if at < 0 or (piece.id and self.calls[at]["id"] not in ("", piece.id)):
             self.calls.append({"id": "", "name": "", "arguments": ""})
-        call = self.calls[-1 if piece.index is None else min(piece.index, len(self.calls) - 1)]
+            at = newest + 1
+        if piece.index is not None:
+            self.places[piece.index] = at
+        call = self.calls[at]
         call["id"] = call["id"] or piece.id or ""
         call["name"] += piece.function.name or ""
         call["arguments"] += piece.function.arguments or ""
@@ -373,9 +379,11 @@ class Relayed:
                         await self._attempt(publish)
                         return
                     except _Busy as busy:
-                        if not left or self._passed_on:
+                        wait = max(pause, busy.after)
+                        late = asyncio.get_running_loop().time() + wait >= deadline
+                        if not left or self._passed_on or late:  # what no remote said is no reply of a model
                             raise busy.fault from busy
-                        await asyncio.sleep(max(pause, busy.after))
+                        await asyncio.sleep(wait)
                         pause *= 2
         except TimeoutError:
             if not clock.expired():

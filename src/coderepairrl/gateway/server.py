@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import secrets
+import socket as sockets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,6 +116,7 @@ class Server:
             site = web.TCPSite(self._runner, host, port)
             await site.start()
             if socket is not None:
+                check_free(socket)
                 await web.UnixSite(self._runner, str(socket)).start()
                 socket.chmod(0o666)  # guests run as another user; who gets in without a key gets nothing
         except OSError as error:
@@ -322,6 +324,16 @@ def _dialect(request: web.Request) -> Dialect:
     if "messages" in parts or "anthropic-version" in request.headers:
         return messages
     return responses if "responses" in parts else chat
+
+
+def check_free(path: Path) -> None:
+    """A socket of a server that lives is not taken away from it. Raises OSError."""
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return
+    raise OSError(errno.EADDRINUSE, "it is in use")
 
 
 def _cannot_listen(error: OSError, host: str, port: int, socket: Path | None) -> UsageError:

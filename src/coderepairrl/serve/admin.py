@@ -6,7 +6,6 @@ import asyncio
 import hmac
 import json
 import os
-import socket as sockets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
 from coderepairrl.gateway import Policy, Source
+from coderepairrl.gateway.server import check_free
 from coderepairrl.serve.sessions import Asked, Sessions
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -71,7 +71,7 @@ class Admin:
                 site = web.TCPSite(self._runner, host, port or 0)
                 await site.start()
                 return f"http://{host}:{site.port}"
-            _check_free(socket)
+            check_free(socket)
             before = os.umask(0o177)  # from its first moment on it is its owner's only
             try:
                 await web.UnixSite(self._runner, str(socket)).start()
@@ -170,13 +170,3 @@ async def _body(request: web.Request, model: type[Model]) -> Model:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise _Refused(400, "invalid_value", f"{where}: {first['msg']}" if where else first["msg"]) from error
-
-
-def _check_free(path: Path) -> None:
-    """A socket of a server that lives is not taken away from it. Raises OSError."""
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return
-    raise OSError(0, "it is in use")

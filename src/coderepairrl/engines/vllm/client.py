@@ -81,6 +81,8 @@ class VllmEngine:
         self._fewer = asyncio.Event()
         self.adapters = max_loras > 0
         self._max_loras = max_loras
+        self._digest = ""
+        """Checksum of the newest adapter."""
         self._loaded: list[str] = []
         """Adapters at the server, oldest first; the last one is what is served."""
         self._live = model
@@ -218,7 +220,7 @@ class VllmEngine:
             if digest != checksum.lower():
                 raise EngineFault(f"{path} has SHA-256 {digest}, not {checksum}")
             if weights.is_adapter(path):
-                await self._add(path, version)
+                await self._add(path, version, digest)
             else:
                 await self._replace(path, version)
             return version
@@ -372,15 +374,17 @@ class VllmEngine:
             if name in self._layout and tensor.shape != self._layout[name].shape:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
-    async def _add(self, path: Path, version: int) -> None:
-        """An adapter beside those that are in use."""
+    async def _add(self, path: Path, version: int, digest: str) -> None:
+        """An adapter beside those that are in use. One that is served already stays: a restarted learner brings it."""
         if not self.adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
-        await self._make_room()
         name = f"{self._policy}-v{version}"
+        if name in self._loaded[-1:] and digest == self._digest:
+            return
         if name in self._loaded:
             raise EngineFault(f"{name} is served already: a version names one adapter")
+        await self._make_room()
         try:
             await self._post("/v1/load_lora_adapter", body={"lora_name": name, "lora_path": str(path.resolve())})
         except Refused as refusal:
@@ -390,7 +394,7 @@ class VllmEngine:
                 fix="engine.options.lora_rank is the largest that it takes",
             ) from None
         self._loaded.append(name)
-        self._version = version
+        self._version, self._digest = version, digest
 
     async def _make_room(self) -> None:
         """Unload adapters that no request uses, and wait for requests while there are too many."""

@@ -1,7 +1,7 @@
 """Runs a command and takes down all that came of it when its owner is gone: ``python guard.py COMMAND...``.
 
 vLLM is a family of processes, some of which outlive their parent and keep a GPU's memory. This one reads a pipe from
-the controller, which closes it when it wants the end, and also when it is killed.
+the controller, which closes it when it wants the end, and also when it is killed; SIGTERM means at once.
 """
 
 from __future__ import annotations
@@ -28,6 +28,12 @@ def main() -> None:
         start_new_session=True,
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # if this process is killed
     )
+
+    def at_once(*_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, at_once)
     ended = os.pidfd_open(server.pid)
     owner = sys.stdin.fileno()
     ready, _, _ = select.select([owner, ended], [], [])

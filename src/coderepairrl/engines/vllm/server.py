@@ -178,8 +178,10 @@ class Server:
             assert self._process.stdin is not None
             self._process.stdin.close()
             if not await self._ended(grace):
-                self._process.kill()  # and its server with it: it asked the kernel to
-                await self._ended(5.0)
+                self._process.terminate()  # the guard kills all of the family at once
+                if not await self._ended(5.0):
+                    self._process.kill()  # and its server with it: it asked the kernel to
+                    await self._ended(5.0)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -293,6 +293,8 @@ class Bubblewrap(GuestBackend):
             self._no_overlay = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         except FileNotFoundError as error:
             self._overlays, self._no_overlay = False, f"no program {error.filename}"
+        except subprocess.TimeoutExpired:
+            self._overlays, self._no_overlay = False, "the attempt took more than 60 s"
         finally:
             for folder in (box, lower):
                 shutil.rmtree(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ import pytest
 import coderepairrl
 
 ROOT = Path(coderepairrl.__file__).parent
+EXAMPLE = re.compile(r"^ *>>> ", re.MULTILINE)
 
 
 def with_examples() -> list[str]:
     names = []
     for path in sorted(ROOT.rglob("*.py")):
-        if ">>> " in path.read_text(errors="replace") and "handmade/" not in str(path.relative_to(ROOT)):
+        if EXAMPLE.search(path.read_text(errors="replace")) and "handmade/" not in str(path.relative_to(ROOT)):
             module = ".".join(("coderepairrl", *path.relative_to(ROOT).with_suffix("").parts))
             names.append(module.removesuffix(".__init__"))
     return names

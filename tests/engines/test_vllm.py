@@ -322,6 +322,22 @@ async def test_a_roll_back_that_fails_ends_the_engine(
             await call
 
 
+async def test_a_roll_back_to_other_weights_than_before_ends_the_engine(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    good = weights_named(miniature, tmp_path / "good.safetensors")
+    bad = weights_named(miniature, tmp_path / "refuse.safetensors")
+    await joined.load(good[0], 1, good[1])
+    changed = load_file(good[0])
+    changed["model.norm.weight"] += 1
+    save_file(changed, good[0])
+    with pytest.raises(EngineFault, match="has SHA-256"):
+        await joined.load(bad[0], 2, bad[1])
+    assert not state(wire).go.is_set(), "weights that are nobody's are served"
+    with pytest.raises(EngineFault, match="nobody knows what is served"):
+        await ask(joined, [1], TEN)
+
+
 async def test_a_server_that_dies_mid_load(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     path, digest = weights_named(miniature, tmp_path / "die.safetensors")
     for call in (engine.load(path, 1, digest), engine.health()):
@@ -361,9 +377,9 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
         other = adapter(tmp_path / "other", 4)
         await joined.load(other[0], 3, other[1])
     await old.aclose()  # type: ignore[attr-defined]
-    full = await asyncio.to_thread(weights.checksum, joined._live)
+    full = await asyncio.to_thread(weights.checksum, joined._live[0])
     with pytest.raises(EngineFault, match="below them cannot change"):
-        await joined.load(joined._live, 4, full)
+        await joined.load(joined._live[0], 4, full)
 
 
 async def test_a_refused_adapter_leaves_the_old_one(joined: VllmEngine, tmp_path: Path) -> None:

@@ -67,7 +67,16 @@ class VllmEngine:
     """Whether adapters can be loaded: `lora_rank` was set."""
 
     def __init__(
-        self, server: Server, model: Path, *, policy: str, context: int, slots: int, max_loras: int, patience: float
+        self,
+        server: Server,
+        model: Path,
+        checksum: str,
+        *,
+        policy: str,
+        context: int,
+        slots: int,
+        max_loras: int,
+        patience: float,
     ) -> None:
         self.context = context
         self._server = server
@@ -81,11 +90,11 @@ class VllmEngine:
         self._fewer = asyncio.Event()
         self.adapters = max_loras > 0
         self._max_loras = max_loras
-        self._digest = ""
+        self._checksum = ""
         """Checksum of the newest adapter."""
         self._loaded: list[str] = []
         """Adapters at the server, oldest first; the last one is what is served."""
-        self._live = model
+        self._live = (model, checksum)
         """The full weights at the server."""
         self._base = self._version = 0
         self._loading = asyncio.Lock()
@@ -143,6 +152,7 @@ class VllmEngine:
         if url and (python or args or env or dtype != "auto" or context is not None):
             raise ConfigError("python, args, env, dtype and context are for a server that is started here, not for url")
         _check_folder(model)
+        checksum = await asyncio.to_thread(weights.checksum, model)
         if url:
             server = Server.at(url)
         else:
@@ -162,6 +172,7 @@ class VllmEngine:
             engine = cls(
                 server,
                 model,
+                checksum,
                 policy=served["id"],
                 context=served["max_model_len"],
                 slots=slots,
@@ -173,7 +184,7 @@ class VllmEngine:
                     for adapter in left:
                         await engine._post("/v1/unload_lora_adapter", body={"lora_name": adapter["id"]})
                     async with engine._loading:
-                        await engine._replace(model, 0)
+                        await engine._replace(model, 0, checksum)
                 else:
                     await engine._post("/update_weight_version", body={"new_version": "0"})
             except BaseException:
@@ -216,13 +227,11 @@ class VllmEngine:
         """See `Engine.load`. `path` and `checksum` are as `coderepairrl.engines.weights` has them."""
         async with self._loading:
             self._require_alive()
-            digest = await asyncio.to_thread(weights.checksum, path)
-            if digest != checksum.lower():
-                raise EngineFault(f"{path} has SHA-256 {digest}, not {checksum}")
+            await _verify(path, checksum)
             if weights.is_adapter(path):
-                await self._add(path, version, digest)
+                await self._add(path, version, checksum)
             else:
-                await self._replace(path, version)
+                await self._replace(path, version, checksum)
             return version
 
     async def pause(self) -> None:
@@ -323,7 +332,7 @@ class VllmEngine:
             raise Gone(f"the server says {known} of a request of version {stream.version}: who else loads weights?")
         return known
 
-    async def _replace(self, path: Path, version: int) -> None:
+    async def _replace(self, path: Path, version: int, checksum: str) -> None:
         """Full weights: hold everything, swap, let go. After a refusal the old weights are put back before that."""
         if self._loaded:
             raise EngineFault("adapters are served: the weights below them cannot change")
@@ -338,9 +347,10 @@ class VllmEngine:
                 await self._swap(path, version)
             except Refused as refusal:
                 refused = refusal
-                await self._swap(self._live, self._base)
+                await self._swap(self._live[0], self._base)
+                await _verify(*self._live)  # after they were read: what is served again is what was served
             else:
-                self._live, self._base, self._version = path, version, version
+                self._live, self._base, self._version = (path, checksum), version, version
             if not self._paused:
                 await self._call("POST", "/resume")
         except BaseException as error:  # a cancelled load, too: requests are held, and must not go on
@@ -374,13 +384,13 @@ class VllmEngine:
             if name in self._layout and tensor.shape != self._layout[name].shape:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
-    async def _add(self, path: Path, version: int, digest: str) -> None:
+    async def _add(self, path: Path, version: int, checksum: str) -> None:
         """An adapter beside those that are in use. One that is served already stays: a restarted learner brings it."""
         if not self.adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
         name = f"{self._policy}-v{version}"
-        if name in self._loaded[-1:] and digest == self._digest:
+        if name in self._loaded[-1:] and checksum == self._checksum:
             return
         if name in self._loaded:
             raise EngineFault(f"{name} is served already: a version names one adapter")
@@ -394,7 +404,7 @@ class VllmEngine:
                 fix="engine.options.lora_rank is the largest that it takes",
             ) from None
         self._loaded.append(name)
-        self._version, self._digest = version, digest
+        self._version, self._checksum = version, checksum
 
     async def _make_room(self) -> None:
         """Unload adapters that no request uses, and wait for requests while there are too many."""
@@ -507,6 +517,12 @@ def _as_folder(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as folder:
         Path(folder, "model.safetensors").symlink_to(path.resolve())
         yield Path(folder).resolve()
+
+
+async def _verify(path: Path, checksum: str) -> None:
+    found = await asyncio.to_thread(weights.checksum, path)
+    if found != checksum.lower():
+        raise EngineFault(f"{path} has SHA-256 {found}, not {checksum}")
 
 
 def _check_folder(model: Path) -> None:

@@ -273,6 +273,27 @@ def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> No
     ]
 
 
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_stream_whose_last_line_has_no_end(cut: bool) -> None:
+    """It is read, for some servers end like this; half an event means that the remote broke off."""
+    pieces: list[Any] = [
+        {"choices": [{"index": 0, "delta": {"content": "Done."}}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": USAGE},
+    ]
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        body = "\n\n".join(f"data: {json.dumps(piece)}" for piece in pieces).encode()
+        return web.Response(body=body[: -4 if cut else None], content_type="text/event-stream")
+
+    async with listening(handler) as url, relay(url, attempts=1) as session:
+        _, raw = await post(session, "chat", SPEAKERS["chat"].body(ASK, stream=True))
+        if cut:
+            assert "broke off" in str(session.fault), raw
+        else:
+            assert SPEAKERS["chat"].stream(raw)["content"] == "Done."
+            assert session.turns[0].remote["usage"] == USAGE
+
+
 async def test_a_full_context_is_a_limit_and_no_fault() -> None:
     full = json.dumps({"error": {"message": "too many", "code": "context_length_exceeded"}})
     async with listening(answers(400, full)) as url, relay(url) as session:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -57,18 +58,25 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[C
     placed inside the sandbox needs a backend whose guests reach the host's loopback.
     """
     opened = backend or FolderBackend()
-    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as folder:
-        workspace = Path(folder, "add")
-        workspace.mkdir(mode=0o755)
-        Path(folder).chmod(0o755)  # a sandbox may read it as another user
-        (workspace / "add.py").write_text(SOURCE)
-        task = Task("exam/add", PROMPT, "python", f"dir:{workspace}", b"")
+    with small_repair() as (task, _):
 
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:
             return await _attempt(agent, task, opened, script, limits)
 
         checks = [_repair, _calls, _several_calls, _tokens, _refused, _time, _slow_model, _dead]
         return [result for check in checks for result in await check(attempt)]
+
+
+@contextmanager
+def small_repair() -> Iterator[tuple[Task, Path]]:
+    """A task of one file with one bug, and a temporary folder beside it that sandboxes may enter."""
+    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # a sandbox may read it as another user
+        workspace = folder / "add"
+        workspace.mkdir(mode=0o755)
+        (workspace / "add.py").write_text(SOURCE)
+        yield Task("exam/add", PROMPT, "python", f"dir:{workspace}", b""), folder
 
 
 _Attempt = Callable[[Behaviour, Limits], Awaitable[_Trial]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +16,41 @@ from coderepairrl.registry import Check, check_options, nearest
 Options = Mapping[str, Any]
 
 
-async def examine_sandboxes() -> list[Entry]:
+async def examine_sandboxes() -> AsyncIterator[Entry]:
     """The exams of all sandboxes that isolate and work here; for the others, what is missing (not `required`)."""
-    entries = []
     for name, ok, detail, fix in sandbox.available():
-        if not ok:
-            entries.append(Entry(name, False, detail, fix, required=False))
-        elif name != "unsafe-local":
-            entries += [Entry(f"{name}: {entry.name}", *entry[1:]) for entry in await examine("sandbox", name)]
-    return entries
+        yield Entry(name, ok, detail, fix, required=False)
+        if ok and name != "unsafe-local":
+            async for entry in examine("sandbox", name):
+                yield entry._replace(name=f"{name}: {entry.name}")
 
 
-async def examine(kind: str, name: str | None, options: Options | None = None) -> list[Entry]:
+async def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Entry]:
     """The exam of implementation `name` of seam `kind`, made with `options`, one entry per question.
 
-    Raises `UsageError` for an unknown seam, `ConfigError` for an unknown implementation or option.
+    Those of sandboxes come as they are answered, the others at the end. Raises `UsageError` for an unknown seam,
+    `ConfigError` for an unknown implementation or option.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
     default, sit = KINDS[kind]
-    return [Entry(f"{check.name}", check.ok, check.detail) for check in await sit(name or default, options or {})]
+    async for check in sit(name or default, options or {}):
+        yield Entry(check.name, check.ok, check.detail)
 
 
-async def _sandbox(name: str, options: Options) -> list[Check]:
+async def _sandbox(name: str, options: Options) -> AsyncIterator[Check]:
     from coderepairrl.sandbox import redteam
-    from coderepairrl.sandbox.exam import examine as sit
+    from coderepairrl.sandbox.exam import sit
 
     backend = sandbox.make(name, **options)
     sandbox.require(backend)
-    return [*await sit(backend), *await redteam.examine(backend)]
+    async for check in sit(backend):
+        yield check
+    async for check in redteam.examine(backend):
+        yield check
 
 
-async def _engine(name: str, options: Options) -> list[Check]:
+async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
     """Against the real learner on a random policy, since engine and learner must agree to the fourth digit."""
     from coderepairrl.engines.exam import examine as sit
 
@@ -58,48 +61,56 @@ async def _engine(name: str, options: Options) -> list[Check]:
         learner = await Learner.start(model, LearnSettings(), log_dir=work, publish_dir=work)
         engine = await engines.make(name, model, log_dir=work, **options)
         try:
-            return list(await sit(engine, model, reference=learner.logprobs, work=work))
+            checks = await sit(engine, model, reference=learner.logprobs, work=work)
         finally:
             await engine.close()
             await learner.close()
+    for check in checks:
+        yield check
 
 
-async def _agent(name: str, options: Options) -> list[Check]:
+async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
     from coderepairrl.agents.command import Program
     from coderepairrl.agents.exam import examine as sit
     from coderepairrl.check import programs
 
     agent = agents.make(name, **options)
-    if not isinstance(agent, Program):
-        return list(await sit(agent))
-    backend = sandbox.make(sandbox.default_name(), show=agent.binds)
-    sandbox.require(backend)
-    return await programs.examine(agent, backend)
+    if isinstance(agent, Program):
+        backend = sandbox.make(sandbox.default_name(), show=agent.binds)
+        sandbox.require(backend)
+        checks = await programs.examine(agent, backend)
+    else:
+        checks = await sit(agent)
+    for check in checks:
+        yield check
 
 
-async def _reward(name: str, options: Options) -> list[Check]:
+async def _reward(name: str, options: Options) -> AsyncIterator[Check]:
     from coderepairrl.rewards.exam import examine as sit
 
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
     [(reward, _)] = rewards.make(name)
-    return list(await sit(reward, sandbox.make(sandbox.default_name())))
+    for check in await sit(reward, sandbox.make(sandbox.default_name())):
+        yield check
 
 
-async def _tasks(name: str, options: Options) -> list[Check]:
+async def _tasks(name: str, options: Options) -> AsyncIterator[Check]:
     from coderepairrl.tasks.exam import examine as sit
 
-    return list(await sit(tasks.make(name, **options), sandbox.make(sandbox.default_name())))
+    for check in await sit(tasks.make(name, **options), sandbox.make(sandbox.default_name())):
+        yield check
 
 
-async def _model(name: str, options: Options) -> list[Check]:
+async def _model(name: str, options: Options) -> AsyncIterator[Check]:
     from coderepairrl.check.model import examine as sit
 
     check_options("model", name, sit, options)
-    return sit(models.folder(name), **options)
+    for check in sit(models.folder(name), **options):
+        yield check
 
 
-KINDS: dict[str, tuple[str, Callable[[str, Options], Awaitable[list[Check]]]]] = {
+KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Check]]]] = {
     "sandbox": ("bwrap", _sandbox),
     "engine": ("tiny", _engine),
     "agent": ("nano", _agent),

@@ -8,7 +8,6 @@ so its limits are the gateway's.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
-from coderepairrl.agents.exam import EDIT, PROMPT, SOURCE, command, said
+from coderepairrl.agents.exam import EDIT, PROMPT, command, said, small_repair
 from coderepairrl.errors import AgentFault, CodeRepairError
 from coderepairrl.gateway import Remote, Server
 from coderepairrl.protocols import SandboxBackend
@@ -61,15 +60,10 @@ class _Trial:
 
 async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with one bug. Takes minutes."""
-    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as folder:
-        workspace = Path(folder, "add")
-        workspace.mkdir(mode=0o755)
-        Path(folder).chmod(0o755)  # a sandbox may read it as another user
-        (workspace / "add.py").write_text(SOURCE)
-        task = Task("exam/add", PROMPT, "python", f"dir:{workspace}", b"")
+    with small_repair() as (task, folder):
 
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:
-            return await _attempt(agent, task, backend, script, limits, Path(folder))
+            return await _attempt(agent, task, backend, script, limits, folder)
 
         repaired = await attempt(_repair(), Limits(tokens=_PLENTY, seconds=_SECONDS))
         calls = await attempt(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))

@@ -6,7 +6,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -29,15 +28,11 @@ def machine() -> list[Entry]:
     return [_python(), _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
 
 
-def table(entries: Iterable[Entry]) -> str:
-    """The report as text, with fixes under what fails."""
-    lines = []
-    for entry in entries:
-        mark = "ok  " if entry.ok else "FAIL" if entry.required else "no  "
-        lines.append(f"{mark}  {entry.name:<28} {entry.detail}")
-        if not entry.ok and entry.fix:
-            lines.append(f"      {'':<28} fix: {entry.fix}")
-    return "\n".join(lines)
+def line(entry: Entry) -> str:
+    """One entry as text, with its fix below it if it fails."""
+    mark = "ok  " if entry.ok else "FAIL" if entry.required else "no  "
+    fix = f"\n      {'':<28} fix: {entry.fix}" if entry.fix and not entry.ok else ""
+    return f"{mark}  {entry.name:<28} {entry.detail}{fix}"
 
 
 def _python() -> Entry:

@@ -218,17 +218,17 @@ class Remote:
         yield self._scrubbed(bytes(data))
 
     async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-        """The data of server-sent events up to ``[DONE]``."""
+        """The data of server-sent events up to ``[DONE]``, which some servers leave out."""
         rest, total = b"", 0
         async for piece in answer.content.iter_any():
             *lines, rest = (rest + self._bounded(piece, total)).split(b"\n")
             total += len(piece)
-            for line in lines:
-                data = line.removeprefix(b"data:").strip()
+            for data in filter(None, map(_data, lines)):
                 if data == b"[DONE]":
                     return
-                if line.startswith(b"data:") and data:
-                    yield self._scrubbed(data)
+                yield self._scrubbed(data)
+        if _is_json(last := _data(rest)):  # the last line may lack its end; a part of an event is none
+            yield self._scrubbed(last)
 
     def _bounded(self, piece: bytes, before: int) -> bytes:
         if before + len(piece) > MAX_ANSWER:
@@ -451,6 +451,19 @@ class Relayed:
 def _message(message: Message) -> Message:
     """As servers want it that refuse an empty text beside tool calls."""
     return {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
+
+
+def _data(line: bytes) -> bytes:
+    """What a line of server-sent events says; nothing for comments and other fields."""
+    return line[len(b"data:") :].strip() if line.startswith(b"data:") else b""
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        json.loads(data)
+    except ValueError:
+        return False
+    return True
 
 
 def _too_long(said: str) -> bool:

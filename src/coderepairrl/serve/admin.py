@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
 from coderepairrl.gateway import Policy, Source
 from coderepairrl.gateway.server import check_free
+from coderepairrl.protocols import Engine
 from coderepairrl.serve.sessions import Asked, Sessions
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -44,6 +45,8 @@ class Admin:
         self._sessions = sessions
         self._source = source
         self._token = token
+        self._served = 0
+        """Every engine starts with this version, and whoever restarts one gives it the newest that it had loaded."""
         self._loading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
@@ -118,14 +121,10 @@ class Admin:
         return web.json_response({"sessions": self._sessions.summary()})
 
     async def _tell(self, request: web.Request) -> web.Response:
-        name = self._named(request)
-        # a long session is megabytes of JSON: agents are served meanwhile
-        return _json(await asyncio.to_thread(lambda: json.dumps(self._sessions.told(name))))
+        return await _json(await self._sessions.told(self._named(request)))
 
     async def _close(self, request: web.Request) -> web.Response:
-        name = self._named(request)
-        found = await self._sessions.close(name)
-        return _json(await asyncio.to_thread(json.dumps, found))
+        return await _json(await self._sessions.close(self._named(request)))
 
     def _named(self, request: web.Request) -> str:
         name = request.match_info["id"]
@@ -136,31 +135,38 @@ class Admin:
     async def _version(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, Policy):
             return web.json_response({"version": None, "loadable": False})
-        return web.json_response({"version": await self._current(self._source), "loadable": True})
+        return web.json_response({"version": self._served, "loadable": True})
 
     async def _load(self, request: web.Request) -> web.Response:
         if not isinstance(self._source, Policy):
             raise _Refused(409, "not_loadable", "the model is somebody else's: its weights are not ours to change")
-        asked = await _body(request, _Weights)
+        asked, engine = await _body(request, _Weights), self._source.engine
         async with self._loading:
-            current = await self._current(self._source)
-            if asked.version <= current:
-                raise _Refused(409, "old_version", f"version {current} is served, and versions only grow")
+            if asked.version <= self._served:
+                raise _Refused(409, "old_version", f"version {self._served} is served, and versions only grow")
             try:
-                version = await self._source.engine.load(Path(asked.path), asked.version, asked.checksum)
+                self._served = await engine.load(Path(asked.path), asked.version, asked.checksum)
             except EngineFault as fault:
+                if not await _alive(engine):
+                    raise
                 raise _Refused(422, "refused", f"{fault}", "the weights of before go on being served") from fault
-        return web.json_response({"version": version, "loadable": True})
-
-    async def _current(self, policy: Policy) -> int:
-        return int((await policy.engine.health())["version"])
+        return web.json_response({"version": self._served, "loadable": True})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response(dict(await self._source.health()))
 
 
-def _json(text: str) -> web.Response:
-    return web.Response(text=text, content_type="application/json")
+async def _alive(engine: Engine) -> bool:
+    try:
+        await engine.health()
+    except EngineFault:
+        return False
+    return True
+
+
+async def _json(session: dict[str, Any]) -> web.Response:
+    """A long session is megabytes: agents are served meanwhile."""
+    return web.Response(text=await asyncio.to_thread(json.dumps, session), content_type="application/json")
 
 
 async def _body(request: web.Request, model: type[Model]) -> Model:

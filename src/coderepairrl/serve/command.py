@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -20,6 +19,7 @@ from coderepairrl.serve.admin import Admin
 from coderepairrl.serve.model import Choice, replying
 from coderepairrl.serve.sessions import Sessions
 from coderepairrl.train.parts import limits
+from coderepairrl.train.signals import stoppable
 from coderepairrl.types import Sampling, Turn
 
 DEFAULTS = ("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768")
@@ -54,11 +54,26 @@ async def serve(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Serve the model of `choice` until SIGINT or SIGTERM; `ready` is told where, once it answers.
+    """Serve the model of `choice` until SIGINT, SIGTERM or SIGUSR1; `ready` is told where, once it answers.
 
     Turns are recorded in the folder `log`. Raises `UsageError` for what is taken or there already, and what
     `replying` raises.
     """
+    with stoppable() as received:  # from the first moment on: an engine that is being started ends with us
+        try:
+            await _serve(choice, places, log, ready, say)
+        except asyncio.CancelledError:
+            if not received:
+                raise
+
+
+async def _serve(
+    choice: Choice,
+    places: Places,
+    log: Path | None,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
     config = choice.config
     async with AsyncExitStack() as parts:
         home = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="crrl-serve-")))
@@ -91,12 +106,11 @@ async def serve(
             parts.callback(address.unlink, missing_ok=True)
         told = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
         told |= {"model": choice.name, "log": str(log or "")}
-        stopped = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
         ready({name: value for name, value in told.items() if value})
-        await stopped.wait()
-        say("stopping: open sessions are closed")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            say("stopping: open sessions are closed")
 
 
 def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log | None:

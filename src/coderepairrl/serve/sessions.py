@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import asdict, replace
 from typing import Any
@@ -94,38 +95,45 @@ class Sessions:
             {"id": name, "turns": len(session.turns), **_state(session)} for name, (session, _) in self._open.items()
         ]
 
-    def told(self, name: str) -> dict[str, Any]:
-        """Everything about the session `name`. Raises KeyError."""
-        session, sampling = self._open[name]
-        turns = session.turns
-        episode = _episode(session, turns)
-        most = session.limits.tokens
-        rows, account = stitch(episode, 1.0, max_tokens=most)
-        each = zip(turns, fates(episode, max_tokens=most), strict=True)
-        return {
-            "id": name,
-            **_state(session),
-            "limits": asdict(session.limits),
-            "sampling": dump(sampling),
-            "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in each],
-            "rows": [_row(dump(row)) for row in rows],
-            "account": {**asdict(account), "delivered": account.delivered, "expansion": account.expansion},
-        }
+    async def told(self, name: str) -> dict[str, Any]:
+        """Everything about the session `name`, put together beside the serving of agents. Raises KeyError."""
+        return await asyncio.to_thread(_told, *self._open[name])
 
     async def close(self, name: str) -> dict[str, Any]:
-        """End the session `name`, its running calls aborted: `told` for the last time. Raises KeyError."""
-        session, _ = self._open[name]
+        """End the session `name`, its running calls aborted: `told` for the last time. Raises KeyError.
+
+        Who closes it at the same time is told the same.
+        """
+        entry = self._open[name]
+        session, _ = entry
         turns = await self._server.close(session)
-        found = self.told(name)
-        if self._open.pop(name, None) and self._log is not None:
-            self._log.append("verdict", verdict=replace(_episode(session, turns), turns=()))
-            self._log.sync()
-        return found
+        if self._open.get(name) is entry:  # nobody was quicker, and this is not another one of that name
+            del self._open[name]
+            if self._log is not None:
+                self._log.append("verdict", verdict=replace(_episode(session, turns), turns=()))
+                self._log.sync()
+        return await asyncio.to_thread(_told, *entry)
 
     async def close_all(self) -> None:
         """End every session."""
         for name in list(self._open):
             await self.close(name)
+
+
+def _told(session: Session, sampling: Sampling) -> dict[str, Any]:
+    turns, most = session.turns, session.limits.tokens
+    episode = _episode(session, turns)
+    rows, account = stitch(episode, 1.0, max_tokens=most)
+    each = zip(turns, fates(episode, max_tokens=most), strict=True)
+    return {
+        "id": session.episode_id,
+        **_state(session),
+        "limits": asdict(session.limits),
+        "sampling": dump(sampling),
+        "turns": [{**dump(turn), "fate": fate, "reason": reason} for turn, (fate, reason) in each],
+        "rows": [_row(dump(row)) for row in rows],
+        "account": {**asdict(account), "delivered": account.delivered, "expansion": account.expansion},
+    }
 
 
 def _state(session: Session) -> dict[str, Any]:

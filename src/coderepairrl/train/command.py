@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from coderepairrl.train.loop import evaluation_due, train
 from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_name
 from coderepairrl.train.policy import settings
 from coderepairrl.train.progress import Progress
+from coderepairrl.train.signals import stoppable
 
 _MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
@@ -30,7 +29,6 @@ _MAY_CHANGE = (
 )
 """What a resumed run may set otherwise: nothing of it changes what an earlier step did."""
 _ENOUGH_DISK = 64 << 20
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(CodeRepairError):
@@ -50,7 +48,7 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
     Raises `Interrupted` after Ctrl-C, SIGTERM or SIGUSR1, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
     """
-    with _signals() as received:
+    with stoppable() as received:
         try:
             check(config)  # a mistake must not cost a run folder
             folder = _resumed(config) if resume else folder_of(config)
@@ -68,32 +66,6 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
             if not received:
                 raise
             raise Interrupted(f"{received[0]}: stopped before the first step", fix="start it again") from None
-
-
-@contextmanager
-def _signals() -> Iterator[list[str]]:
-    """Ctrl-C, SIGTERM and SIGUSR1 cancel the task, once: a second one must not tear what the first is tidying up.
-
-    Schedulers send SIGUSR1 some time before they take the machine away (Slurm: ``--signal=USR1@300``).
-
-    Yields the names of those that arrived.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    received: list[str] = []
-
-    def stop(number: signal.Signals) -> None:
-        if not received:
-            task.cancel()
-        received.append(number.name)
-
-    for number in _STOPPING:
-        loop.add_signal_handler(number, stop, number)
-    try:
-        yield received
-    finally:
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)
 
 
 async def _until_stopped(parts: Parts, history: History, received: Sequence[str]) -> None:

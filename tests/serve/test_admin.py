@@ -1,0 +1,98 @@
+"""The host's API where something breaks: in this process, with engines that die and sessions that end twice."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from openai import APIStatusError, AsyncOpenAI
+
+from coderepairrl import tokens
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.errors import EngineFault
+from coderepairrl.gateway import Policy, Server
+from coderepairrl.protocols import Engine
+from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.runs import Log
+from coderepairrl.serve.admin import Admin
+from coderepairrl.serve.sessions import Asked, Sessions
+from coderepairrl.types import Limits, Sampling
+
+
+@asynccontextmanager
+async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> AsyncIterator[tuple[Server, Sessions]]:
+    server = Server(Policy(tokens.load(miniature), engine), sampling=Sampling(), on_turn=lambda *_: None)
+    await server.start()
+    yield server, Sessions(server, Limits(seconds=60.0), log)
+    await server.stop()
+
+
+async def test_a_dead_engine_is_a_fault_and_weights_bring_it_back(tmp_path: Path, miniature: Path) -> None:
+    weights = miniature / "model.safetensors"
+    checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
+    ready: list[ScriptedEngine] = []
+
+    async def start() -> Engine:
+        if not ready:
+            raise EngineFault("the engine did not start: no memory")
+        return ready.pop()
+
+    first = ScriptedEngine([])
+    async with serving(SupervisedEngine(first, start, restarts=3), miniature) as (server, sessions):
+        admin = Admin(sessions, server.source)
+        await admin.start(socket=tmp_path / "admin.sock")
+        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
+        async with aiohttp.ClientSession("http://host", connector=connector) as host:
+
+            async def load(version: int, checksum: str = checksum) -> tuple[int, Any]:
+                asked = {"path": str(weights), "version": version, "checksum": checksum}
+                async with host.post("/weights", json=asked) as answer:
+                    return answer.status, await answer.json()
+
+            async def get(path: str) -> tuple[int, Any]:
+                async with host.get(path) as answer:
+                    return answer.status, await answer.json()
+
+            assert await load(1) == (200, {"version": 1, "loadable": True})
+            first.kill()
+            status, told = await load(2)
+            assert (status, told["error"]["code"]) == (503, "engine_fault"), told
+            assert "no memory" in told["error"]["message"]
+            assert (await get("/health"))[0] == 503
+            assert await get("/weights") == (200, {"version": 1, "loadable": True})
+            ready.append(ScriptedEngine([]))
+            status, told = await load(2, "0" * 64)
+            assert (status, told["error"]["code"]) == (422, "refused"), "it is back, and refuses as ever"
+            assert (await get("/health"))[1]["version"] == 1, "with what it had"
+            assert await load(2) == (200, {"version": 2, "loadable": True})
+        await admin.stop()
+
+
+async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: Path, miniature: Path) -> None:
+    asked = asyncio.Event()
+
+    def script(*_: Any) -> list[int]:
+        asked.set()
+        return [1, 2, 3]
+
+    log = Log(tmp_path / "log.jsonl")
+    async with serving(ScriptedEngine(script, delay=3600.0), miniature, log) as (_, sessions):
+        session = sessions.open(Asked(id="twice"))
+        agent = AsyncOpenAI(base_url=session["base_url"], api_key=session["key"], max_retries=0)
+        message: Any = {"role": "user", "content": "Repair it."}
+        call = asyncio.create_task(agent.chat.completions.create(model="policy", messages=[message]))
+        await asked.wait()  # the call is running, and to close it takes a while
+        first, second = await asyncio.gather(sessions.close("twice"), sessions.close("twice"))
+        [failed] = await asyncio.gather(call, return_exceptions=True)
+        await agent.close()
+    assert first == second
+    assert [turn["masked"] for turn in first["turns"]] == ["aborted"]
+    assert isinstance(failed, APIStatusError)
+    assert "twice" not in sessions
+    log.close()
+    assert (tmp_path / "log.jsonl").read_text().count('"verdict"') == 2, "the type and the field of one record"

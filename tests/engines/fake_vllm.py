@@ -193,7 +193,7 @@ def main() -> None:
         time.sleep(1000)
     if options.fake == "family":  # as vLLM has workers
         worker = subprocess.Popen(["sleep", "1000"])
-        options.note.write_text(f"{os.getpid()} {worker.pid}")
+        options.note.write_text(f"{os.getppid()} {os.getpid()} {worker.pid} {options.uds}")
     web.run_app(make_app(), path=options.uds, print=None, shutdown_timeout=0.1)
 
 

@@ -1,7 +1,8 @@
-"""Runs a command and takes down all that came of it when its owner is gone: ``python guard.py COMMAND...``.
+"""Runs a command and takes down all that came of it when its owner is gone: ``python guard.py FOLDER COMMAND...``.
 
 vLLM is a family of processes, some of which outlive their parent and keep a GPU's memory. This one reads a pipe from
-the controller, which closes it when it wants the end, and also when it is killed; SIGTERM means at once.
+the controller, which closes it when it wants the end, and also when it is killed; SIGTERM means at once. FOLDER, where
+the server's socket is, goes with it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ def main() -> None:
     """Exit as the command does, nothing of its process group left."""
     libc = ctypes.CDLL(None)
     server = subprocess.Popen(
-        sys.argv[1:],
+        sys.argv[2:],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # if this process is killed
@@ -43,6 +45,7 @@ def main() -> None:
     with contextlib.suppress(ProcessLookupError):  # the group lives as long as one of it does, unreaped ones included
         os.killpg(server.pid, signal.SIGKILL)
     status = server.wait()
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
     sys.exit(status if status >= 0 else 128 - status)
 
 

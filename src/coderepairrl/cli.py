@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -219,13 +219,26 @@ def check(
 
     if every and (kind != "sandbox" or name is not None or options):
         raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
+    report: list[checks.Entry] = []
+
+    def show(entry: checks.Entry) -> None:
+        report.append(entry)
+        if not as_json:
+            print(checks.line(entry), flush=True)
+
+    async def sit(entries: AsyncIterator[checks.Entry]) -> None:
+        async for entry in entries:
+            show(entry)
+
     if every:
-        report = _run(checks.examine_sandboxes())
-    elif kind is None:
-        report = checks.machine()
+        _run(sit(checks.examine_sandboxes()))
+    elif kind is not None:
+        _run(sit(checks.examine(kind, name, config.parse_options(options or []))))
     else:
-        report = _run(checks.examine(kind, name, config.parse_options(options or [])))
-    print(json.dumps([entry._asdict() for entry in report]) if as_json else checks.table(report))
+        for entry in checks.machine():
+            show(entry)
+    if as_json:
+        print(json.dumps([entry._asdict() for entry in report]))
     if not all(entry.ok for entry in report if entry.required):
         raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,6 +45,17 @@ def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if bombs else fcntl.LOCK_SH)
         yield
+
+
+def python_for_all(command_as: Sequence[str]) -> list[str]:
+    """An interpreter of 3.11 or later that whoever `command_as` runs programs as can run."""
+    for python in (Path(sys.executable).resolve(), Path("/usr/bin/python3")):
+        argv = ["/usr/bin/env", str(python)]
+        check = "import sys, enum, json, encodings; assert sys.version_info >= (3, 11)"
+        if subprocess.run([*command_as, *argv, "-c", check], capture_output=True, cwd="/").returncode == 0:
+            return argv
+    assert os.environ.get("CI") != "true", "no Python 3.11 that an ordinary user can run"
+    pytest.skip("no Python 3.11 that an ordinary user can run")
 
 
 @pytest.fixture(scope="session")

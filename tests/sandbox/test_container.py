@@ -118,10 +118,15 @@ def podman(root: Path) -> Iterator[dict[str, Any]]:
     home = Path(tempfile.mkdtemp(prefix="crrl-podman-"))
     flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp", "--cgroup-manager=cgroupfs"]
     flags += ["--events-backend=file", *(["--runtime=runc"] if shutil.which("runc") else [])]
-    import_image(["podman", *flags], root)
-    yield {"image": "localhost/crrl-test:1", "flags": flags}
-    subprocess.run(["umount", f"{home}/root/overlay"], stderr=subprocess.DEVNULL)
-    shutil.rmtree(home, ignore_errors=True)
+    try:
+        import_image(["podman", *flags], root)
+        yield {"image": "localhost/crrl-test:1", "flags": flags}
+    finally:
+        subprocess.run(["podman", *flags, "rm", "--all", "--force"], capture_output=True)
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if (point := line.split()[1]).startswith(f"{home}/"):  # as root it mounts its storage upon itself
+                subprocess.run(["umount", "--lazy", point], capture_output=True)
+        shutil.rmtree(home)  # which fails if one is left
 
 
 @pytest.fixture(params=["docker", "podman"])

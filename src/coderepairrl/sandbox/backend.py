@@ -105,6 +105,8 @@ class GuestBackend(ABC):
     startup_seconds = STARTUP_SECONDS
     unpacker = "tar"
     """The program that a guest unpacks its archive with."""
+    groups_need = DELEGATE
+    """What lets limits be kept by control groups, where they are not."""
 
     def __init__(self, limits: ResourceLimits, env: Mapping[str, str]) -> None:
         self.limits = limits
@@ -225,20 +227,27 @@ class GuestBackend(ABC):
             self._state = StateFolder(self.user)
         return self._state.find_groups()
 
+    @property
+    def ungrouped(self) -> Sequence[str]:
+        """Controllers of control groups that sandboxes do without here."""
+        return self.groups.missing
+
     def how_limits_are_kept(self) -> str:
         """By what, on this machine, and what is not; for the exam and ``crrl check``."""
-        if not (missing := self.groups.missing):
+        if not (missing := self.ungrouped):
             return "limits by control groups"
         words = {"pids": "threads", "memory": "memory at once", "cpu": "CPUs at a time"}
-        return f"limits per process, none on {', '.join(words[name] for name in missing)} ({DELEGATE})"
+        return f"limits per process, none on {', '.join(words[name] for name in missing)} ({self.groups_need})"
 
     def how_workspaces_open(self) -> str:
         """By what means, on this machine; for the exam."""
         return "copied"
 
     def _check_limits(self) -> None:
-        if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.groups.missing:
-            raise PrerequisiteError("cpus cannot be limited here: no control group is ours to use", fix=DELEGATE)
+        if self.limits.cpus != ResourceLimits().cpus and "cpu" in self.ungrouped:
+            raise PrerequisiteError(
+                "cpus cannot be limited here: no control group is ours to use", fix=self.groups_need
+            )
 
     def _group(self, box: Path, prepared: Prepared) -> Group | None:
         if not self.groups.parents:

@@ -7,7 +7,7 @@ as with `bwrap`, and so are the layers:
 - *namespaces*: the runtime's, with a network that has a loopback and nothing behind it;
 - *files*: the image, read-only; the workspace and ``/tmp`` in memory, each of a fixed size;
 - *system calls*: the runtime's own filter, and the one of `seccomp` on top;
-- *limits*: control groups where the runtime may make them, resource limits of processes besides;
+- *limits*: each by a control group where the runtime may make one, resource limits of processes besides;
 - *lifetime*: the guest ends when we hang up, and with it the container, which is removed.
 
 The image must have ``python3`` (3.9 or later), ``bash``, ``git`` and ``tar``. Nothing is pulled for you. Starting a
@@ -16,21 +16,23 @@ container takes half a second to a second, and a command afterwards no longer th
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
 import tarfile
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import seccomp
 from coderepairrl.sandbox.backend import GuestBackend
-from coderepairrl.sandbox.cgroups import Groups
+from coderepairrl.sandbox.cgroups import CONTROLLERS, Groups
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import GUEST, install_command
 from coderepairrl.sandbox.privileges import SANDBOX_USER
@@ -42,7 +44,9 @@ IMAGE = "docker.io/library/python:3.12"
 WORKDIR = "/workspace"
 _GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace.tar"
 _PER_USER = 16_384
-"""Processes of one user id on the whole machine; Podman's own default may be more than it is allowed to give."""
+"""Processes of one user id on the whole machine, at most; Podman's own default may be more than it may give."""
+_NEVER_STARTED = (125, 126)
+"""Exit codes of the program itself, and of its runtime."""
 _NEEDED = "import shutil, sys; sys.exit(' '.join(p for p in ('bash', 'git', 'tar') if not shutil.which(p)) or 0)"
 
 
@@ -60,6 +64,7 @@ class Container(GuestBackend):
     start_it: str
     """What helps where it is installed and does not answer."""
     startup_seconds = 120.0
+    groups_need = "a rootless runtime needs control groups of version 2, delegated to its user"
 
     def __init__(
         self,
@@ -75,6 +80,7 @@ class Container(GuestBackend):
         self._found: dict[str, str] = {}
         self._binds = tuple(binds)
         self._flags = tuple(flags)
+        self._controllers: Set[str] = frozenset()
         self._checking = threading.Lock()
         self._checked = False
 
@@ -107,15 +113,16 @@ class Container(GuestBackend):
         """Where `launch` put the workspace."""
         return (box / "workdir").read_text()
 
-    def how_limits_are_kept(self) -> str:
-        """By the runtime's control groups, unless it may make none."""
-        if self._grouped:
-            return "limits by control groups"
-        return "limits per process, none on processes or CPUs (a rootless runtime needs control groups version 2)"
+    @property
+    def ungrouped(self) -> Sequence[str]:
+        """Those that the runtime may not use, by its own account, and that nothing stands in for."""
+        kept = self._controllers | ({"pids"} if self._counted_apart else set())
+        return tuple(name for name in CONTROLLERS if name not in kept)
 
     @property
-    def _grouped(self) -> bool:
-        return os.geteuid() == 0 or Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    def _counted_apart(self) -> bool:
+        """Whether a container's processes are none of our own user's: then a resource limit counts them."""
+        return False
 
     def check(self) -> None:
         """Raise `PrerequisiteError` unless the program is there, its daemon answers, and the image has what we need."""
@@ -127,6 +134,7 @@ class Container(GuestBackend):
             answer = self._call("info", "--format", "{{json .}}")
             if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
                 raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
+            self._controllers = self._usable(json.loads(answer.stdout))
             guest = self.state / "guest"
             guest.mkdir(exist_ok=True)
             guest.chmod(0o755)
@@ -146,6 +154,11 @@ class Container(GuestBackend):
                 raise PrerequisiteError(f"{self.name} has no image {image}", fix=f"{self.name} pull {image}")
             isolation = self._isolation(WORKDIR, 0)
             trial = self._call("run", "--rm", *isolation, "--entrypoint", "python3", image, "-ISc", _NEEDED)
+            if trial.returncode in _NEVER_STARTED:
+                raise PrerequisiteError(
+                    f"{self.name} cannot start containers here: {_last(trial)}",
+                    fix='name another runtime that is installed: sandbox.options.flags=["--runtime", "runc"]',
+                )
             if trial.returncode != 0:
                 raise PrerequisiteError(
                     f"{self.name} cannot run {image} as a sandbox: {_last(trial)}",
@@ -214,8 +227,8 @@ class Container(GuestBackend):
         self._found = {}
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
-        # Processes are counted by the control group: a user id's are counted over all of the host.
-        own = {"inherit": True, "rlimits": self.limits.rlimits(per_user=False)}
+        # Elsewhere processes are counted by the control group: a user id's are counted over all of the host.
+        own = {"inherit": True, "rlimits": self.limits.rlimits(per_user=self._counted_apart)}
         own |= {"held": [self.workdir(box), *self.held[1:]]}
         return super()._settings(box, prepared) | own
 
@@ -238,11 +251,17 @@ class Container(GuestBackend):
         options += ["--tmpfs", f"/tmp:rw,exec,nosuid,nodev,mode=1777,size={limits.tmp_bytes}"]
         options += ["--tmpfs", "/dev/mqueue:ro,size=4096"]  # else everybody may write there
         options += ["--shm-size", f"{limits.tmp_bytes}b", "--ulimit", f"nofile={limits.open_files}:{limits.open_files}"]
-        if self._grouped:
-            memory = str(limits.memory + size + limits.disk_bytes + 2 * limits.tmp_bytes + (64 << 20))
-            options += ["--pids-limit", str(limits.processes + 8), "--cpus", str(min(limits.cpus, os.cpu_count() or 1))]
-            options += ["--memory", f"{memory}b", "--memory-swap", f"{memory}b"]
-        return options
+        memory = f"{limits.memory + size + limits.disk_bytes + 2 * limits.tmp_bytes + (64 << 20)}b"
+        grouped = {
+            "pids": ["--pids-limit", str(limits.processes + 8)],
+            "memory": ["--memory", memory, "--memory-swap", memory],
+            "cpu": ["--cpus", str(min(limits.cpus, os.cpu_count() or 1))],
+        }
+        return [*options, *(word for name, words in grouped.items() if name in self._controllers for word in words)]
+
+    @abstractmethod
+    def _usable(self, info: dict[str, Any]) -> Set[str]:
+        """The controllers of control groups that the runtime may use, as its ``info`` has it."""
 
     @abstractmethod
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
@@ -250,11 +269,20 @@ class Container(GuestBackend):
 
 
 class Docker(Container):
-    """Sandboxes of Docker; options as in `Container`. Another daemon is named by ``DOCKER_HOST``."""
+    """Sandboxes of Docker; options as in `Container`. Another daemon is named by ``DOCKER_HOST``.
+
+    A rootless daemon is refused: its containers know our user by another id, and could not reach the guest's socket.
+    """
 
     name = "docker"
     package = "docker.io"
     start_it = "sudo systemctl start docker (and sudo usermod -aG docker $USER, once)"
+
+    def _usable(self, info: dict[str, Any]) -> Set[str]:
+        if "name=rootless" in (info.get("SecurityOptions") or ()):
+            raise PrerequisiteError("this docker is rootless, which sandboxes cannot use", fix="sandbox=podman")
+        known = {"pids": "PidsLimit", "memory": "MemoryLimit", "cpu": "CpuCfsQuota"}
+        return {name for name, key in known.items() if info.get(key)}
 
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
         return ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,mode=755,uid={user},gid={group},size={size}"]
@@ -267,17 +295,19 @@ class Podman(Container):
     package = "podman"
     start_it = "podman info"
 
+    @property
+    def _counted_apart(self) -> bool:
+        return os.geteuid() != 0  # `keep-id` gives every container a user namespace of its own
+
+    def _usable(self, info: dict[str, Any]) -> Set[str]:
+        return set(info["host"].get("cgroupControllers") or ())
+
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
         return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true,notmpcopyup"]
 
     def _isolation(self, workdir: str, size: int) -> list[str]:
-        own = [
-            "--read-only-tmpfs=false",
-            "--ulimit",
-            f"nproc={_PER_USER}:{_PER_USER}",
-            *(["--userns", "keep-id"] if os.geteuid() != 0 else []),
-        ]
-        return [*super()._isolation(workdir, size), *own]
+        own = ["--read-only-tmpfs=false", "--ulimit", f"nproc={_most_processes()}:{_most_processes()}"]
+        return [*super()._isolation(workdir, size), *own, *(["--userns", "keep-id"] if self._counted_apart else [])]
 
 
 def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:
@@ -296,6 +326,11 @@ def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:
             elif (file := archive.extractfile(member)) is not None:
                 contents[path] = ("100755" if member.mode & 0o100 else "100644", file.read())
                 yield path, *contents[path]
+
+
+def _most_processes() -> int:
+    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    return _PER_USER if hard == resource.RLIM_INFINITY else min(_PER_USER, hard)
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:

@@ -49,8 +49,12 @@ Question = Callable[[Scene], Awaitable[str]]
 
 
 async def examine(backend: SandboxBackend) -> list[Check]:
+    """All that `sit` yields."""
+    return [check async for check in sit(backend)]
+
+
+async def sit(backend: SandboxBackend) -> AsyncIterator[Check]:
     """Ask `backend` everything; one `Check` per question, in order. A failed one says what happened instead."""
-    checks = []
     with tempfile.TemporaryDirectory(prefix="crrl-exam-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -59,20 +63,24 @@ async def examine(backend: SandboxBackend) -> list[Check]:
         (repository / "app.py").write_bytes(b"def add(a, b):\n    return a - b\n")
         (repository / "notes.txt").write_bytes(b"one\r\ntwo\r\n")
         (folder / "secret").write_text("a host secret\n")
-        os.environ["CRRL_EXAM_KEY"] = "sk-exam"
         scene = Scene(backend, Task("exam/1", "", "python", f"dir:{repository}", b""), folder)
-        for question in QUESTIONS:
-            title = (question.__doc__ or question.__name__).strip().splitlines()[0].rstrip(".")
-            if question in DANGEROUS and not getattr(backend, "isolated", True):
-                checks.append(Check(title, False, "not tried: nothing would keep it from the rest of this machine"))
-                continue
-            try:
-                async with asyncio.timeout(120):
-                    checks.append(Check(title, True, await question(scene)))
-            except (Failed, CodeRepairError, OSError) as error:
-                checks.append(Check(title, False, str(error) or type(error).__name__))
-        del os.environ["CRRL_EXAM_KEY"]
-    return checks
+        os.environ["CRRL_EXAM_KEY"] = "sk-exam"
+        try:
+            for question in QUESTIONS:
+                yield await _ask(question, scene)
+        finally:
+            del os.environ["CRRL_EXAM_KEY"]
+
+
+async def _ask(question: Question, scene: Scene) -> Check:
+    title = (question.__doc__ or question.__name__).strip().splitlines()[0].rstrip(".")
+    if question in DANGEROUS and not getattr(scene.backend, "isolated", True):
+        return Check(title, False, "not tried: nothing would keep it from the rest of this machine")
+    try:
+        async with asyncio.timeout(120):
+            return Check(title, True, await question(scene))
+    except (Failed, CodeRepairError, OSError) as error:
+        return Check(title, False, str(error) or type(error).__name__)
 
 
 def _expect(condition: bool, otherwise: str) -> None:

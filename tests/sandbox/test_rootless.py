@@ -1,0 +1,88 @@
+"""Podman without root, as on a node of somebody else's cluster: an account of the test's own sits the exam."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import coderepairrl
+from coderepairrl.sandbox import exam, redteam
+
+from .conftest import python_for_all
+from .test_container import LIMITS, import_image
+
+Run = Callable[[str], Any]
+PREAMBLE = """
+import asyncio, json, os
+from coderepairrl import sandbox
+from coderepairrl.sandbox import exam, redteam
+assert os.getuid() != 0
+def make(**limits): return sandbox.make("podman", image="localhost/crrl-test:1", flags=FLAGS, **limits)
+def say(value): print(json.dumps(value))
+"""
+
+
+@pytest.fixture(scope="session")
+def rootless(root: Path) -> Iterator[Run]:
+    """Runs a program as an account with ids for containers, and gives back what it says, which is JSON."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("podman", "newuidmap", "useradd", "setpriv"))):
+        pytest.skip("needs root and Podman with newuidmap (sudo apt-get install podman uidmap)")
+    name = f"crrl-test-{os.getpid()}"
+    subprocess.run(["useradd", "--create-home", name], check=True, capture_output=True)
+    home = Path(f"~{name}").expanduser()
+    ids = ["setpriv", f"--reuid={name}", f"--regid={name}", "--init-groups", "--"]
+    env = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "XDG_RUNTIME_DIR": str(home / "run")}
+    flags = ["--cgroup-manager=cgroupfs", *(["--runtime=runc"] if shutil.which("runc") else [])]
+
+    def as_user(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*ids, *argv], env=env | {"PYTHONPATH": str(home)}, cwd=home, **options)
+
+    def run(program: str) -> Any:
+        argv = [*python_for_all(ids), "-c", PREAMBLE.replace("FLAGS", repr(flags)) + program]
+        done = as_user(argv, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    try:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(coderepairrl.__file__).parent, home / "coderepairrl", ignore=ignored)
+        (home / "run").mkdir()
+        for path in home.rglob("*"):
+            shutil.chown(path, name, name)
+        import_image([*ids, "env", *(f"{key}={value}" for key, value in env.items()), "podman", *flags], root)
+        yield run
+    finally:
+        as_user(["podman", *flags, "system", "migrate"])  # ends the process that holds its user namespace
+        subprocess.run(["userdel", "--remove", name], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_the_exam(rootless: Run) -> None:
+    checks = rootless(f"say(asyncio.run(exam.examine(make(**{LIMITS}))))")
+    assert [check for check in checks if not check[1]] == []
+    assert len(checks) == len(exam.QUESTIONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
+def test_no_attack_succeeds(rootless: Run, family: str) -> None:
+    """Controls that take root are not shown here; those of all others are."""
+    program = f"say([r._asdict() for r in asyncio.run(redteam.run(make(**redteam.TIGHT), [{family!r}]))])"
+    outcomes = [redteam.Outcome(**outcome) for outcome in rootless(program)]
+    assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
+    assert any(outcome.control for outcome in outcomes)
+
+
+@pytest.mark.slow
+def test_what_keeps_the_limits_is_said(rootless: Run) -> None:
+    """Processes are counted in a user namespace of the sandbox's own, whatever control groups there are."""
+    program = "backend = make(); sandbox.require(backend); say([backend.ungrouped, backend.how_limits_are_kept()])"
+    ungrouped, said = rootless(program)
+    assert "pids" not in ungrouped and ("control groups" in said) and ("per process" in said) == bool(ungrouped)

@@ -19,6 +19,8 @@ from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
 from coderepairrl.types import Task
 
+from .images import root_file_system
+
 T = TypeVar("T", Bubblewrap, Sandlock)
 FILES = {
     "app.py": b"def add(a, b):\n    return a - b\n",
@@ -100,6 +102,14 @@ def local() -> Iterator[UnsafeLocal]:
     backend = UnsafeLocal()
     yield backend
     backend.close()
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root file system for containers."""
+    folder = tmp_path_factory.mktemp("image") / "root"
+    root_file_system(folder)
+    return folder
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ import coderepairrl
 from coderepairrl.sandbox import exam, redteam
 
 from .conftest import python_for_all
-from .test_container import LIMITS, import_image
+from .images import import_image
 
+LIMITS = {"memory": 256 << 20, "file_bytes": 16 << 20, "disk_bytes": 64 << 20}
 Run = Callable[[str], Any]
 PREAMBLE = """
 import asyncio, json, os

@@ -1,0 +1,66 @@
+"""An image for containers, made of this machine's own files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+PROGRAMS = """bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod stat head tail wc tr cut sleep yes date true false
+    printf echo test sed awk grep find xargs tee tar git python3 ps kill renice nice id flock mkfifo mknod uname unshare
+    dirname basename readlink nohup setsid git-upload-pack timeout"""
+
+
+def root_file_system(root: Path) -> None:
+    """The programs that a sandbox needs, with the libraries that they load."""
+    libraries: set[str] = set()
+
+    def note(file: Path) -> None:
+        words = subprocess.run(["ldd", file], capture_output=True, text=True).stdout.split()
+        libraries.update(word for word in words if word.startswith("/"))
+
+    (root / "usr/bin").mkdir(parents=True)
+    for name in PROGRAMS.split():
+        found = shutil.which(name, path="/usr/bin:/bin")
+        assert found is not None, f"no {name} here"
+        shutil.copy(Path(found).resolve(), root / "usr/bin" / name)
+        note(Path(found))
+    python = subprocess.run(
+        ["/usr/bin/python3", "-c", "import os; print(os.path.dirname(os.__file__))"], capture_output=True, text=True
+    ).stdout.strip()
+    for module in Path(python, "lib-dynload").glob("*.so"):
+        note(module)
+    for library in libraries:
+        target = root / ("usr" + library if not library.startswith("/usr/") else library[1:])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(library).resolve(), target)
+    for folder in (python, "/usr/lib/git-core"):
+        skipped = shutil.ignore_patterns("__pycache__", "test", "*.a", "config-*")
+        shutil.copytree(folder, root / folder[1:], symlinks=True, ignore=skipped)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    for name in ("tmp", "etc", "proc", "sys", "dev", "run", "testbed"):
+        (root / name).mkdir()
+    repository(root / "testbed")
+
+
+def repository(folder: Path) -> None:
+    """What an image of a benchmark has in its working folder, with a future that must not be found."""
+    (folder / "app.py").write_text("def add(a, b):\n    return a - b\n")
+    (folder / "run").write_text("#!/bin/sh\necho run\n")
+    (folder / "run").chmod(0o755)
+    (folder / "link").symlink_to("app.py")
+    (folder / "again.py").hardlink_to(folder / "app.py")
+    for name in (".git", "__pycache__", "deep"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text("the fix\n")
+
+
+def import_image(command: list[str], root: Path) -> None:
+    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as archive:
+        subprocess.run(
+            [*command, "import", "--change", "WORKDIR /testbed", "-", "crrl-test:1"],
+            stdin=archive.stdout,
+            check=True,
+            capture_output=True,
+        )

@@ -90,7 +90,7 @@ def test_demonstrations_are_the_tokens_that_a_gateway_would_record(codec: Codec,
                 assert reply.calls[0].name == given_call[0]["function"]["name"]
             mask += [True] * len(output)
             if at + 1 < len(messages):
-                added = codec.extend(context, output, messages[at + 1 : at + 2], prompt.TOOLS)
+                added = codec.extend(context, output, messages[at + 1 : at + 2])
                 assert added is not None
                 context = [*context, *output, *added]
                 mask += [False] * len(added)

@@ -135,7 +135,7 @@ def test_texts_that_wait_for_their_ids_change_nothing(folder: str, request: pyte
     assert codec.render([*asked, said, *news], TOOLS) == codec.renderer.render_ids([*asked, said, *news], **plain)
     prompt, output = codec.render(asked, TOOLS), [*codec.encode(long), codec.stop_ids[0]]
     whole = codec.renderer.bridge_to_next_turn(prompt, output, news, tools=list(TOOLS)).token_ids
-    assert codec.extend(prompt, output, news, TOOLS) == whole[len(prompt) + len(output) :]
+    assert codec.extend(prompt, output, news) == whole[len(prompt) + len(output) :]
 
 
 def test_lone_surrogates_are_refused(codec: tokens.Codec) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coderepairrl.gateway.request import ApiError, Message
 from coderepairrl.tokens import Delta, FunctionCall
@@ -52,16 +52,21 @@ class Call:
         self.ordinal = ordinal
         self.prompt = prompt
         self.cached = cached
-        self.created = int(time.time())
+        self.started = time.time()
         self.deltas: list[Delta] = []
         self.outcome: Outcome | None = None
         self.failure: ApiError | None = None
         self.delivered = False
         """Its whole response was written to a connection."""
+        self.aborted = False
+        """Told to stop, whether or not it has."""
         self._followers = 0
         self._changed = asyncio.Event()
+        self._over = asyncio.Event()
+        self._finishing = False
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
+        """The task, while it may be cancelled."""
 
     @property
     def name(self) -> str:
@@ -69,45 +74,45 @@ class Call:
         return f"{self.digest[:16]}-{self.ordinal}"
 
     @property
+    def created(self) -> int:
+        """Whole Unix seconds."""
+        return int(self.started)
+
+    @property
     def ended(self) -> bool:
         """Committed or failed."""
         return self.outcome is not None or self.failure is not None
-
-    @property
-    def aborted(self) -> bool:
-        """Told to stop, whether or not it has."""
-        return self._work is not None and self._work.cancelling() > 0
 
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
         """The id of the reply's tool call at `position`: the model's own, or one that is unique in the session."""
         return call.id or f"call_{self.ordinal}_{position}"
 
-    def start(self, work: Coroutine[Any, Any, None], finish: Callable[[BaseException | None], Awaitable[None]]) -> None:
+    def start(
+        self, work: Callable[[], Awaitable[None]], finish: Callable[[BaseException | None], Awaitable[None]]
+    ) -> None:
         """Run `work`, which `abort` cancels, then `finish` with its exception, which nothing cancels."""
-
-        async def supervise(task: asyncio.Task[None]) -> None:
-            await asyncio.wait({task})
-            await finish(asyncio.CancelledError() if task.cancelled() else task.exception())
-            self._notify()
-
-        self._work = asyncio.create_task(work)
-        self._task = asyncio.create_task(supervise(self._work))
+        # one task: every other that has to wake up stands in line behind the calls that came meanwhile
+        self._task = asyncio.create_task(self._run(work, finish))
 
     def abort(self) -> None:
         """Stop sampling; what was sampled is recorded."""
-        if self._work is not None and not self._work.done() and not self.aborted:
-            self._work.cancel()
+        if not (self._finishing or self.aborted):
+            self.aborted = True
+            if self._work is not None:
+                self._work.cancel()
 
     async def wait(self) -> None:
         """Until it is committed or failed."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        await self._over.wait()
 
     async def ends(self, within: float) -> bool:
         """Whether it is committed or failed in so many seconds."""
-        if self._task is not None:
-            await asyncio.wait({self._task}, timeout=within)
-        return self.ended
+        try:
+            async with asyncio.timeout(within):
+                await self._over.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def publish(self, deltas: list[Delta]) -> None:
         """Hand `deltas` to the followers."""
@@ -152,6 +157,28 @@ class Call:
         if self.outcome is None:
             raise AssertionError("a call ended without an outcome")
         return self.outcome
+
+    async def _run(
+        self, work: Callable[[], Awaitable[None]], finish: Callable[[BaseException | None], Awaitable[None]]
+    ) -> None:
+        error: BaseException | None = None
+        try:
+            try:
+                if self.aborted:
+                    raise asyncio.CancelledError  # before it began
+                self._work = self._task
+                await work()
+            except asyncio.CancelledError as cancelled:
+                if not self.aborted and self._task is not None and self._task.cancelling():
+                    raise  # not this call is cancelled, but everything
+                error = cancelled
+            except Exception as failed:
+                error = failed
+            self._finishing = True
+            await finish(error)
+        finally:
+            self._over.set()
+            self._notify()
 
     def _notify(self) -> None:
         self._changed.set()

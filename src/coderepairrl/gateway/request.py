@@ -10,6 +10,8 @@ from typing import Any
 
 Message = Mapping[str, Any]
 """``role``, ``content`` (a string), and of an assistant ``tool_calls`` with JSON text as arguments."""
+Defaults = Mapping[str, Mapping[str, Any]]
+"""Of each tool, what its arguments are where they are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,26 +73,40 @@ def digest(dialect: str, body: bytes) -> str:
     return hashlib.blake2b(body, digest_size=16, key=dialect.encode()).hexdigest()
 
 
-def conversation_keys(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Names of every prefix of a conversation under `tools`: ``keys[n]`` is that of the first n messages.
+class Names:
+    """Names of every prefix of a conversation under its tools, of one conversation after another.
 
     Two conversations with the same name say the same: equal roles, texts and tool calls. Ids of tool calls,
     thoughts and blanks around a reply are left out, since clients rewrite, drop and trim them, and so are arguments
     that are what their tool's schema has as default, since clients fill them in.
     """
-    keys = [hashlib.blake2b(_json(list(tools)), digest_size=16).digest()]
-    defaults = argument_defaults(tools)
-    for message in messages:
-        keys.append(next_key(keys[-1], message, defaults))
-    return keys
+
+    def __init__(self) -> None:
+        self.defaults: Defaults = {}
+        """`argument_defaults` of the last conversation's tools."""
+        self._messages: tuple[Message, ...] = ()
+        self._keys = [b""]
+
+    def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+        """The nth is that of the first n messages. What the last conversation began with is not named again."""
+        root = hashlib.blake2b(_json(list(tools)), digest_size=16).digest()
+        if root != self._keys[0]:
+            self.defaults, self._messages, self._keys = argument_defaults(tools), (), [root]
+        pairs = enumerate(zip(self._messages, messages, strict=False))
+        same = next((at for at, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
+        self._messages = (*self._messages[:same], *messages[same:])
+        self._keys = self._keys[: same + 1]
+        for message in messages[same:]:
+            self._keys.append(next_key(self._keys[-1], message, self.defaults))
+        return list(self._keys)
 
 
-def next_key(key: bytes, message: Message, defaults: Mapping[str, Mapping[str, Any]]) -> bytes:
+def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
     """Name of the conversation `key` after `message`, under tools with `argument_defaults`."""
     return hashlib.blake2b(key + _essence(message, defaults), digest_size=16).digest()
 
 
-def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
     """What each tool takes for arguments that are left out, where its schema says so."""
     found: dict[str, dict[str, Any]] = {}
     for tool in tools:
@@ -102,7 +118,7 @@ def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
     return found
 
 
-def _essence(message: Message, defaults: Mapping[str, Mapping[str, Any]]) -> bytes:
+def _essence(message: Message, defaults: Defaults) -> bytes:
     role, text = message["role"], message["content"]
     if role != "assistant":
         return f"{role}\n{text}".encode()

@@ -14,7 +14,7 @@ from typing import Any
 
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.call import Call, Outcome
-from coderepairrl.gateway.request import ApiError, Message, Request, argument_defaults, next_key
+from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.source import Generating, Source
 from coderepairrl.gateway.tree import Placement
 from coderepairrl.tokens import Reply
@@ -107,7 +107,7 @@ class Session:
         placement = self._place(request)
         prompt = self._tree.known(placement)
         budget = self._budget(request, prompt)
-        call = self._calls[digest] = Call(digest, self._started, prompt=prompt, cached=len(placement.before))
+        call = self._calls[digest] = Call(digest, self._started, prompt=prompt, cached=placement.cached)
         self._named[call.name] = call, request.opening
         self._started += 1
         self._start(call, request, placement, budget)
@@ -184,38 +184,23 @@ class Session:
     def _start(self, call: Call, request: Request, placement: Placement, budget: Budget) -> None:
         sampling = replace(self._sampling, max_tokens=budget.max_tokens)
         generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
-        fulfilled = self._source.forwarded(request)
-        wishes = {name: value for name, value in request.wishes.items() if name not in fulfilled}
-        turn = Turn(
-            index=-1,  # given at commitment
-            base=placement.base,
-            given=TokenSpan(tuple(placement.given), Origin.GIVEN),
-            output=TokenSpan((), Origin.POLICY),
-            sampling=generation.sampling,
-            overridden=_overridden(wishes, self._sampling),
-            dialect=request.dialect,
-            digest=call.digest,
-            messages=placement.news,
-            started=time.time(),
-        )
 
         async def finish(error: BaseException | None) -> None:
             try:
-                await self._finish(call, request, turn, placement.key, generation, budget, error)
+                await self._finish(call, request, placement, generation, budget, error)
             except Exception as failure:  # the log could not be written, or a bug of ours
                 call.failure = _unavailable(self._failed(failure))
             finally:
                 self._running.discard(call)
 
         self._running.add(call)
-        call.start(generation.run(self._deadline, call.publish), finish)
+        call.start(lambda: generation.run(self._deadline, call.publish), finish)
 
     async def _finish(
         self,
         call: Call,
         request: Request,
-        turn: Turn,
-        key: bytes,
+        placement: Placement,
         generation: Generating,
         budget: Budget,
         error: BaseException | None,
@@ -229,21 +214,33 @@ class Session:
         fault = None if error is None or aborted else self._failed(error)
         reply, rest = generation.close()
         message = _message(call, reply)
-        output, tail = generation.spans()
         unfit = self._source.masked or ("" if self._sampling.trainable else "sampling")
-        masked = "aborted" if aborted else "fault" if fault else unfit
-        turn = replace(
-            turn,
-            output=output,
-            tail=tail,
-            versions=tuple(generation.versions),
-            finish=Finish.ABORT if error is not None else generation.finish,
-            messages=(*turn.messages, message),
-            masked=masked,
-            remote=generation.remote,
-        )
-        said = None if error is not None else next_key(key, message, argument_defaults(request.tools))
-        turn = await self._commit(turn, said)
+        fulfilled = self._source.forwarded(request)
+        wishes = {name: value for name, value in request.wishes.items() if name not in fulfilled}
+        output, tail = generation.spans()
+        async with self._commits:  # one at a time: the log's order is the tree's
+            turn = Turn(
+                index=len(self._tree.turns),
+                base=placement.base,
+                given=TokenSpan(tuple(placement.given), Origin.GIVEN),
+                output=output,
+                tail=tail,
+                versions=tuple(generation.versions),
+                sampling=generation.sampling,
+                overridden=_overridden(wishes, self._sampling),
+                finish=Finish.ABORT if error is not None else generation.finish,
+                dialect=request.dialect,
+                digest=call.digest,
+                messages=(*placement.news, message),
+                started=call.started,
+                ended=time.time(),
+                masked="aborted" if aborted else "fault" if fault else unfit,
+                remote=generation.remote,
+            )
+            recorded = self._on_turn(self.episode_id, turn)
+            if inspect.isawaitable(recorded):
+                await recorded
+            self._tree.add(turn, None if error is not None else placement.key_with(message))
         if aborted:
             call.failure = (
                 ApiError(410, "episode_closed", "the episode is over")
@@ -273,16 +270,6 @@ class Session:
             remaining_calls=max(0, self.limits.calls + 2 - self._started),
             limit=self.limit,
         )
-
-    async def _commit(self, turn: Turn, key: bytes | None) -> Turn:
-        """Give `turn` its index and record it, one at a time: the log's order is the tree's."""
-        async with self._commits:
-            turn = replace(turn, index=len(self._tree.turns), ended=time.time())
-            recorded = self._on_turn(self.episode_id, turn)
-            if inspect.isawaitable(recorded):
-                await recorded
-            self._tree.add(turn, key)
-        return turn
 
     def _failed(self, error: BaseException) -> Fault:
         """The session's fault, which is its first."""

@@ -128,7 +128,7 @@ class Policy:
             sampling,
             seed,
             reader,
-            cached=len(placement.before),
+            cached=placement.cached,
             vocab_size=self.codec.vocab_size,
         )
 

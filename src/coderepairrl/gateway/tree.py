@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from coderepairrl.gateway.request import Message, conversation_keys
-from coderepairrl.tokens import Codec
+from coderepairrl.gateway.request import Defaults, Message, Names, next_key
+from coderepairrl.tokens import GENERATION_PROMPT, Codec
 from coderepairrl.types import Turn, path
 
 HistoryPolicy = Literal["splice", "honor"]
@@ -20,18 +20,24 @@ class Placement:
     """Where a request goes in the tree: after the whole sequence of `base`, `given` ids are added."""
 
     base: int | None
-    before: list[int]
-    """The whole sequence of `base`."""
+    prompt: list[int]
+    """What the engine is given: the whole sequence of `base`, then `given`."""
     given: list[int]
     news: tuple[Message, ...]
     """The request's messages that `base` has not seen."""
     key: bytes
     """Name of the conversation that the request holds."""
+    defaults: Defaults
+    """Of its tools."""
 
     @property
-    def prompt(self) -> list[int]:
-        """What the engine is given."""
-        return self.before + self.given
+    def cached(self) -> int:
+        """Tokens of the prompt that were recorded before."""
+        return len(self.prompt) - len(self.given)
+
+    def key_with(self, reply: Message) -> bytes:
+        """Name of the conversation that `reply` makes of it."""
+        return next_key(self.key, reply, self.defaults)
 
 
 class Tree(ABC):
@@ -40,6 +46,7 @@ class Tree(ABC):
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[int]] = {}
+        self._names = Names()
 
     @abstractmethod
     def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
@@ -75,9 +82,9 @@ class TextTree(Tree):
 
     def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """After the recorded turn that most of `messages` repeat."""
-        keys = conversation_keys(messages, tools)
+        keys = self._names.of(messages, tools)
         base, seen = self._find(keys, messages)
-        return Placement(base, [], [], messages[seen:], keys[-1])
+        return Placement(base, [], [], messages[seen:], keys[-1], self._names.defaults)
 
     def known(self, placement: Placement) -> int:
         """What was reported of the turn that it goes on from."""
@@ -103,26 +110,28 @@ class TurnTree(Tree):
         deepest of those turns that the rendering repeats id by id, else it becomes a root. Raises ValueError for
         messages that cannot be written.
         """
-        keys = conversation_keys(messages, tools)
+        keys = self._names.of(messages, tools)
         base, seen = self._find(keys, messages)
         if self._splice and base is not None and seen < len(messages):
-            before = self.sequence(base)
-            cut = len(before) - len(self.turns[base].output)
-            given = self._codec.extend(before[:cut], before[cut:], messages[seen:], tools)
+            prompt, output = self.sequence(base), self.turns[base].output.ids
+            cut = len(prompt) - len(output)
+            given = self._codec.extend(prompt[max(0, cut - GENERATION_PROMPT) : cut], output, messages[seen:])
             if given is not None:
-                return Placement(base, before, given, messages[seen:], keys[-1])
-        rendered = self._codec.render(messages, tools)
+                prompt += given
+                return Placement(base, prompt, given, messages[seen:], keys[-1], self._names.defaults)
+        prompt = self._codec.render(messages, tools)
         while base is not None:
             before = self.sequence(base)
-            if len(before) < len(rendered) and rendered[: len(before)] == before:
+            if len(before) < len(prompt) and prompt[: len(before)] == before:
                 seen = sum(len(turn.messages) for turn in path(self.turns, base))
-                return Placement(base, before, rendered[len(before) :], messages[seen:], keys[-1])
+                given = prompt[len(before) :]
+                return Placement(base, prompt, given, messages[seen:], keys[-1], self._names.defaults)
             base = self.turns[base].base
-        return Placement(None, [], rendered, messages, keys[-1])
+        return Placement(None, prompt, prompt, messages, keys[-1], self._names.defaults)
 
     def known(self, placement: Placement) -> int:
         """All of them."""
-        return len(placement.before) + len(placement.given)
+        return len(placement.prompt)
 
     def sequence(self, index: int) -> list[int]:
         """Every id in context after turn `index`."""

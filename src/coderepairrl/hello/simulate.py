@@ -120,7 +120,7 @@ class Simulation:
             attempt.ended = "calls"
             return
         prompt_ids = attempt.ids[: len(attempt.ids) - len(attempt.turn)]
-        added = self.codec.extend(prompt_ids, attempt.turn, results, prompt.TOOLS)
+        added = self.codec.extend(prompt_ids, attempt.turn, results)
         if added is None:
             raise RuntimeError("the tiny policy's conversation could not be extended")
         attempt.ids += added

@@ -81,19 +81,17 @@ class Codec:
         )
         return ids(self.tokenizer, written)
 
-    def extend(
-        self, prompt: Sequence[int], output: Sequence[int], new_messages: Sequence[Message], tools: Sequence[Tool] = ()
-    ) -> list[int] | None:
+    def extend(self, prompt: Sequence[int], output: Sequence[int], new_messages: Sequence[Message]) -> list[int] | None:
         """Ids that `new_messages` add after ``prompt + output``, which stay as they are.
+
+        Of `prompt`, the last `GENERATION_PROMPT` ids will do.
 
         None when this family cannot extend exactly: an assistant message among the new ones, or (thinking on) a
         new question, after which the template drops earlier thoughts.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
-        bridged = self._writer.bridge_to_next_turn(
-            tail, list(output), self._guard_all(new_messages), tools=self._guard_all(tools) or None
-        )
+        bridged = self._writer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
         if bridged is None or bridged.token_ids[: len(before)] != before:
             return None
         return ids(self.tokenizer, bridged.token_ids[len(before) :])
@@ -156,8 +154,10 @@ class Codec:
     def _beginning(self, prompt: Sequence[int]) -> list[int]:
         """The end of `prompt` after its last message, with which the reply begins."""
         tail = list(prompt[-GENERATION_PROMPT:])
-        last = max((at for at, token in enumerate(tail[:-1]) if token in self._markers.stop), default=-1)
-        return tail[last + 1 :]
+        start = len(tail) - 1
+        while start > 0 and tail[start - 1] not in self._markers.stop:
+            start -= 1
+        return tail[start:]
 
     def _in_thoughts(self, beginning: tuple[int, ...]) -> bool:
         from renderers.reasoning import prompt_ends_in_reasoning

@@ -121,8 +121,6 @@ class TemplateRenderer:
         previous_prompt_ids: Sequence[int],
         previous_completion_ids: Sequence[int],
         new_messages: Sequence[Message],
-        *,
-        tools: Sequence[Message] | None = None,
     ) -> Extension | None:
         """The ids so far, up to the end of the reply, and what the template adds after a reply for `new_messages`.
 

@@ -96,7 +96,7 @@ def verify(codec: Codec) -> Findings:
             name = f"{said}, then {added}"
             try:
                 rendered = codec.render((*QUESTION, *reply, *news), TOOLS)
-                whole = codec.extend(prompt, output, news, TOOLS)
+                whole = codec.extend(prompt, output, news)
             except ValueError as error:
                 _refuse(codec, name, refused, error)
                 continue
@@ -112,7 +112,7 @@ def verify(codec: Codec) -> Findings:
                 raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
             if name in _NEEDED and not codec.thinking:
                 _check_next(codec, rendered, (*QUESTION, *reply, *news), name)
-            cut = codec.extend(prompt, output[:-2], news, TOOLS)
+            cut = codec.extend(prompt, output[:-2], news)
             if cut is None or cut[0] not in codec.stop_ids or cut[1:] != whole:
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
     return Findings(tuple(forks), tuple(refused))

@@ -240,7 +240,9 @@ def test_seeds_are_the_same_on_every_machine() -> None:
     assert derive_seed(1) < 1 << 63
 
 
-async def test_a_dead_engine_is_replaced_with_the_current_weights(tmp_path: Path) -> None:
+async def test_a_dead_engine_is_replaced_with_the_current_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = tmp_path / "weights"
     weights.write_bytes(b"w")
     checksum = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
@@ -264,14 +266,37 @@ async def test_a_dead_engine_is_replaced_with_the_current_weights(tmp_path: Path
     assert made[1].version == 3, "the new one serves the weights of the old one"
     assert (await engine.health())["restarts"] == 1
 
+    loads: list[int] = []
+
+    async def counting() -> ScriptedEngine:
+        born = await start()
+        load = born.load
+
+        async def counted(path: Path, version: int, checksum: str) -> int:
+            loads.append(await load(path, version, checksum))
+            return version
+
+        monkeypatch.setattr(born, "load", counted)
+        return born
+
+    engine._start = counting
+    for version in (4, 5):  # known to be dead, and found to be
+        made[-1].kill("before a load")
+        if version == 4:
+            with pytest.raises(EngineFault, match="before a load"):
+                await ask(engine)
+        assert await engine.load(weights, version, checksum) == version
+        assert await ask(engine) == [65, 66]
+    assert loads == [4, 5], "the old weights need not be had any more"
+
     async def stillborn() -> ScriptedEngine:
         born = await start()
         born.kill("stillborn")
         return born
 
     engine._start = stillborn
-    made[1].kill("again")
+    made[-1].kill("again")
     for _ in range(4):
         with pytest.raises(EngineFault):
             await ask(engine)
-    assert len(made) <= 5, "it does not restart for ever"
+    assert len(made) <= 7, "it does not restart for ever"

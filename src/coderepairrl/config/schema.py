@@ -98,6 +98,9 @@ class Engine(Section):
     """GPUs that a server of ours sees, counted among those that `crrl` sees; empty is all of them (docs/cluster.md)."""
     share_devices: bool = False
     """Let engine and learner have the same GPUs. Neither makes room for the other: limit the engine's memory."""
+    weights: Literal["file", "gloo", "nccl"] = "file"
+    """How full weights reach it: as files, or tensor by tensor without one, which only `vllm` takes: `gloo` through the
+    host's memory, on one machine, `nccl` between GPUs (not yet run on any). Adapters are always files."""
     weights_dir: str = ""
     """A folder that the engine sees too, where weights lie on their way to it; empty is in memory. An engine on another
     machine needs one on a shared file system."""

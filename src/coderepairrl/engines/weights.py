@@ -1,13 +1,15 @@
 """What `Engine.load` is given, read without torch: a file, a folder of full weights, or a folder with a peft adapter.
 
 A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter; any other holds full weights in
-Hugging Face layout, in one safetensors file or several.
+Hugging Face layout, in one safetensors file or several. A folder with ``offer.json`` holds none: they come over a wire
+(`coderepairrl.engines.vllm.extension.crrl_wire`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +19,9 @@ from coderepairrl.errors import EngineFault
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
+OFFER = "offer.json"
 _CHUNK = 1 << 22
+_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
 class Tensor(NamedTuple):
@@ -30,6 +34,11 @@ class Tensor(NamedTuple):
 def is_adapter(path: Path) -> bool:
     """Whether these are the weights of an adapter only."""
     return (path / ADAPTER_CONFIG).is_file()
+
+
+def is_offer(path: Path) -> bool:
+    """Whether these weights are not here, but what they will be."""
+    return (path / OFFER).is_file()
 
 
 def files(path: Path) -> list[Path]:
@@ -59,12 +68,17 @@ def checksum(path: Path) -> str:
 
 
 def size(path: Path) -> int:
-    """Bytes of `files`."""
+    """Bytes of `files`, or of the tensors that are offered."""
+    if is_offer(path):
+        return sum(_BYTES[tensor.dtype] * math.prod(tensor.shape) for tensor in tensors(path).values())
     return sum(file.stat().st_size for file in files(path))
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
     """Every tensor's type and shape, from the headers. Raises `EngineFault` for what is cut or no safetensors."""
+    if is_offer(path):
+        listed = json.loads((path / OFFER).read_text())["tensors"]
+        return {name: Tensor(dtype, tuple(shape)) for name, dtype, shape in listed}
     found: dict[str, Tensor] = {}
     for file in files(path):
         try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 from coderepairrl.children import Child, ChildDied, Frame
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
-from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.settings import Form, LearnSettings, Route
 from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"
@@ -27,7 +27,7 @@ class Published(NamedTuple):
 
     The folder holds a model (``model.safetensors``, or shards and their index) or adapters in peft's layout
     (``adapter_config.json``, ``adapter_model.safetensors``). The checksum is the SHA-256 in hexadecimal of its
-    safetensors files, one after the other in the order of their names.
+    safetensors files, one after the other in the order of their names. Of an `Learner.offer` there is no file.
     """
 
     path: Path
@@ -90,6 +90,23 @@ class Learner:
         """Write the current weights for the engine. Deleting older folders is left to the caller."""
         path, version, checksum = await self._call("publish", folder=str(self._publish_dir.resolve()), form=form)
         return Published(Path(path), version, checksum)
+
+    async def offer(self, route: Route) -> Published:
+        """Say what the current weights are, for an engine that takes them without a file, and from `send`.
+
+        The checksum is that of `coderepairrl.engines.vllm.extension.crrl_wire`.
+        """
+        path, version, checksum = await self._call("offer", folder=str(self._publish_dir.resolve()), route=route)
+        return Published(Path(path), version, checksum)
+
+    async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
+        """Send the weights that were offered in the folder `offer` to so many `receivers`; "", or why it broke off.
+
+        No step of it may take longer than `seconds`.
+        """
+        where = {"path": str(offer), "version": version}
+        said: str = await self._call("send", **where, receivers=receivers, seconds=seconds)
+        return said
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Logprob of each token but the first of each row, under the current weights."""

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from coderepairrl.children import Frame, Parent
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.policy import init_random
-from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings
+from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 
@@ -38,6 +38,8 @@ class Service:
             "step": lambda samples: self._started.step([_sample(data) for data in samples]),
             "logprobs": lambda rows, temperature: self._started.logprobs(rows, temperature),
             "publish": self._publish,
+            "offer": self._offer,
+            "send": lambda path, **arguments: self._started.send(Path(path), **arguments),
             "save": self._save,
             "restore": self._restore,
         }
@@ -71,6 +73,10 @@ class Service:
 
     def _publish(self, folder: str, form: Form) -> list[Any]:
         path, version, checksum = self._started.publish(Path(folder), form)
+        return [str(path), version, checksum]
+
+    def _offer(self, folder: str, route: Route) -> list[Any]:
+        path, version, checksum = self._started.offer(Path(folder), route)
         return [str(path), version, checksum]
 
     def _save(self, path: str) -> None:

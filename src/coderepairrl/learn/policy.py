@@ -214,15 +214,22 @@ class Policy:
 
         ``model`` is a whole model, adapters merged in float32; ``adapter`` the adapters alone, in peft's layout.
         """
+        stem = weights.MODEL if form == "model" else adapters.FILE
+        weights.write(folder, stem, self.exported(form), here=here)
+        if here:
+            self._write_layout(folder, stem)
+
+    def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that `export` writes, collected one by one from the processes that share them: all draw these.
+
+        Raises ValueError when adapters are asked of a policy that has none.
+        """
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        stem = weights.MODEL if form == "model" else adapters.FILE
         tensors = adapters.merged(self.model, self.whole) if merge else self.state()
         dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
-        weights.write(folder, stem, ((name, tensor.to(dtype)) for name, tensor in tensors), here=here)
-        if here:
-            self._write_layout(folder, stem)
+        return ((name, tensor.to(dtype)) for name, tensor in tensors)
 
     def _write_layout(self, folder: Path, stem: str) -> None:
         adapter = stem == adapters.FILE

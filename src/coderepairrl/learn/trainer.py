@@ -6,6 +6,7 @@ Everything here is deterministic: the same samples in the same order give the sa
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,14 +16,15 @@ import safetensors
 import torch
 from torch import Tensor
 
-from coderepairrl.errors import UsageError
+from coderepairrl.engines.vllm.extension import crrl_wire
+from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import weights
 from coderepairrl.learn.losses import LOSSES, Scale, Trained
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.pack import MicroBatch, micro_batches, scored, share
 from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.settings import Form, LearnSettings, Route
 from coderepairrl.runs.storage import recover, replace_folder
 from coderepairrl.types import Sample
 
@@ -107,6 +109,34 @@ class Trainer:
             self._agree(lambda: self.policy.export(temporary, form, here=self._first))
             digest = weights.checksum(temporary) if self._first else ""
         return path, self.version, digest
+
+    def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
+        """Describe the weights that `send` sends, in ``folder/v<version>``, and write none of them.
+
+        Returns as `publish` does; the checksum is that of `crrl_wire`.
+        """
+        path = folder / f"v{self.version:06d}"
+        with self._replaced(path) as temporary:
+            described = [crrl_wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
+            self._agree(lambda: crrl_wire.write_offer(temporary, route, described) if self._first else None)
+        return path, self.version, crrl_wire.checksum(described)
+
+    def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
+        """Send what the folder `offer` says to an engine's workers, layer by layer; "", or why it broke off.
+
+        Raises ValueError when the weights are no longer those of `version`.
+        """
+        if version != self.version:
+            raise ValueError(f"the weights of version {version} were offered, and the learner is at {self.version}")
+        tensors = self.policy.exported("model")
+        if not self._first:
+            deque(tensors, maxlen=0)
+            return ""
+        try:
+            crrl_wire.send(offer, tensors, receivers, seconds)
+        except crrl_wire.Torn as torn:  # the engine says what it is, if it still can
+            return str(torn)
+        return ""
 
     def save(self, folder: Path) -> None:
         """An exact checkpoint, loadable as a Hugging Face model or peft adapter; on disk before it takes its name.

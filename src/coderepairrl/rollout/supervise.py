@@ -11,6 +11,7 @@ from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.types import Sampling
 
+Weights = tuple[Path, int, str]
 LONGEST_WAIT = 60.0
 """Seconds. The first restart is at once, the next waits one, the next three, and so on."""
 
@@ -32,7 +33,8 @@ class SupervisedEngine:
         self._allowed = restarts
         self._in_a_row = 0
         self._dead = False
-        self._weights: tuple[Path, int, str] | None = None
+        self._weights: Weights | None = None
+        self._begun_with: Weights | None = None
         self._lock = asyncio.Lock()
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
@@ -52,16 +54,21 @@ class SupervisedEngine:
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. A dead engine is restarted with these weights; a refused load is raised."""
-        engine = await self._alive()
+        wanted = (path, version, checksum)
+        engine = self._engine
         try:
-            loaded = await engine.load(path, version, checksum)
+            await self._give(wanted)
         except EngineFault:
             if not await self._bury(engine):
                 raise  # it is alive and refused the weights
-            engine = await self._alive()
-            loaded = await engine.load(path, version, checksum)
-        self._weights = (path, version, checksum)
-        return loaded
+            await self._give(wanted)
+        self._weights = wanted
+        return version
+
+    async def _give(self, weights: Weights) -> None:
+        engine = await self._alive(weights)
+        if self._begun_with is not weights:
+            await engine.load(*weights)
 
     async def pause(self) -> None:
         """See `Engine.pause`."""
@@ -89,7 +96,8 @@ class SupervisedEngine:
             self._dead = True
         return self._dead
 
-    async def _alive(self) -> Engine:
+    async def _alive(self, weights: Weights | None = None) -> Engine:
+        """The engine, restarted if it is dead: with `weights`, or those that were loaded last."""
         async with self._lock:
             if not self._dead:
                 return self._engine
@@ -104,7 +112,8 @@ class SupervisedEngine:
             with contextlib.suppress(EngineFault):  # it is dead already: this frees what it left
                 await self._engine.close()
             self._engine = await self._start()
-            if self._weights is not None:
-                await self._engine.load(*self._weights)
+            self._begun_with = weights or self._weights
+            if self._begun_with is not None:
+                await self._engine.load(*self._begun_with)
             self._dead = False
             return self._engine

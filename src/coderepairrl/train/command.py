@@ -171,3 +171,8 @@ def _check_disk(folder: RunFolder) -> None:
     free = shutil.disk_usage(there).free
     if free < _ENOUGH_DISK:
         raise UsageError(f"{folder.path}: only {free >> 20} MiB are free", fix="free some space, or set run.dir")
+    if history.step and "engine.weights" in changed:
+        raise ConfigError(
+            "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
+            fix="resume it as it was, or give the changed run another run.name",
+        )

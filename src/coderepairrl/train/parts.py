@@ -26,6 +26,7 @@ from coderepairrl.sandbox.workspace import check_workspace
 from coderepairrl.train import devices
 from coderepairrl.train.policy import LivePolicy, settings, start_learner
 from coderepairrl.train.progress import Progress
+from coderepairrl.train.streamed import Receiving, Streamed, check_route
 from coderepairrl.types import Limits, Sampling, Task, Turn
 
 
@@ -72,7 +73,11 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
         async def start_engine() -> Engine:
-            return await engines.make(config.engine.name, model, log_dir=folder.logs, **engine_options(config))
+            made = await engines.make(config.engine.name, model, log_dir=folder.logs, **engine_options(config))
+            if config.engine.weights == "file":
+                return made
+            assert isinstance(made, Receiving)  # or `check_route` had refused it
+            return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
 
         started, learner = await _both(start_engine(), start_learner(config, folder, model, outbox))
         engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
@@ -128,6 +133,7 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
         rewards.make(reward)
     placed_agent(config)
     engine_options(config)
+    check_route(config)
     engines.check_model(config.engine.name, model)
     train, held_out = load_tasks(config)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():

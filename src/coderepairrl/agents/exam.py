@@ -26,7 +26,7 @@ from coderepairrl.types import AgentReport, Limits, Task
 
 PROMPT = "add(a, b) in add.py subtracts. Repair it."
 SOURCE = "def add(a, b):\n    return a - b\n"
-EDIT = "sed -i 's/a - b/a + b/' add.py"
+EDIT = "sed 's/a - b/a + b/' add.py > add.new && mv add.new add.py"  # some programs refuse `sed -i`
 _COUNT = "echo x >> count.txt"
 _FILLED: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
 """What other arguments that a tool requires are given, by their type."""
@@ -110,15 +110,16 @@ def command(request: Request, *commands: str, tokens: int | None = None) -> Answ
 
     That is the first that takes a string ``cmd`` or ``command``, or else one string and nothing more.
     """
-    for tool in request.get("tools") or ():
-        function = tool["function"]
-        parameters = function.get("parameters") or {}
-        properties, required = parameters.get("properties", {}), parameters.get("required", [])
-        for name in ("cmd", "command", *(required if len(required) == 1 else ())):
-            if properties.get(name, {}).get("type") == "string":
-                rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
-                calls = tuple((function["name"], {name: line, **rest}) for line in commands)
-                return Answer("Running it.", calls, tokens)
+    functions = [tool["function"] for tool in request.get("tools") or ()]
+    for named in (True, False):
+        for function in functions:
+            parameters = function.get("parameters") or {}
+            properties, required = parameters.get("properties", {}), parameters.get("required", [])
+            for name in ("cmd", "command") if named else required if len(required) == 1 else ():
+                if properties.get(name, {}).get("type") == "string":
+                    rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
+                    calls = tuple((function["name"], {name: line, **rest}) for line in commands)
+                    return Answer("Running it.", calls, tokens)
     return Answer("Running it.\n" + "\n".join(f"```bash\n{line}\n```" for line in commands), tokens=tokens)
 
 

@@ -153,13 +153,15 @@ class Train(Section):
     advantage: Literal["zscore", "mean"] = "zscore"
     """Reward minus the group mean, divided by the group standard deviation or not."""
     lr: float = Field(default=1e-4, gt=0)
-    """Learning rate of AdamW, constant after warm-up."""
+    """Learning rate of AdamW, after warm-up and before decay."""
     betas: tuple[float, float] = (0.9, 0.99)
     """AdamW's moment decays."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Decoupled, on matrices only."""
     warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises."""
+    decay_updates: int = Field(default=0, ge=0)
+    """Updates after warm-up over which it falls to zero along half a cosine; 0: it stays."""
     max_grad_norm: float = Field(default=0.1, gt=0)
     """Gradients are clipped to this norm."""
     beta: float = Field(default=0.0, ge=0)
@@ -286,4 +288,7 @@ class Config(Section):
             raise ValueError("reward: at least one weight must differ from 0")
         if self.rollout.turn_tokens > self.rollout.tokens:
             raise ValueError("rollout.turn_tokens exceeds rollout.tokens")
+        train, updates = self.train, self.run.steps * self.train.updates_per_batch
+        if 0 < train.decay_updates < updates - train.warmup_updates:
+            raise ValueError(f"train.decay_updates={train.decay_updates} ends before the run's {updates} updates")
         return self

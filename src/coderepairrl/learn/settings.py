@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -70,7 +71,9 @@ class LearnSettings:
     weight_decay: float = 0.1
     """Decoupled, on matrices only: norms and biases are not decayed."""
     warmup_updates: int = 0
-    """The learning rate rises linearly over so many optimiser updates, then stays. The first is never zero."""
+    """The learning rate rises linearly over so many optimiser updates. The first is never zero."""
+    decay_updates: int = 0
+    """Then it falls to zero along half a cosine over so many updates; 0: it stays."""
     max_grad_norm: float = 0.1
     beta: float = 0.0
     """Weight of the KL term against the initial weights, of which a copy is held only when ``beta > 0``."""
@@ -109,6 +112,19 @@ class LearnSettings:
         low, high = CLIP[self.algorithm]
         return (low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high)
 
+    def rate(self, update: int) -> float:
+        """The learning rate of an optimiser update, counted from 0.
+
+        >>> settings = LearnSettings(lr=1.0, warmup_updates=1, decay_updates=3)
+        >>> [round(settings.rate(update), 2) for update in range(6)]
+        [0.5, 1.0, 0.75, 0.25, 0.0, 0.0]
+        """
+        rise = min(1.0, (update + 1) / (self.warmup_updates + 1))
+        if not self.decay_updates:
+            return self.lr * rise
+        done = min(1.0, max(0, update - self.warmup_updates) / self.decay_updates)
+        return self.lr * rise * (1 + math.cos(math.pi * done)) / 2
+
     def __post_init__(self) -> None:
         """Refuse what cannot work. Raises `ConfigError`."""
         if self.algorithm not in CLIP:
@@ -134,6 +150,7 @@ class LearnSettings:
             "beta": self.beta,
             "weight_decay": self.weight_decay,
             "warmup_updates": self.warmup_updates,
+            "decay_updates": self.decay_updates,
             "eps_low": self.clip[0],
             "eps_high": self.clip[1],
         }

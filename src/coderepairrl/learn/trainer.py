@@ -224,8 +224,7 @@ class Trainer:
 
     def _update(self) -> tuple[float, float]:
         """One optimiser update from the accumulated gradient; returns its norm before clipping, and the rate."""
-        warmup = self.settings.warmup_updates
-        rate = self.settings.lr * min(1.0, (self.updates + 1) / (warmup + 1))
+        rate = self.settings.rate(self.updates)
         norm = self.parallel.update(rate)
         self.updates += 1
         return norm, rate

@@ -20,7 +20,7 @@ FLOORS = [
     {"tasks", "sandbox", "agents", "engines", "rewards"},
     {"gateway"},
     {"rollout", "learn"},
-    {"evaluate"},
+    {"evaluate", "plan"},
     {"train", "view", "report", "check", "data", "fix", "hello", "serve"},
     {"cli"},
 ]

@@ -65,8 +65,13 @@ def train(
 
     resolved = config.load(file, overrides or [])
     if dry_run:
-        plan = train.plan(resolved)
-        print(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
+        plan: dict[str, Any] = {}
+        try:
+            plan["needs"] = train.needs(resolved)
+            plan |= train.plan(resolved)
+        finally:  # what is known, though the rest is refused
+            if plan:
+                print(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
         return
     result = _run(train.run(resolved, resume=resume))
     print(json.dumps(result) if as_json else _table(result))

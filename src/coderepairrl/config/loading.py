@@ -59,6 +59,14 @@ def validate(data: dict[str, Any], where: str) -> Config:
         raise ConfigError(f"{where}: " + "; ".join(lines), fix="see docs/config.md") from None
 
 
+def override(config: Config, overrides: Sequence[str]) -> Config:
+    """`config` with ``a.b=c`` overrides applied. Raises `ConfigError`."""
+    data = config.model_dump(exclude_none=True)
+    for text in overrides:
+        _set(data, *parse_override(text))
+    return validate(data, "config")
+
+
 def to_toml(config: Config) -> str:
     """The resolved configuration as TOML, every default written out."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

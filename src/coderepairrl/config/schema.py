@@ -193,6 +193,19 @@ class Train(Section):
     """What they share beside it: nothing, or with `fsdp2` weights, gradients and optimiser state, layer by layer."""
 
 
+class Gpu(Section):
+    """What each GPU is taken to be by the plan of `--dry-run` (docs/training.md). Nothing else depends on it."""
+
+    memory_gb: float = Field(default=0.0, ge=0)
+    """GB (10^9 bytes) of memory; 0 asks the driver. Where neither says it, nothing is refused."""
+    tflops: float = Field(default=312.0, gt=0)
+    """Peak of dense bf16 products in TFLOP/s; the default is an A100's."""
+    bandwidth_gb: float = Field(default=2_000.0, gt=0)
+    """Memory bandwidth in GB/s; the default is an A100's of 80 GB."""
+    utilisation: float = Field(default=0.4, gt=0, le=1)
+    """The share of both that training and sampling are taken to reach: an assumption."""
+
+
 class Eval(Section):
     """Evaluation on held-out tasks: before the first step, every so many, and after the last."""
 
@@ -276,6 +289,7 @@ class Config(Section):
     rollout: Rollout = Rollout()
     train: Train = Train()
     eval: Eval = Eval()
+    gpu: Gpu = Gpu()
 
     @field_validator("reward", mode="before")
     @classmethod

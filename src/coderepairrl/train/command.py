@@ -13,6 +13,7 @@ from coderepairrl import models
 from coderepairrl.config import Config, load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, UsageError
 from coderepairrl.learn.account import run_account
+from coderepairrl.plan import DoesNotFit, require
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.train.devices import VISIBLE, split
 from coderepairrl.train.history import History, read_history
@@ -25,7 +26,7 @@ from coderepairrl.train.signals import stoppable
 _MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
     *("run.over_optimisation", "train.devices"),
-    *("rollout.concurrency", "eval.", "engine."),
+    *("rollout.concurrency", "eval.", "engine.", "gpu."),
 )
 """What a resumed run may set otherwise: nothing of it changes what an earlier step did."""
 _ENOUGH_DISK = 64 << 20
@@ -57,6 +58,7 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
                 folder.create(to_toml(config), {"name": config.run.name, "seed": config.run.seed})
             with Progress(config.run.steps, quiet=quiet) as progress:
                 progress.say(f"run folder {folder.path}")
+                _say_what_may_not_fit(config, progress)
                 async with assemble(config, folder, progress) as parts:
                     history = read_history(folder)
                     folder.write_config(to_toml(config))  # what --resume will go on with
@@ -127,6 +129,22 @@ def plan(config: Config) -> dict[str, Any]:
         "limits": asdict(limits(config)),
         "learner": asdict(learn),
     }
+
+
+def needs(config: Config) -> dict[str, Any]:
+    """What `run` needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here.
+
+    Raises `plan.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
+    """
+    return require(config, settings)
+
+
+def _say_what_may_not_fit(config: Config, progress: Progress) -> None:
+    """An estimate refuses no run: it may be wrong."""
+    try:
+        require(config, settings)
+    except DoesNotFit as error:
+        progress.say(f"this may not fit: {error}; {error.fix}")
 
 
 def _resumed(config: Config) -> RunFolder:

@@ -1,0 +1,135 @@
+"""The numbers of a dense transformer, from its config.json or, where it is not here, as they were published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+KINDS = ("qwen3", "qwen2", "llama", "mistral")
+"""Values of ``model_type`` that are known here: a gated MLP and grouped attention, and no experts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder's dimensions, and what follows from them: parameters, products, bytes of keys and values.
+
+    >>> f"{KNOWN['Qwen3-14B'].parameters / 1e9:.2f}"
+    '14.77'
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    vocabulary: int
+    kv_heads: int = 8
+    head_dim: int = 128
+    tied: bool = False
+    """Whether embedding and output head are one matrix."""
+    qk_norm: bool = True
+    """Whether queries and keys are normalised, as in Qwen3."""
+    qkv_bias: bool = False
+    o_bias: bool = False
+    context: int = 40_960
+    """The longest sequence that its positions reach."""
+    half: bool = True
+    """Whether its file has 16 bits a weight."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`."""
+        raw = json.loads((folder / "config.json").read_text())
+        kind = raw.get("model_type")
+        if kind not in KINDS:
+            return None
+        heads, biased = raw["num_attention_heads"], bool(raw.get("attention_bias", False))
+        return cls(
+            hidden=raw["hidden_size"],
+            intermediate=raw["intermediate_size"],
+            layers=raw["num_hidden_layers"],
+            heads=heads,
+            vocabulary=raw["vocab_size"],
+            kv_heads=raw.get("num_key_value_heads") or heads,
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            qk_norm=kind == "qwen3",
+            qkv_bias=biased or kind == "qwen2",
+            o_bias=biased and kind != "qwen2",
+            context=raw["max_position_embeddings"],
+            half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
+        )
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys of a token, and of its values."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linear(self) -> dict[str, tuple[int, int]]:
+        """A layer's matrices by name, ``(in, out)``."""
+        h, f, q, k = self.hidden, self.intermediate, self.queries, self.keys
+        attention = {"q_proj": (h, q), "k_proj": (h, k), "v_proj": (h, k), "o_proj": (q, h)}
+        return attention | {"gate_proj": (h, f), "up_proj": (h, f), "down_proj": (f, h)}
+
+    @property
+    def products(self) -> int:
+        """Weights of a layer that every token is multiplied by."""
+        return sum(rows * columns for rows, columns in self.linear.values())
+
+    @property
+    def layer(self) -> int:
+        """Parameters of a layer."""
+        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        biases = (self.queries + 2 * self.keys) * self.qkv_bias + self.hidden * self.o_bias
+        return self.products + norms + biases
+
+    @property
+    def embedding(self) -> int:
+        """Parameters of the embedding, and of an output head of its own."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def root(self) -> int:
+        """Parameters outside of the layers."""
+        return self.embedding * (1 if self.tied else 2) + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them, tied ones once."""
+        return self.layers * self.layer + self.root
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers that a token leaves in the cache of keys and values."""
+        return 2 * self.layers * self.keys
+
+    def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
+        """Parameters of low-rank adapters on the layers' matrices `targets`; names that are none add nothing."""
+        return self.layers * sum(rank * sum(shape) for name, shape in self.linear.items() if name in targets)
+
+
+KNOWN = {
+    "Qwen3-0.6B": Architecture(1024, 3072, 28, 16, 151_936, tied=True),
+    "Qwen3-1.7B": Architecture(2048, 6144, 28, 16, 151_936, tied=True),
+    "Qwen3-4B": Architecture(2560, 9728, 36, 32, 151_936, tied=True),
+    "Qwen3-8B": Architecture(4096, 12_288, 36, 32, 151_936),
+    "Qwen3-14B": Architecture(5120, 17_408, 40, 40, 151_936),
+    "Qwen3-32B": Architecture(5120, 25_600, 64, 64, 151_936),
+}
+"""Dense Qwen3 by the last part of their names: the numbers of their published config.json."""
+
+
+def known(path: str) -> Architecture | None:
+    """The published numbers of the model that `path` ends with.
+
+    >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
+    (True, None)
+    """
+    return KNOWN.get(Path(path).name)

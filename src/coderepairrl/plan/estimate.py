@@ -1,0 +1,223 @@
+"""What a run needs of each GPU, and about how long a step takes, by arithmetic alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coderepairrl import engines, models
+from coderepairrl.config import Config
+from coderepairrl.config.schema import Model
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import LearnSettings
+from coderepairrl.plan import engine as engine_side
+from coderepairrl.plan import learner as learner_side
+from coderepairrl.plan.architecture import KINDS, Architecture, known
+from coderepairrl.plan.engine import EngineMemory, EngineSettings, engine_memory
+from coderepairrl.plan.learner import LearnerMemory, learner_memory
+
+GB = 1e9
+SAMPLED = 0.5
+"""Share of an episode's tokens that the policy samples, the rest being prompt and tool results: an assumption."""
+_SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A run by its numbers. `memory` is that of each GPU in bytes, None where it is not known."""
+
+    config: Config
+    settings: LearnSettings
+    model: Architecture
+    memory: float | None
+    server: EngineSettings | None
+    """None where no server of ours takes GPUs."""
+
+    @property
+    def learner(self) -> LearnerMemory:
+        """Of each learner process."""
+        return learner_memory(self.model, self.settings, longest=self.config.rollout.tokens)
+
+    @property
+    def engine(self) -> EngineMemory | None:
+        """Of each GPU of the server."""
+        return engine_memory(self.model, self.server) if self.server else None
+
+    @property
+    def serving(self) -> tuple[int, ...]:
+        """The server's GPUs by number. Raises `ConfigError` when it needs more than it is given."""
+        if self.server is None:
+            return ()
+        wanted, given = self.server.gpus, self.config.engine.devices
+        if given and len(given) < wanted:
+            raise ConfigError(
+                f"engine.devices={list(given)}, and the server's arguments ask for {wanted} GPUs",
+                fix="name as many, or lower --tensor-parallel-size",
+            )
+        return (given or tuple(range(wanted)))[:wanted]
+
+    @property
+    def learning(self) -> tuple[int, ...]:
+        """The learner's GPUs by number."""
+        return self.config.train.devices or tuple(range(self.config.train.processes))
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens in the cache of one replica of the server."""
+        if self.server is None or self.engine is None or self.memory is None:
+            return None
+        return self.engine.cached(self.server.share * self.memory)
+
+    def needs(self, gpu: int) -> float:
+        """Bytes that are taken of a GPU; a server takes its share whatever it needs."""
+        learner = self.learner.peak + learner_side.RESERVE if gpu in self.learning else 0
+        if self.server is None or self.engine is None or gpu not in self.serving:
+            return learner
+        serving = self.engine.fixed if self.memory is None else self.server.share * self.memory
+        return learner + serving
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot run, empty if nothing speaks against it."""
+        if self.memory is None:
+            return ""
+        if self.server and self.engine and self.kv_tokens is not None and self.kv_tokens < self.server.context:
+            has, fixed = self.server.share * self.memory, self.engine.fixed
+            return (
+                f"GPU {self.serving[0]}: the engine has {has / GB:.1f} GB ({self.server.share:g} of the memory) and "
+                f"needs {fixed / GB:.1f} beside its cache, in which {self.kv_tokens:,} tokens then fit: less than one "
+                f"sequence of {self.server.context:,}"
+            )
+        for gpu in sorted({*self.serving, *self.learning}):
+            if (needs := self.needs(gpu)) > self.memory:
+                parts = [f"{name} {size / GB:.1f}" for name, size in self._parts(gpu)]
+                return (
+                    f"GPU {gpu} has {self.memory / GB:.1f} GB, and {needs / GB:.1f} are needed: {', '.join(parts)} "
+                    "(of work and logits the larger counts)"
+                )
+        return ""
+
+    def shown(self) -> dict[str, Any]:
+        """The plan as ``--dry-run`` prints it: GB are 10^9 bytes."""
+        lora = self.settings.lora
+        trained = self.model.adapters(lora.rank, lora.targets) if lora else self.model.parameters
+        plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": trained}
+        for names, gpu in self._alike():
+            plan[names] = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu)}
+            plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
+            plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
+        if self.server and self.kv_tokens is not None:
+            plan["kv_tokens"] = self.kv_tokens * self.server.replicas
+            plan["longest_sequences_at_once"] = self.at_once
+        return plan | {"step": self.step()}
+
+    def step(self) -> dict[str, Any]:
+        """Episodes, tokens and seconds of a step at most: of episodes that are all as long as they may be.
+
+        The seconds are an estimate that was never checked on a GPU, without time in tools and for new weights.
+        """
+        rollout, gpu = self.config.rollout, self.config.gpu
+        episodes = rollout.tasks_per_step * rollout.group_size
+        step: dict[str, Any] = {"episodes": episodes, "tokens_at_most": episodes * rollout.tokens}
+        if self.memory is None:
+            return step
+        training = self.training_flops() / (self.config.train.processes * gpu.tflops * 1e12 * gpu.utilisation)
+        step["training_s"] = round(training, 1)
+        if self.server is None:
+            return step
+        step["sampling_s"] = round(self._sampling(episodes), 1)
+        return step | {"seconds": round(training + step["sampling_s"], 1)}
+
+    def training_flops(self) -> float:
+        """Of a step, what checkpointing computes again and the KL term's reference included."""
+        rollout, model, settings = self.config.rollout, self.model, self.settings
+        tokens = rollout.tasks_per_step * rollout.group_size * rollout.tokens
+        extra = settings.gradient_checkpointing + (settings.beta > 0) / settings.updates_per_batch
+        passes = (2 if settings.lora else 3) + extra
+        square = 2 * rollout.tokens * model.queries * model.layers * (3 + extra)  # half of it, scores and values
+        scoring = SAMPLED * 2 * model.embedding * (passes + 1)
+        return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
+
+    @property
+    def at_once(self) -> int:
+        """Sequences of full length that the server has at once."""
+        assert self.server is not None and self.kv_tokens is not None
+        return self.server.replicas * min(self.server.slots, self.kv_tokens // self.server.context)
+
+    def _sampling(self, episodes: int) -> float:
+        """Seconds: decoding reads the weights and a cache that is half full on average for every token."""
+        assert self.server is not None and self.engine is not None and self.kv_tokens is not None
+        rollout, gpu, server = self.config.rollout, self.config.gpu, self.server
+        fitting = server.replicas * min(server.slots, self.kv_tokens // rollout.tokens)
+        together = min(episodes, rollout.concurrency, fitting)
+        waves = -(-episodes // together)
+        cache = together / server.replicas * rollout.tokens / 2 * self.engine.kv_token
+        token = (self.engine.weights + cache) / (gpu.bandwidth_gb * 1e9 * gpu.utilisation)
+        given = (1 - SAMPLED) * episodes * rollout.tokens * 2 * self.model.layers * self.model.products
+        prefill = given / (server.gpus * gpu.tflops * 1e12 * gpu.utilisation)
+        return min(waves * rollout.seconds, waves * SAMPLED * rollout.tokens * token + prefill)
+
+    def _parts(self, gpu: int) -> Iterator[tuple[str, float]]:
+        if gpu in self.serving and self.server and self.engine:
+            yield "engine weights", self.engine.weights
+            yield "engine adapters", self.engine.adapters
+            yield "engine work", self.engine.work
+            yield "engine reserve", engine_side.RESERVE
+            if self.memory is not None:
+                yield "engine KV cache", self.server.share * self.memory - self.engine.fixed
+        if gpu in self.learning:
+            yield from self.learner._asdict().items()
+            yield "reserve", learner_side.RESERVE
+
+    def _alike(self) -> Iterator[tuple[str, int]]:
+        """GPUs that hold the same, and one of them."""
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for gpu in sorted({*self.serving, *self.learning}):
+            groups.setdefault((gpu in self.serving, gpu in self.learning), []).append(gpu)
+        for (serving, learning), gpus in groups.items():
+            who = " and ".join(["engine"] * serving + ["learner"] * learning)
+            yield f"gpu {', '.join(map(str, gpus))} ({who})", gpus[0]
+
+
+def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
+    """The numbers of a run, or why there are none.
+
+    Raises `ConfigError` for what no memory could help, and `UsageError` for a model that is neither here nor known.
+    """
+    model = _architecture(config.model)
+    if model is None:
+        return f"{config.model.path} is no dense model of {', '.join(KINDS)}"
+    memory = config.gpu.memory_gb * GB or _memory()
+    server = None
+    options = config.engine.options
+    if config.engine.name == "vllm" and not options.get("url"):
+        engines.check("vllm", options)
+        server = EngineSettings.of(options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
+        if server.context < config.rollout.tokens:
+            raise ConfigError(
+                f"engine.options.context={server.context} is less than rollout.tokens={config.rollout.tokens}",
+                fix=f"raise engine.options.context to {config.rollout.tokens}, or lower rollout.tokens",
+            )
+    return Estimate(config, settings, model, memory, server)
+
+
+def _architecture(model: Model) -> Architecture | None:
+    try:
+        found = Architecture.read(models.folder(model.path))
+    except UsageError:
+        if (found := known(model.path)) is None:
+            raise
+    return replace(found, half=False) if found and model.init == "random" else found  # it is written in float32
+
+
+def _memory() -> float | None:
+    """Bytes of the smallest GPU that this machine has, by its driver; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    said = subprocess.run(query, capture_output=True, text=True, check=False)
+    sizes = [int(line) for line in said.stdout.split() if line.isdigit()]
+    return min(sizes) * float(1 << 20) if sizes else None

@@ -1,0 +1,130 @@
+"""Memory of a learner process, in bytes, by what its own forward and backward pass hold (`coderepairrl.learn`).
+
+Counted per packed token and layer, with h hidden, q queries, k keys, f intermediate, r rank: what autograd keeps of a
+layer of `learn.policy` (tests compare it with the sizes of the tensors). Attention keeps no square of the length: both
+FlashAttention and torch's own kernels compute it in tiles.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from coderepairrl.learn import LearnSettings
+from coderepairrl.plan.architecture import Architecture
+
+LOGITS = 1 << 26
+"""Logits that are held at once: those of `learn.policy`, which loads torch."""
+RESERVE = 2_000_000_000
+"""What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
+ROUND = 3
+"""Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
+BUCKET = 4 << 26
+"""Bytes that ZeRO reduces or gathers at once (`learn.zero`)."""
+
+
+class LearnerMemory(NamedTuple):
+    """Bytes on one device in the steady state: gradients and moments exist, a micro-batch is in its backward pass."""
+
+    weights: int
+    """The model, or this process's share; a reference model counts, too, and ZeRO's own copy of trained weights."""
+    adapters: int
+    gradients: int
+    """Those of the trained weights in float32, and the buckets in which processes reduce them (DDP)."""
+    optimizer: int
+    """Two moments of AdamW in float32."""
+    gathered: int
+    """Of other processes' shares: weights that are here for a while, gradients on their way."""
+    activations: int
+    """What the forward pass keeps for the backward pass."""
+    work: int
+    """What the backward pass of a layer needs beside; with checkpointing also what the layer computes again."""
+    logits: int
+    """A chunk of logits with its gradient: it comes before the layers, so the larger of this and `work` counts."""
+
+    @property
+    def static(self) -> int:
+        """What is there between two steps."""
+        return self.weights + self.adapters + self.gradients + self.optimizer
+
+    @property
+    def peak(self) -> int:
+        """The most tensors at once."""
+        return self.static + self.gathered + self.activations + max(self.work, self.logits)
+
+
+def learner_memory(model: Architecture, settings: LearnSettings, *, longest: int, trained: int = 0) -> LearnerMemory:
+    """What one learner process holds at most.
+
+    Args:
+        model: the policy's dimensions.
+        settings: the learner's.
+        longest: tokens of the longest row, which is never divided.
+        trained: trained tokens of a micro-batch, all of them if 0.
+    """
+    lora, half = settings.lora, settings.precision == "bf16"
+    divided = settings.strategy in ("fsdp2", "zero3")
+    zero = settings.strategy.startswith("zero")
+    ranks = settings.processes if settings.strategy != "ddp" else 1
+    tokens = max(settings.micro_tokens, longest)
+    count = model.adapters(lora.rank, lora.targets) if lora else model.parameters
+    held = model.parameters * ((2 if lora and half else 4) + (4 if settings.beta > 0 and not lora else 0))
+    own = 4 * count // ranks if zero else 0
+    buckets = settings.processes > 1 and settings.strategy == "ddp"
+    gathered = BUCKET * 2 * zero
+    if divided:
+        gathered += (model.root + ROUND * model.layer) * (2 if half else 4) + (0 if lora else 8 * model.layer)
+    chunk = min(trained or tokens, max(1, LOGITS // model.vocabulary))
+    logits = 3 * 4 * chunk * model.vocabulary
+    activations, work = _activations(model, settings, tokens, count)
+    if not lora:  # the head's gradient: of this chunk and of those before; a tied one is there until the end
+        logits += (10 if half else 8) * model.embedding
+        work += 4 * model.embedding * model.tied
+    return LearnerMemory(
+        weights=held // (ranks if divided else 1) + (0 if lora else own),
+        adapters=4 * count // (ranks if divided else 1) + own if lora else 0,
+        gradients=4 * count // ranks + (4 * count if buckets else 0),
+        optimizer=8 * count // ranks,
+        gathered=gathered,
+        activations=activations,
+        work=work,
+        logits=logits,
+    )
+
+
+def _activations(model: Architecture, settings: LearnSettings, tokens: int, count: int) -> tuple[int, int]:
+    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds; `count` are trained."""
+    lora, half = settings.lora, settings.precision == "bf16"
+    layer = _kept(model, settings) * tokens
+    stream = model.hidden * (2 if lora and half else 4) * tokens
+    ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
+    casts = 2 * (count if lora else model.layers * model.products) if half else 0  # weights in bfloat16
+    passing = _passing(model, settings) * tokens + (0 if lora else 4 * model.hidden * model.intermediate)
+    if not settings.gradient_checkpointing:
+        return model.layers * layer + ends + casts, passing
+    shared = 0 if lora and half else stream  # the layer's input is kept once
+    return model.layers * stream + ends, layer - shared + passing + casts // model.layers
+
+
+def _kept(model: Architecture, settings: LearnSettings) -> int:
+    """Bytes per token that a layer keeps for its backward pass."""
+    h, q, k, f = model.hidden, model.queries, model.keys, model.intermediate
+    norm = model.qk_norm
+    scales = 4 * (2 + (model.heads + model.kv_heads) * norm) + 4 * model.heads  # of norms; log-sums of attention
+    rank = settings.lora.rank * len(settings.lora.targets) if settings.lora else 0
+    match settings.precision, settings.lora is not None:
+        case "fp32", False:
+            return 4 * (6 * h + (5 if norm else 3) * q + (4 if norm else 2) * k + 4 * f) + scales
+        case "fp32", True:  # frozen weights keep no input; adapters keep theirs
+            return 4 * (4 * h + (4 if norm else 3) * q + (3 if norm else 2) * k + 4 * f + rank) + scales
+        case _, False:  # norms in float32, and an input in bfloat16 for each of five matrices
+            return 26 * h + (12 if norm else 6) * q + (10 if norm else 4) * k + 8 * f + scales
+        case _:
+            return 18 * h + (10 if norm else 6) * q + (8 if norm else 4) * k + 8 * f + 2 * rank + scales
+
+
+def _passing(model: Architecture, settings: LearnSettings) -> int:
+    """Bytes per token of gradients on their way through a layer's MLP, where the peak is."""
+    h, f = model.hidden, model.intermediate
+    if settings.precision == "fp32":
+        return 4 * (h + 2 * f)
+    return max(2 * h + 4 * f, 10 * h) if settings.lora is None else 10 * h + 6 * f

@@ -1,0 +1,179 @@
+"""The plan's memory is the learner's: parameters and kept activations exactly, peaks at most 15 % too high."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from coderepairrl.learn import LearnSettings, LoraSettings, adapters
+from coderepairrl.learn import policy as policies
+from coderepairrl.learn.pack import pack, scored
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.plan import KNOWN, Architecture, learner, learner_memory
+from coderepairrl.types import Sample
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "learn"))
+from peak import Peak
+
+PUBLISHED = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76}
+"""Billions of parameters."""
+LORA = LoraSettings(rank=4, alpha=8)
+SMALL = Architecture(64, 192, 3, 6, 96, kv_heads=2, head_dim=16)
+KINDS = [
+    LearnSettings("grpo", precision=precision, lora=lora, gradient_checkpointing=again, micro_tokens=256)
+    for precision in ("fp32", "bf16")
+    for lora in (None, LORA)
+    for again in (False, True)
+]
+
+
+def name_of(settings: LearnSettings) -> str:
+    again = "again" if settings.gradient_checkpointing else "kept"
+    return f"{settings.precision}-{'lora' if settings.lora else 'full'}-{again}"
+
+
+def config_of(shape: Architecture, kind: str = "qwen3"):
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(
+        kind,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=shape.context,
+    )
+
+
+def model_of(shape: Architecture, settings: LearnSettings, kind: str = "qwen3"):
+    from transformers import AutoModelForCausalLM
+
+    half = settings.precision == "bf16" and settings.lora is not None
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        config_of(shape, kind),
+        attn_implementation=policies.ATTENTION,
+        dtype=torch.bfloat16 if half else torch.float32,
+    )
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_parameters_are_those_of_the_model(size):
+    shape = KNOWN[f"Qwen3-{size}"]
+    assert shape.parameters / 1e9 == pytest.approx(PUBLISHED[size], rel=1e-3)
+    shallow = replace(shape, layers=2)
+    with torch.device("meta"):
+        model = model_of(shallow, LearnSettings())
+    assert sum(p.numel() for p in model.parameters()) == shallow.parameters
+    adapters.attach(model, LoraSettings())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained == shallow.adapters(32, LoraSettings().targets)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral"])
+def test_a_folder_says_the_same(kind, tmp_path):
+    shape = replace(SMALL, head_dim=16, heads=4, kv_heads=2, tied=kind == "qwen2")
+    with torch.device("meta"):
+        model = model_of(shape, LearnSettings(), kind)
+    model.config.save_pretrained(tmp_path)
+    read = Architecture.read(tmp_path)
+    assert read is not None
+    assert read.parameters == sum(p.numel() for p in model.parameters())
+    assert (read.context, read.tied, read.qk_norm) == (shape.context, shape.tied, kind == "qwen3")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    assert Architecture.read(tmp_path) is None
+
+
+def test_the_plan_knows_the_chunk_of_logits():
+    assert learner.LOGITS == policies.LOGITS
+
+
+def saved(shape: Architecture, settings: LearnSettings, tokens: int, kind: str = "qwen3") -> int:
+    """Bytes that autograd keeps of a forward pass, each storage once."""
+    policy = Policy(model_of(shape, settings, kind), Path(), settings)
+    weights = {p.untyped_storage()._cdata for p in policy.model.parameters()}
+    seen: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            seen[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        policy.logprobs(pack(scored([range(tokens // 2), range(tokens // 2)])), 1.0)
+    return sum(storage.nbytes() for storage in seen.values())
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=name_of)
+@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+def test_what_a_layer_keeps_is_counted_exactly(kind, settings):
+    shape, tokens = replace(SMALL, layers=2, heads=6 if kind == "qwen3" else 4, qk_norm=kind == "qwen3"), 48
+    settings = replace(settings, micro_tokens=tokens)
+    deeper = replace(shape, layers=3)  # of a first layer of frozen weights less is kept
+    planned = (
+        learner_memory(deeper, settings, longest=1).activations - learner_memory(shape, settings, longest=1).activations
+    )
+    assert saved(deeper, settings, tokens, kind) - saved(shape, settings, tokens, kind) == planned
+
+
+def rows(tokens: int, count: int) -> list[Sample]:
+    """Rows of `tokens` that are all trained but for the first token."""
+    made = []
+    for number in range(count):
+        (row,) = scored([[(7 * i + number) % 96 for i in range(tokens)]])
+        made.append(replace(row, episode_id=f"e{number}", logprobs=(0.0, *[-4.5] * (tokens - 1)), advantage=1.0))
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def write(shape: Architecture) -> Path:
+        model_of(shape, LearnSettings()).save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return write
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=name_of)
+def test_a_step_takes_what_was_planned(settings, folder):
+    """Of the real trainer: weights and moments exactly, what comes and goes at most 15 % less."""
+    trainer = Trainer(folder(SMALL), settings)
+    planned = learner_memory(SMALL, settings, longest=1)
+    trainer.step(rows(16, 2))
+    weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
+    moments = sum(m.numel() * 4 for s in trainer.optimizer.state.values() for m in s.values() if m.ndim)
+    assert (weights, moments) == (planned.weights + planned.adapters, planned.optimizer)
+    with Peak() as peak:  # weights and moments were there before; gradients are made by the first micro-batch
+        trainer.step(rows(128, 4))
+    passing = planned.peak - planned.weights - planned.adapters - planned.optimizer
+    print(name_of(settings), "measured", peak.bytes, "planned", passing, round(peak.bytes / passing, 3))
+    assert 0.85 * passing < peak.bytes <= passing
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_logits_take_what_was_planned(lora, folder, monkeypatch):
+    """Many words in a small network, in several chunks."""
+    shape = replace(SMALL, layers=1, vocabulary=4096)
+    monkeypatch.setattr(policies, "LOGITS", 64 * 4096)
+    monkeypatch.setattr(learner, "LOGITS", 64 * 4096)
+    monkeypatch.setattr(Policy.logprobs, "__defaults__", (64 * 4096,))
+    settings = LearnSettings("grpo", lora=lora, gradient_checkpointing=True, micro_tokens=256)
+    trainer = Trainer(folder(shape), settings)
+    planned = learner_memory(shape, settings, longest=1)
+    assert planned.logits > planned.work
+    trainer.step(rows(16, 2))
+    with Peak() as peak:
+        trainer.step(rows(256, 2))
+    passing = planned.peak - planned.weights - planned.adapters - planned.optimizer
+    assert 0.85 * passing < peak.bytes <= passing

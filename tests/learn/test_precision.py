@@ -1,8 +1,9 @@
-"""Options that trade time for memory change nothing else: bfloat16, checkpointing, chunks of logits."""
+"""Options that trade time for memory change nothing else: bfloat16, checkpointing, chunks of logits, small moments."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import safetensors.torch
@@ -25,6 +26,10 @@ def gradient(policy, batch, **options):
     found = {name: p.grad.clone() for name, p in policy.parameters.items()}
     policy.model.zero_grad()
     return found, peak.bytes
+
+
+def flat(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.parameters.values()])
 
 
 @pytest.mark.parametrize("lora", [None, LORA])
@@ -74,6 +79,27 @@ def test_bf16_computes_in_bfloat16_and_trains_in_float32(miniature, make_rows, t
         assert resumed.step(rows) == trainer.step(rows)
 
 
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=64)])
+def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_policy, tmp_path):
+    settings = LearnSettings("grpo", lr=1e-3, max_grad_norm=1e9, optimizer="adamw_8bit", lora=lora)
+    small, exact = Trainer(miniature, settings), Trainer(miniature, replace(settings, optimizer="adamw"))
+    rows = [replace(row, advantage=1.0) for row in on_policy(small, make_rows(LENGTHS))]
+    start, ours, theirs = flat(small), *([t.step(rows)["loss"] for _ in range(4)] for t in (small, exact))
+    assert ours == pytest.approx(theirs, abs=0.02) and ours[3] < ours[2] < ours[1] < ours[0] - 0.01
+    moved, expected = flat(small) - start, flat(exact) - start
+    assert (moved @ expected / (moved.norm() * expected.norm())).item() > 0.98
+    dtypes = {p.numel() >= 4096: small.optimizer.state[p]["state1"].dtype for p in small.policy.parameters.values()}
+    assert dtypes == {True: torch.uint8, False: torch.float32}
+
+    small.save(tmp_path / "c")
+    resumed = Trainer(miniature, settings)
+    resumed.restore(tmp_path / "c")
+    for _ in range(2):
+        assert resumed.step(rows) == small.step(rows)
+    assert torch.equal(flat(resumed), flat(small))
+
+
 def test_what_is_not_installed_is_named(miniature):
     with pytest.raises(PrerequisiteError, match="flash-attn"):
         Trainer(miniature, LearnSettings(attention="flash_attention_2", precision="bf16"))
@@ -85,6 +111,10 @@ def test_settings_that_contradict_each_other_are_refused():
         {"attention": "flash_attention_2"},  # in float32
         {"strategy": "fsdp2"},  # among one process
         {"strategy": "fsdp2", "processes": 2, "beta": 0.1},  # a second whole model
+        {"strategy": "zero3", "processes": 2, "beta": 0.1},
+        {"strategy": "zero2"},
+        {"strategy": "zero2", "processes": 2, "optimizer": "adamw_8bit"},
+        {"optimizer": "sgd"},
         {"processes": 0},
     ):
         with pytest.raises(ConfigError):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import safetensors.torch
@@ -19,6 +21,7 @@ from coderepairrl.learn.trainer import Trainer
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2)]  # with a row too few for each process, too
 SETTINGS = LearnSettings("grpo", lr=1e-2, micro_tokens=50, eps_low=0.3, eps_high=0.3, max_grad_norm=1e9)
 LORA = LoraSettings(rank=4, alpha=8)
+deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
 
 
 @asynccontextmanager
@@ -51,6 +54,8 @@ async def same_as_one(model, make_rows, tmp_path, settings):
     async with learner(model, tmp_path, settings) as two:
         for lengths, seed in BATCHES:
             close_to(await two.step(make_rows(lengths, seed)), alone.step(make_rows(lengths, seed)))
+        with pytest.raises(LearnerFault, match="non-finite"):  # and it is forgotten
+            await two.step([replace(row, advantage=math.inf) for row in make_rows([20, 30], 3)])
         published = await two.publish()
         ours = safetensors.torch.load_file(published.path / "model.safetensors")
         theirs = safetensors.torch.load_file(alone.publish(tmp_path / "alone")[0] / "model.safetensors")
@@ -89,7 +94,7 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", *(pytest.param(z, marks=deepspeed) for z in ("zero2", "zero3"))])
 @pytest.mark.parametrize(
     "options",
     [{"lora": LORA, "beta": 0.1}, {"gradient_checkpointing": True, "updates_per_batch": 2}],

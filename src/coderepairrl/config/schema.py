@@ -183,14 +183,17 @@ class Train(Section):
     adapters, and all weights that an engine is given, are bfloat16."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the rest again in the backward pass."""
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes."""
     attention: Literal["rows", "flash_attention_2"] = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
     """Learner processes on this machine, one per device, that share each batch."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/cluster.md)."""
-    strategy: Literal["ddp", "fsdp2"] = "ddp"
-    """What they share beside it: nothing, or with `fsdp2` weights, gradients and optimiser state, layer by layer."""
+    strategy: Literal["ddp", "fsdp2", "zero2", "zero3"] = "ddp"
+    """What they share beside it: nothing, with `zero2` gradients and optimiser state, with `fsdp2` or `zero3` weights
+    too. `zero2` and `zero3` need the package deepspeed."""
 
 
 class Gpu(Section):

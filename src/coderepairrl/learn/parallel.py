@@ -71,6 +71,10 @@ class Alone:
         """A parameter, collected from all processes: they all ask for it."""
         return whole(parameter)
 
+    def shape(self, parameter: Tensor) -> torch.Size:
+        """Of the whole parameter."""
+        return parameter.shape
+
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Replace a parameter's values by `value`, which every process has."""
         with torch.no_grad():
@@ -79,13 +83,17 @@ class Alone:
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
         """The optimiser's state of a parameter, collected; nothing before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
-            yield key, whole(torch.as_tensor(value))
+            tensor = whole(torch.as_tensor(value))
+            # parameters share the tables of 8-bit codes, and files share nothing
+            yield key, tensor if tensor.shape == parameter.shape else tensor.clone()
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
         """Replace the optimiser's state of a parameter; without values there is none."""
         self.optimizer.state.pop(parameter, None)
         if values:
             self.optimizer.state[parameter] = {key: _like(parameter, value) for key, value in values.items()}
+            if self.settings.optimizer == "adamw_8bit":  # which counts in a plain integer
+                self.optimizer.state[parameter]["step"] = int(values["step"])
 
     def gather(self, value: T) -> list[T]:
         """The `value` of each process, by rank."""

@@ -12,8 +12,9 @@ from coderepairrl.registry import nearest
 Algorithm = Literal["gspo", "grpo", "dr_grpo"]
 OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
 Attention = Literal["rows", "flash_attention_2"]
-Strategy = Literal["ddp", "fsdp2"]
+Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Form = Literal["model", "adapter"]
 """What an engine is given: a whole model, or adapters on the model it has."""
 
@@ -99,12 +100,15 @@ class LearnSettings:
     stay in float32; weights that only carry adapters are held in bfloat16, and weights are published in it."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the others again in the backward pass."""
+    optimizer: OptimizerName = "adamw"
+    """``adamw_8bit`` (bitsandbytes) holds the moments of matrices in 8 bits, those of small ones in 32."""
     attention: Attention = "rows"
     """``rows`` is torch's own, row by row, on any device; ``flash_attention_2`` is one variable-length kernel."""
     processes: int = 1
     """Learner processes, one per device, that share each batch."""
     strategy: Strategy = "ddp"
-    """What the processes share beside the batch: nothing, or with ``fsdp2`` weights, gradients and optimiser state."""
+    """What the processes share beside the batch: nothing; with ``zero2`` gradients and optimiser state; with ``fsdp2``
+    or ``zero3`` weights too."""
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -166,6 +170,7 @@ class LearnSettings:
     def _check_processes(self) -> None:
         for name, value, known in (
             ("precision", self.precision, get_args(Precision)),
+            ("optimizer", self.optimizer, get_args(OptimizerName)),
             ("attention", self.attention, get_args(Attention)),
             ("strategy", self.strategy, get_args(Strategy)),
         ):
@@ -176,7 +181,12 @@ class LearnSettings:
             raise ConfigError(
                 f"strategy={self.strategy} shares the model among processes, and there is one", fix="raise processes"
             )
-        if sharded and self.beta > 0 and self.lora is None:
+        if sharded and self.optimizer != "adamw":
+            raise ConfigError(
+                f"strategy={self.strategy} divides the moments of optimizer=adamw alone, not of {self.optimizer}",
+                fix="optimizer=adamw, or strategy=ddp",
+            )
+        if self.strategy in ("fsdp2", "zero3") and self.beta > 0 and self.lora is None:
             raise ConfigError(
                 f"strategy={self.strategy} with beta={self.beta} would hold a whole copy of the model on every device",
                 fix="train adapters (lora), whose reference is the model without them, or set beta=0",

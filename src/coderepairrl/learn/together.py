@@ -43,12 +43,12 @@ class Together(Alone):
     @property
     def load_device(self) -> torch.device:
         """Where the whole model fits."""
-        return self.device if self.settings.strategy == "ddp" else torch.device("cpu")
+        return self.device if self.settings.strategy in ("ddp", "zero2") else torch.device("cpu")
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
         """Take over a policy and the optimiser of its parameters, which change into this process's share."""
         super().prepare(policy, optimizer)
-        self._accelerator = Accelerator(cpu=self.device.type == "cpu", **self._plugin(policy))
+        self._accelerator = Accelerator(**self._options(policy))
         policy.module, _ = self._accelerator.prepare(policy.module, optimizer)
         policy.device = self.device
 
@@ -68,13 +68,16 @@ class Together(Alone):
         distributed.all_gather_object(everyone, value)
         return everyone
 
-    def _plugin(self, policy: Policy) -> dict[str, Any]:
+    def _options(self, policy: Policy) -> dict[str, Any]:
+        """Accelerate's."""
+        cpu = self.device.type == "cpu"
         if self.settings.strategy == "ddp":
-            return {}
+            return {"cpu": cpu}
         # weights are gathered in bfloat16, gradients reduced in float32; those below adapters are bfloat16 anyway
         full_bf16 = self.settings.precision == "bf16" and self.settings.lora is None
         mixed = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         return {
+            "cpu": cpu,
             "fsdp_plugin": FullyShardedDataParallelPlugin(
                 fsdp_version=2,
                 auto_wrap_policy="transformer_based_wrap",
@@ -82,5 +85,5 @@ class Together(Alone):
                 reshard_after_forward=True,
                 cpu_ram_efficient_loading=False,
                 mixed_precision_policy=mixed if full_bf16 else None,
-            )
+            ),
         }

@@ -159,7 +159,7 @@ class Trainer:
             recover(folder)
         self.parallel.gather(None)  # nobody reads before it is there
         parameters = self.policy.parameters
-        shapes = {self.policy.file_name(name): parameter.shape for name, parameter in parameters.items()}
+        shapes = {self.policy.file_name(name): self.parallel.shape(parameter) for name, parameter in parameters.items()}
         try:
             counters = json.loads((folder / _COUNTERS).read_text())
             version, updates, schema = counters["version"], counters["updates"], counters["schema"]
@@ -233,7 +233,12 @@ class Trainer:
 def _parallel(settings: LearnSettings) -> Alone:
     if settings.processes == 1:
         return Alone(settings)
-    from coderepairrl.learn.together import Together  # accelerate takes its time to load
+    # accelerate and DeepSpeed take their time to load
+    if settings.strategy in ("zero2", "zero3"):
+        from coderepairrl.learn.zero import Zero
+
+        return Zero(settings)
+    from coderepairrl.learn.together import Together
 
     return Together(settings)
 
@@ -246,7 +251,16 @@ def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError as error:
+        raise PrerequisiteError(
+            f"train.optimizer={settings.optimizer}: {error}",
+            fix="pip install 'coderepairrl[bitsandbytes]', or train.optimizer=adamw",
+        ) from error
+    return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
 
 
 def _trained(batch: MicroBatch, logp_N: Tensor, old_N: Tensor, ref_N: Tensor | None) -> Trained:

@@ -1,0 +1,162 @@
+"""DeepSpeed's ZeRO through accelerate: processes that share gradients and optimiser state (2), and weights too (3).
+
+DeepSpeed keeps both in flat float32 tensors, of which each process holds a part. They are read and replaced parameter
+by parameter, so that a checkpoint is the same as that of one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from accelerate.utils import DeepSpeedPlugin
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.together import Together
+
+try:
+    import deepspeed
+    from deepspeed.utils import (
+        safe_get_full_optimizer_state,
+        safe_set_full_fp32_param,
+        safe_set_full_optimizer_state,
+        safe_set_local_fp32_param,
+        safe_set_local_optimizer_state,
+    )
+except ImportError as error:
+    raise PrerequisiteError(
+        "train.strategy=zero2 and zero3 need the package deepspeed", fix="pip install 'coderepairrl[deepspeed]'"
+    ) from error
+
+_BUCKET = 1 << 26
+"""Numbers that are reduced or gathered at once: 256 MiB in float32."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Zero(Together):
+    """One of several processes that share the optimiser state of one model, and with stage 3 the model."""
+
+    def __init__(self, settings: LearnSettings) -> None:
+        super().__init__(settings)
+        self._divided = settings.strategy == "zero3"
+        if self.device.type == "cpu":
+            # or DeepSpeed would try every compiler of the machine, and build kernels that are not needed here
+            deepspeed.ops.__compatible_ops__ = {}
+
+    def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+        """Take over a policy and the optimiser of its parameters, which change into this process's share."""
+        if self._divided:  # one by one: DeepSpeed would first move the whole model to the device
+            deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
+            for buffer in policy.module.buffers():
+                buffer.data = buffer.data.to(self.device)
+        super().prepare(policy, optimizer)
+        self._engine: Any = policy.module
+
+    def accumulating(self, last: bool) -> AbstractContextManager[Any]:
+        """Around the forward and backward pass of one micro-batch; `last` of an update."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient of this process's share."""
+        self._engine.backward(loss * self.ranks)
+
+    def update(self, rate: float) -> float:
+        """One optimiser update from the accumulated gradient; returns its norm before clipping.
+
+        Raises FloatingPointError for a gradient that is not finite, which DeepSpeed forgets.
+        """
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        norm = float(self._engine.get_global_grad_norm())
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the gradient is non-finite: its norm is {norm}")
+        return norm
+
+    def shape(self, parameter: Tensor) -> torch.Size:
+        """Of the whole parameter."""
+        return parameter.ds_shape if self._divided else parameter.shape  # type: ignore[attr-defined]
+
+    def whole(self, parameter: Tensor) -> Tensor:
+        """A parameter, collected from all processes: they all ask for it."""
+        with deepspeed.zero.GatheredParameters([parameter], enabled=self._divided):
+            return parameter.detach().clone() if self._divided else parameter.detach()
+
+    def put(self, parameter: nn.Parameter, value: Tensor) -> None:
+        """Replace a parameter's values by `value`, which every process has."""
+        value = value.to(self.device)
+        with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._divided):
+            parameter.copy_(value)
+        if self._divided:
+            safe_set_local_fp32_param(parameter, self._share(parameter, value))
+        else:
+            safe_set_full_fp32_param(parameter, value)
+
+    def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
+        """The optimiser's state of a parameter, collected; nothing before the first update."""
+        states = list(self.optimizer.state.values())
+        if states:
+            self._link(parameter)
+            yield "step", states[0]["step"].clone()
+            for key in _MOMENTS:
+                yield key, safe_get_full_optimizer_state(parameter, key)
+
+    def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
+        """Replace the optimiser's state of a parameter; without values there is none."""
+        if not values:
+            self.optimizer.state.clear()
+            return
+        self._make_state(values["step"])
+        self._link(parameter)
+        for key in _MOMENTS:
+            value = values[key].to(self.device)
+            if self._divided:
+                safe_set_local_optimizer_state(parameter, self._share(parameter, value), key)
+            else:
+                safe_set_full_optimizer_state(parameter, value, key)
+
+    def _make_state(self, step: Tensor) -> None:
+        """The optimiser's state, as its first update would make it, after so many updates."""
+        zero = self._engine.optimizer
+        flat = zero.fp32_partitioned_groups_flat if self._divided else zero.single_partition_of_fp32_groups
+        for part in flat:
+            state = self.optimizer.state[part] or {key: torch.zeros_like(part) for key in _MOMENTS}
+            self.optimizer.state[part] = {**state, "step": step.to(self.device, copy=True)}
+
+    def _link(self, parameter: nn.Parameter) -> None:
+        """Show DeepSpeed where a parameter's moments are: in ZeRO-2 it looks before all of them exist."""
+        mapping = None if self._divided else parameter._hp_mapping  # type: ignore[attr-defined]
+        if mapping is not None:  # part of it is here
+            flat = self._engine.optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
+            mapping.set_optim_state_fragment(flat, self.optimizer.state[flat])
+
+    def _share(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """This process's part of `value`; the last one is filled up with zeros."""
+        part: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
+        size = part.numel()
+        return pad(value.flatten(), (0, size * self.ranks - value.numel()))[size * self.rank :][:size]
+
+    def _options(self, policy: Policy) -> dict[str, Any]:
+        # not `cpu`, with which accelerate takes no notice of DeepSpeed, which finds out for itself
+        return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._config())}
+
+    def _config(self) -> dict[str, Any]:
+        """Numbers stay in the precision that the policy holds them in, which computes in its own."""
+        return {
+            "train_micro_batch_size_per_gpu": 1,  # asked for, and of no effect: `pack.share` deals rows
+            "gradient_clipping": self.settings.max_grad_norm,
+            "zero_optimization": {
+                "stage": 3 if self._divided else 2,
+                "reduce_bucket_size": _BUCKET,
+                "allgather_bucket_size": _BUCKET,
+                "stage3_param_persistence_threshold": 0,
+            },
+        }

@@ -17,10 +17,10 @@ Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Form = Literal["model", "adapter"]
 """What an engine is given: a whole model, or adapters on the model it has."""
-
-CLIP: dict[Algorithm, tuple[float, float]] = {
 Route = Literal["gloo", "nccl"]
 """How whole models reach an engine that takes them without a file."""
+
+CLIP: dict[Algorithm, tuple[float, float]] = {
     "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves (REQUIREMENTS T8)
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),

@@ -40,6 +40,7 @@ class State:
         self.go = asyncio.Event()
         self.go.set()
         self.requests: list[dict[str, Any]] = []
+        self.connections: set[Any] = set()
 
     async def swapped(self) -> None:
         """Until there are other weights than now, or two adapters."""
@@ -60,6 +61,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     state: State = request.app[STATE]
     body = await request.json()
     state.requests.append(body)
+    state.connections.add(request.transport)
     if body["model"] not in ("policy", *state.adapters):
         return error(404, f"The model `{body['model']}` does not exist.")
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

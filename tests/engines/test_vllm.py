@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
@@ -119,6 +120,13 @@ async def test_what_is_asked_of_the_server(joined: VllmEngine, wire: TestServer)
     }
 
 
+async def test_no_connection_is_used_twice(joined: VllmEngine, wire: TestServer) -> None:
+    """A server closes idle ones, and a request on one that it is closing would be taken for its death."""
+    for _ in range(3):
+        await ask(joined, [1], TEN)
+    assert len(state(wire).connections) == 3
+
+
 async def test_no_more_requests_at_the_server_than_slots(joined: VllmEngine, wire: TestServer) -> None:
     await asyncio.gather(*(ask(joined, [n], TEN) for n in range(20)))
     assert len(state(wire).requests) == 20
@@ -188,8 +196,22 @@ async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
 
 
 async def test_nobody_listens(miniature: Path, tmp_path: Path) -> None:
-    with pytest.raises(EngineFault, match="connection"):
+    with pytest.raises(EngineFault, match="nobody listens at http://127.0.0.1:9: ") as caught:
         await VllmEngine.start(miniature, log_dir=tmp_path, url="http://127.0.0.1:9")
+    assert "start the server" in caught.value.fix
+
+
+@pytest.mark.parametrize("answer", ["<html>It works!</html>", "[]", None])
+async def test_the_port_is_somebody_elses(answer: str | None, miniature: Path, tmp_path: Path) -> None:
+    async def version(_: web.Request) -> web.Response:
+        return web.Response(status=404) if answer is None else web.Response(text=answer)
+
+    app = web.Application()
+    app.router.add_get("/version", version)
+    async with TestServer(app) as server:
+        with pytest.raises(PrerequisiteError, match="no vLLM server") as caught:
+            await VllmEngine.start(miniature, log_dir=tmp_path, url=str(server.make_url("/")))
+    assert "engine.options.url" in caught.value.fix
 
 
 async def test_a_server_that_dies_mid_request(engine: VllmEngine) -> None:

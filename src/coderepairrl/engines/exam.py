@@ -190,12 +190,13 @@ async def _concurrency(candidate: _Candidate) -> str:
 
 
 async def _seeds(candidate: _Candidate) -> str:
-    """The same request alone, again, and in company."""
+    """The same request alone, again, and in company whose prompts are more than a server computes in one step."""
     sampling = Sampling(max_tokens=48)
     prompt = candidate.prompt(50)
     alone = await candidate.ask(prompt, sampling, seed=7)
     _require((await candidate.ask(prompt, sampling, seed=7)).ids == alone.ids, "the same seed gave another stream")
-    company = [candidate.ask(candidate.prompt(20 + 9 * i), sampling, seed=i) for i in range(7)]
+    longest = min(700, candidate.engine.context // 2)
+    company = [candidate.ask(candidate.prompt(longest - 9 * i), sampling, seed=i) for i in range(7)]
     together = await asyncio.gather(*company[:4], candidate.ask(prompt, sampling, seed=7), *company[4:])
     _require(together[4].ids == alone.ids, "a stream changed with the requests beside it")
     _require((await candidate.ask(prompt, sampling, seed=8)).ids != alone.ids, "another seed gave the same stream")

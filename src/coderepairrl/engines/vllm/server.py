@@ -38,6 +38,10 @@ _CPU_SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it keeps to one core, whoever else is there
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
 }
+_CPU_ARGUMENTS = (
+    "--enforce-eager",
+    "--no-enable-chunked-prefill",  # a seeded request whose prompt is computed in parts ends vLLM 0.32 there
+)
 
 
 class Refused(EngineFault):
@@ -64,7 +68,7 @@ class Server:
         """A server that somebody else runs."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
-        return cls(_session(url, aiohttp.TCPConnector(limit=0)), url)
+        return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url)
 
     @classmethod
     async def start(
@@ -82,10 +86,12 @@ class Server:
         folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))
         address = str(folder / "socket")
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
-        command += [*(["--enforce-eager"] if on_cpu else []), *arguments]
+        command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
         variables = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else {}), **os.environ, **env}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
-        server = cls(_session("http://localhost", aiohttp.UnixConnector(address, limit=0)), f"vLLM {version}")
+        server = cls(
+            _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True)), f"vLLM {version}"
+        )
         server._folder, server._log = folder, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
@@ -137,7 +143,6 @@ class Server:
             ):
                 text = await response.text()
                 if response.status != 200:
-                    response.close()  # after an error of its own the server drops the connection
                     raise Refused(f"{path} answered {response.status}: {_reason(text)}")
                 return text
         except TimeoutError:
@@ -196,6 +201,8 @@ class Server:
         """The connection broke: the reason is the process's, if it is ours."""
         if self._process is not None and await self._ended(10.0):
             return Gone(f"the engine died: {self._obituary()}")
+        if isinstance(error, aiohttp.ClientConnectorError):
+            return Gone(f"nobody listens at {self.where}: {error.strerror}", fix="start the server (docs/engines.md)")
         return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
 
     async def _ended(self, seconds: float) -> bool:
@@ -223,8 +230,14 @@ def default_python() -> str:
 
 
 async def check_version(server: Server, seconds: float) -> None:
-    """Raise `PrerequisiteError` for a running server of another version."""
-    _check_version(json.loads(await server.call("GET", "/version", seconds=seconds))["version"], server.where)
+    """Raise `PrerequisiteError` for a running server of another version, or of another kind."""
+    try:
+        version = json.loads(await server.call("GET", "/version", seconds=seconds))["version"]
+    except (Refused, ValueError, LookupError, TypeError):
+        raise PrerequisiteError(
+            f"what answers at {server.where} is no vLLM server", fix="is engine.options.url right? (docs/engines.md)"
+        ) from None
+    _check_version(str(version), server.where)
 
 
 def _check_version(version: str, where: str) -> None:
@@ -252,6 +265,7 @@ def _installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    """`connector` keeps no connection: the server closes idle ones, and a call on one of those looks like its death."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
 

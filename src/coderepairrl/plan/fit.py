@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -27,8 +27,10 @@ class Move(NamedTuple):
 
     kind: str
     overrides: tuple[str, ...]
-    more: bool = False
-    """Whether it takes more GPUs."""
+    serving: int = 0
+    """GPUs that the engine takes beside those it has."""
+    learning: int = 0
+    """And the learner."""
 
 
 def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
@@ -53,14 +55,27 @@ def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
     """The overrides with which it fits: on these GPUs if that can be, then with as few changes as possible, and of
     those the cheapest; none if nothing does."""
     everything = list(_moves(given))
-    here = [move for move in everything if not move.more]
+    here = [move for move in everything if not move.serving + move.learning]
     for moves in (here, everything):
         for count in range(1, _MOST + 1):
             for some in combinations(moves, count):
-                overrides = tuple(part for move in some for part in move.overrides)
+                overrides = _overrides(given, some)
                 if len({move.kind for move in some}) == count and _fits(given.config, overrides, settings_of):
                     return overrides
     return ()
+
+
+def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
+    """Of all `moves`, and of the GPUs that they take, which are those that nobody has yet."""
+    found = [part for move in moves for part in move.overrides]
+    engine, train = given.config.engine.devices, given.config.train.devices
+    free = max((*given.serving, *given.learning, *engine)) + 1
+    if engine and (more := sum(move.serving for move in moves)):
+        found.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
+        free += more
+    if train and (more := sum(move.learning for move in moves)):
+        found.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
+    return tuple(found)
 
 
 def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
@@ -85,8 +100,8 @@ def _moves(given: Estimate) -> Iterator[Move]:
         budget = max(length, budget // 2)
         yield Move("budget", (f"train.micro_tokens={budget}",))
     if given.server:
-        shares = [hundredth / 100 for hundredth in range(95, 5, -5)]
-        for share in sorted(shares, key=lambda share: abs(share - given.server.share)):  # type: ignore[union-attr]
+        now = given.server.share
+        for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
             yield Move("share", (_args(config, SHARE_NAMES[0], f"{share:g}"),))
     if train.precision == "fp32":
         yield Move("precision", ("train.precision=bf16",))
@@ -94,29 +109,23 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("strategy", ("train.strategy=fsdp2",))
     if train.lora is None:
         yield Move("lora", ("train.lora=true",))
-    free = max((*given.serving, *given.learning)) + 1
     for processes in (2, 4, 8):
         if processes > train.processes:
-            more = [f"train.processes={processes}", "train.strategy=fsdp2"]
-            if train.devices:
-                added = range(free, free + processes - train.processes)
-                more.append(f"train.devices={json.dumps([*train.devices, *added])}")
-            yield Move("strategy", tuple(more), more=True)
+            overrides = (f"train.processes={processes}", "train.strategy=fsdp2")
+            yield Move("strategy", overrides, learning=processes - train.processes)
     if given.server:
         for tensor in (2, 4, 8):
             if tensor > given.server.tensor and given.model.kv_heads % tensor == 0:
-                more = [_args(config, TENSOR_NAMES[0], str(tensor))]
-                if config.engine.devices:
-                    added = range(free, free + tensor * given.server.gpus // given.server.tensor - len(given.serving))
-                    more.append(f"engine.devices={json.dumps([*config.engine.devices, *added])}")
-                yield Move("tensor", tuple(more), more=True)
+                wanted = tensor * given.server.gpus // given.server.tensor
+                more = max(0, wanted - len(config.engine.devices or given.serving))
+                yield Move("tensor", (_args(config, TENSOR_NAMES[0], str(tensor)),), serving=more)
     for shorter in (length // 2, length // 4):
-        overrides = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
+        less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
         if config.rollout.turn_tokens > shorter:
-            overrides.append(f"rollout.turn_tokens={shorter}")
+            less.append(f"rollout.turn_tokens={shorter}")
         if given.server:
-            overrides.append(f"engine.options.context={shorter}")
-        yield Move("length", tuple(overrides))
+            less.append(f"engine.options.context={shorter}")
+        yield Move("length", tuple(less))
 
 
 def _args(config: Config, name: str, value: str) -> str:

@@ -1,0 +1,174 @@
+"""What cannot fit is refused: the GPU, what it needs and has, and a change with which it then fits."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import train
+from coderepairrl.config import Config, load
+from coderepairrl.errors import ConfigError, ExitCode
+from coderepairrl.learn import LearnSettings
+from coderepairrl.plan import KNOWN, DoesNotFit, estimate, learner_memory
+from coderepairrl.plan.engine import EngineSettings, engine_memory
+from coderepairrl.plan.estimate import Estimate
+from coderepairrl.train.policy import settings
+
+BASE = """
+[run]
+name = "fit"
+[model]
+path = "Qwen/Qwen3-4B"
+[engine]
+name = "vllm"
+devices = [0]
+[engine.options]
+context = 16384
+[rollout]
+tokens = 8192
+[train]
+precision = "bf16"
+lora = true
+gradient_checkpointing = true
+micro_tokens = 8192
+devices = [1]
+[gpu]
+memory_gb = 24
+"""
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    file = tmp_path / "run.toml"
+    file.write_text(BASE)
+    return load(file, overrides)
+
+
+def planned(given: Config) -> Estimate:
+    found = estimate(given, settings(given))
+    assert isinstance(found, Estimate)
+    return found
+
+
+CASES = [
+    (("train.gradient_checkpointing=false",), "GPU 1 has 24.0 GB", "train.gradient_checkpointing=true"),
+    (("train.micro_tokens=65536",), "GPU 1 has 24.0 GB", "train.micro_tokens="),
+    (("train.precision=fp32",), "GPU 1 has 24.0 GB", "train.precision=bf16"),
+    (("train.lora=false",), "GPU 1 has 24.0 GB", "train.lora=true"),
+    (("gpu.memory_gb=16", "engine.options.context=40960"), "one sequence of 40,960", "engine.options.context=8192"),
+    (
+        ("engine.options.args=['--gpu-memory-utilization','0.45']",),
+        "(0.45 of the memory)",
+        "engine.options.args=",
+    ),
+    (("model.path=Qwen/Qwen3-8B", "engine.devices=[0]"), "GPU 1 has 24.0 GB", "rollout.tokens="),
+    (
+        (
+            "model.path=Qwen/Qwen3-32B",
+            "engine.options.context=8192",
+            "train.processes=2",
+            "train.devices=[1,2]",
+            "gpu.memory_gb=80",
+        ),
+        "GPU 1 has 80.0 GB",
+        "train.strategy=fsdp2",
+    ),
+    (("model.path=Qwen/Qwen3-14B",), "GPU 0: the engine has 22.1 GB", "--tensor-parallel-size"),
+    (("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=48"), "GPU 0 has 48.0 GB", "utilization"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message", "fix"), CASES)
+def test_a_refusal_names_the_nearest_change_that_fits(
+    overrides: tuple[str, ...], message: str, fix: str, tmp_path: Path
+) -> None:
+    train.needs(config(tmp_path))  # which fits
+    with pytest.raises(DoesNotFit) as refused:
+        train.needs(config(tmp_path, *overrides))
+    print(refused.value, "|", refused.value.fix)
+    assert message in str(refused.value)
+    assert fix in refused.value.fix
+    assert refused.value.exit_code is ExitCode.USAGE
+    change = shlex.split(refused.value.fix.removeprefix("nearest change that fits: "))
+    assert train.needs(config(tmp_path, *overrides, *change))["step"]["seconds"] > 0
+
+
+def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DoesNotFit) as refused:
+        train.needs(config(tmp_path, "model.path=Qwen/Qwen3-32B", "gpu.memory_gb=6"))
+    assert refused.value.fix == "take a smaller model, or larger GPUs"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("engine.options.context=4096",), "engine.options.context=4096 is less than rollout.tokens=8192"),
+        (("engine.options.args=['--tensor-parallel-size','2']",), "ask for 2 GPUs"),
+        (("engine.options.args=['--tensor-parallel-size','two']",), "wants a number, not 'two'"),
+        (("engine.options.slotz=1",), "slotz"),
+    ],
+)
+def test_what_no_memory_helps_is_refused_too(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train.needs(config(tmp_path, *overrides))
+
+
+def test_where_memory_is_not_known_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    plan = train.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
+    assert plan["gpu 1 (learner)"]["has_gb"] == "unknown"
+    assert "seconds" not in plan["step"]
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 24576\necho 81559\n")
+    driver.chmod(0o755)
+    with pytest.raises(DoesNotFit, match=r"GPU 1 has 25\.8 GB"):  # the smaller one's
+        train.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
+
+
+def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: Path) -> None:
+    plan = train.needs(config(tmp_path, "engine.options={url='http://127.0.0.1:1'}", "engine.devices=[]"))
+    assert [key for key in plan if key.startswith("gpu")] == ["gpu 1 (learner)"]
+    (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
+    assert "mixtral" not in (said := train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
+    assert said.startswith("not planned")
+    assert train.needs(load("hello"))["step"]["episodes"] == 64
+
+
+def test_processes_that_share_hold_less() -> None:
+    model, tokens = KNOWN["Qwen3-14B"], 8192
+    base = LearnSettings(precision="bf16", gradient_checkpointing=True)
+    alone = learner_memory(model, base, longest=tokens)
+    assert alone.static == 16 * model.parameters  # float32: weights, gradients, two moments
+
+    def of(strategy: Any) -> Any:
+        return learner_memory(model, replace(base, processes=4, strategy=strategy), longest=tokens)
+
+    assert of("ddp").static == 20 * model.parameters  # and the buckets
+    assert of("fsdp2").static == 16 * model.parameters // 4
+    assert alone.weights < of("ddp").peak > of("fsdp2").peak > of("fsdp2").static + of("fsdp2").activations
+
+
+def test_a_server_by_hand() -> None:
+    """14B in bf16 on two GPUs: half of the weights; keys and values of 40 layers with 8 heads of 128."""
+    options = {"args": ["-tp", "2", "--gpu-memory-utilization=0.5"], "context": 4096, "slots": 8, "lora_rank": 20}
+    server = EngineSettings.of(options, KNOWN["Qwen3-14B"], None, small=False)
+    assert (server.gpus, server.share, server.rank, server.batched) == (2, 0.5, 32, 8192)
+    memory = engine_memory(KNOWN["Qwen3-14B"], server)
+    assert memory.weights == KNOWN["Qwen3-14B"].parameters
+    assert memory.kv_token == 2 * 40 * 8 * 128 * 2 // 2
+    assert memory.adapters == 2 * 128_450_560  # two of rank 32 in bf16, halved
+    assert memory.cached(memory.fixed + 10 * memory.kv_token) == 10
+
+
+def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
+    """Of adapters with checkpointing: forward, again, and the gradient of activations."""
+    given = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2"))
+    model, n = KNOWN["Qwen3-4B"], 8192
+    linear = 36 * (2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728)
+    square = 2 * 2 * (n / 2) * 4096 * 36  # a token's scores and values
+    scored = 0.5 * 2 * 2560 * 151_936
+    assert model.products * model.layers == linear
+    assert given.training_flops() == pytest.approx(2 * n * (2 * linear * 3 + square * 4 + scored * 4))

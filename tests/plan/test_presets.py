@@ -1,0 +1,180 @@
+"""Every shipped preset is a run: `crrl train NAME --dry-run` finds nothing wrong where its model and GPUs are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import cli, models, train
+from coderepairrl.config import load, shipped
+from coderepairrl.plan import KNOWN
+from coderepairrl.train.policy import settings
+
+PRESETS = sorted(set(shipped()) - {"hello"})
+GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2)}
+"""That serve, and that learn; the others share one."""
+TASK = {"id": "toy/add", "prompt": "add(2, 3) is -1.", "language": "python", "workspace": "dir:toy"}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of six GPUs with the folders that presets name: real numbers, a small tokenizer, no weights to speak
+    of."""
+    tiny = models.folder("builtin:tiny")
+    spec = json.loads((tiny / "config.json").read_text())
+    for name, shape in KNOWN.items():
+        folder = tmp_path / "Qwen" / name
+        folder.mkdir(parents=True)
+        for file in tiny.glob("tokenizer*"):
+            shutil.copy(file, folder)
+        numbers = {
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.intermediate,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "vocab_size": shape.vocabulary,
+            "tie_word_embeddings": shape.tied,
+            "max_position_embeddings": shape.context,
+            "dtype": "bfloat16",
+        }
+        (folder / "config.json").write_text(json.dumps(spec | numbers))
+        (folder / "model.safetensors").touch()
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "maths.py").write_text("def add(a, b):\n    return a - b\n")
+    (tmp_path / "curriculum.jsonl").write_text(json.dumps(TASK))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    return tmp_path
+
+
+def crrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["crrl", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_run(
+    name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert crrl(monkeypatch, "train", name, "--dry-run", "--json") == 0
+    plan: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    config = load(name)
+    assert Path(config.model.path).name in KNOWN
+    used = {*config.engine.devices, *config.train.devices}
+    serving, learning = GPUS.get(name, (1, 1))
+    assert (len(config.engine.devices), len(config.train.devices), len(used)) == (
+        serving,
+        learning,
+        serving + learning if name in GPUS else 1,
+    )
+    needs = plan["needs"]
+    gpus = [value for key, value in needs.items() if key.startswith("gpu ")]
+    assert all(gpu["needs_gb"] <= gpu["has_gb"] == config.gpu.memory_gb for gpu in gpus)
+    assert needs["longest_sequences_at_once"] >= 4
+    assert needs["step"]["episodes"] == plan["episodes_per_step"]
+    assert needs["step"]["seconds"] > 0
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in GPUS])
+def test_small_ones_fit_a_large_gpu_too(name: str) -> None:
+    small, large = (train.needs(load(name, overrides)) for overrides in ([], ["gpu.memory_gb=80"]))
+    assert large["kv_tokens"] >= small["kv_tokens"]
+
+
+THESIS: list[tuple[str, str, Any]] = [
+    ("T8", "train.algorithm", "gspo"),
+    ("T8", "train.eps_low", 2e-5),
+    ("T8", "train.eps_high", 4e-4),
+    ("T8", "train.beta", 0.02),
+    ("T13", "rollout.group_size", 8),
+    ("T13", "rollout.tasks_per_step", 4),  # 32 episodes an update
+    ("T14", "train.lora.rank", 32),
+    ("T14", "train.lora.alpha", 64),
+    ("T14", "train.lora.targets", ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
+    ("T14", "train.lr", 1e-4),
+    ("T14", "train.warmup_updates", 46),  # a tenth of 460
+    ("T14", "train.decay_updates", 0),  # constant
+    ("T14", "train.betas", (0.9, 0.99)),
+    ("T14", "train.weight_decay", 0.1),
+    ("T14", "train.max_grad_norm", 0.1),
+    ("T14", "train.precision", "bf16"),
+    ("T14", "rollout.temperature", 1.0),
+    ("T14", "run.checkpoint_every", 20),
+    ("A6", "rollout.calls", 30),
+    ("A6", "rollout.tokens", 10_240),
+    ("A6", "agent.options", {"shell_seconds": 4, "output_chars": 2000}),
+    ("A17", "model.thinking", False),
+    ("G4", "train.gradient_checkpointing", True),
+    ("I5", "engine.options.slots", 16),
+    ("I5", "engine.options.context", 14_336),
+    ("RW1", "reward", {"patch_similarity": 1.0, "patch_lines": 0.0}),
+    ("E8", "eval.temperature", 0.2),
+    ("E8", "eval.top_p", 0.9),
+]
+SERVED = {
+    "--gpu-memory-utilization": "0.94",
+    "--max-num-batched-tokens": "8192",
+    "--long-prefill-token-threshold": "2048",
+}
+
+
+def value(name: str, key: str) -> Any:
+    found: Any = load(name).model_dump()
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+@pytest.mark.parametrize(("requirement", "key", "expected"), THESIS, ids=[f"{row[0]}-{row[1]}" for row in THESIS])
+@pytest.mark.parametrize("name", ["thesis", "thesis-8b", "thesis-32b"])
+def test_the_thesis_values(name: str, requirement: str, key: str, expected: Any) -> None:
+    assert value(name, key) == expected, requirement
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "seconds"),
+    [("thesis", "Qwen3-14B", 60), ("thesis-8b", "Qwen3-8B", 60), ("thesis-32b", "Qwen3-32B", 80)],
+)
+def test_the_thesis_models(name: str, model: str, seconds: float) -> None:
+    """REQUIREMENTS T14, G8, A6 (more time for large models), I5 (the server's flags)."""
+    config = load(name)
+    assert (Path(config.model.path).name, config.rollout.seconds) == (model, seconds)
+    words = config.engine.options["args"]
+    assert {word: words[words.index(word) + 1] for word in SERVED} == SERVED
+    assert "--enable-prefix-caching" in words
+    assert ("--async-scheduling" in words) == (name != "thesis-32b")
+    tensor = words[words.index("--tensor-parallel-size") + 1] if "--tensor-parallel-size" in words else "1"
+    assert tensor == str(len(config.engine.devices))
+
+
+def test_the_draft() -> None:
+    """REQUIREMENTS T15, RW5."""
+    config = load("draft")
+    learn = settings(config)
+    episodes = config.rollout.tasks_per_step * config.rollout.group_size
+    assert (episodes, config.rollout.tokens, learn.beta, learn.algorithm) == (32, 8192, 0.1, "grpo")
+    assert 5_000 <= episodes * config.run.steps < 5_000 + episodes
+    assert learn.rate(0) == learn.lr == 1e-5
+    assert learn.rate(78) == pytest.approx(0.5e-5, rel=0.02)  # half way down
+    assert learn.rate(config.run.steps - 1) < 1e-8
+    assert "draft_similarity" in config.reward
+
+
+def test_a_plan_needs_nothing_but_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """On a laptop: the numbers on stdout, what is missing on stderr, exit code 2."""
+    monkeypatch.chdir(tmp_path)
+    assert crrl(monkeypatch, "train", "thesis", "--dry-run", "--json") == 2
+    said = capsys.readouterr()
+    needs = json.loads(said.out.splitlines()[-1])["needs"]
+    assert needs["parameters"] == KNOWN["Qwen3-14B"].parameters
+    assert needs["gpu 1, 2 (learner)"]["weights_gb"] == 29.54
+    assert "hf download Qwen/Qwen3-14B" in said.err

@@ -161,6 +161,17 @@ def test_a_step_takes_what_was_planned(settings, folder):
     assert 0.85 * passing < peak.bytes <= passing
 
 
+def test_moments_in_8_bits(folder):
+    pytest.importorskip("bitsandbytes")
+    shape = replace(SMALL, hidden=256, intermediate=512, layers=1)
+    trainer = Trainer(folder(shape), LearnSettings("grpo", optimizer="adamw_8bit"))
+    trainer.step(rows(16, 2))
+    moments = sum(m.nbytes for s in trainer.optimizer.state.values() for m in s.values() if torch.is_tensor(m))
+    codes = 2 * 256 * 4 * len(trainer.optimizer.state)  # tables of what 8 bits mean, which all tensors share
+    planned = learner_memory(shape, trainer.settings, longest=1).optimizer
+    assert 0.98 * planned < moments - codes < 1.05 * planned
+
+
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_logits_take_what_was_planned(lora, folder, monkeypatch):
     """Many words in a small network, in several chunks."""

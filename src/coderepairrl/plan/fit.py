@@ -107,6 +107,8 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("precision", ("train.precision=bf16",))
     if train.processes > 1 and train.strategy != "fsdp2":
         yield Move("strategy", ("train.strategy=fsdp2",))
+    if train.optimizer == "adamw":
+        yield Move("optimizer", ("train.optimizer=adamw_8bit",))
     if train.lora is None:
         yield Move("lora", ("train.lora=true",))
     for processes in (2, 4, 8):

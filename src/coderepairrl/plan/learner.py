@@ -18,6 +18,8 @@ RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
 ROUND = 3
 """Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
+BLOCK = 256
+"""Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
 BUCKET = 4 << 26
 """Bytes that ZeRO reduces or gathers at once (`learn.zero`)."""
 
@@ -31,7 +33,7 @@ class LearnerMemory(NamedTuple):
     gradients: int
     """Those of the trained weights in float32, and the buckets in which processes reduce them (DDP)."""
     optimizer: int
-    """Two moments of AdamW in float32."""
+    """Two moments of AdamW, in float32 or in 8 bits."""
     gathered: int
     """Of other processes' shares: weights that are here for a while, gradients on their way."""
     activations: int
@@ -72,7 +74,8 @@ def learner_memory(model: Architecture, settings: LearnSettings, *, longest: int
     buckets = settings.processes > 1 and settings.strategy == "ddp"
     gathered = BUCKET * 2 * zero
     if divided:
-        gathered += (model.root + ROUND * model.layer) * (2 if half else 4) + (0 if lora else 8 * model.layer)
+        size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
+        gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
     chunk = min(trained or tokens, max(1, LOGITS // model.vocabulary))
     logits = 3 * 4 * chunk * model.vocabulary
     activations, work = _activations(model, settings, tokens, count)
@@ -83,7 +86,7 @@ def learner_memory(model: Architecture, settings: LearnSettings, *, longest: int
         weights=held // (ranks if divided else 1) + (0 if lora else own),
         adapters=4 * count // (ranks if divided else 1) + own if lora else 0,
         gradients=4 * count // ranks + (4 * count if buckets else 0),
-        optimizer=8 * count // ranks,
+        optimizer=(8 * count if settings.optimizer == "adamw" else 2 * count + 2 * count // BLOCK * 4) // ranks,
         gathered=gathered,
         activations=activations,
         work=work,

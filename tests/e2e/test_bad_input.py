@@ -13,7 +13,7 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import models, train
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError, UsageError
-from coderepairrl.train.parts import shared_path
+from coderepairrl.train.shared import shared_path
 from e2e.conftest import HERE, Project, until
 
 

@@ -15,7 +15,7 @@ import pytest
 from coderepairrl.learn import stitch
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import logged_episodes
-from coderepairrl.train.parts import shared_path
+from coderepairrl.train.shared import shared_path
 from coderepairrl.types import Ending, sequence
 from e2e.conftest import Project, frozen, until
 

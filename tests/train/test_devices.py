@@ -15,8 +15,9 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder
 from coderepairrl.train.command import plan
 from coderepairrl.train.devices import split, visible
-from coderepairrl.train.parts import engine_options, shared_folder, shared_path
+from coderepairrl.train.parts import engine_options
 from coderepairrl.train.policy import start_learner
+from coderepairrl.train.shared import shared_folder, shared_path
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -102,6 +103,7 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    path = shared_folder(run, tmp_path)
-    assert path == shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
-    assert shared_path(run) != path
+    with shared_folder(run, tmp_path) as path:
+        assert path == shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
+        assert shared_path(run) != path
+    assert not path.exists()

@@ -1,4 +1,4 @@
-"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Real processes, real gloo."""
+"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Over real gloo."""
 
 from __future__ import annotations
 
@@ -248,12 +248,10 @@ def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.Data
 
 
 def test_the_two_sides_name_things_alike() -> None:
-    assert (weights.OFFER, streamed.MEET, streamed.CALLED_OFF) == (
-        crrl_wire.OFFER,
-        crrl_wire.MEET,
-        crrl_wire.CALLED_OFF,
-    )
-    assert weights._BYTES == {name: dtype.itemsize for name, dtype in crrl_wire.DTYPES.items()}
+    ours = (weights.OFFER, streamed.MEET, streamed.CALLED_OFF)
+    assert ours == (crrl_wire.OFFER, crrl_wire.MEET, crrl_wire.CALLED_OFF)
+    sizes = {name: dtype.itemsize for name, dtype in crrl_wire.DTYPES.items()}
+    assert sizes == weights._BYTES
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:

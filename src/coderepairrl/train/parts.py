@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from typing import Any
 
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks, tokens
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, TaskError, UsageError
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
@@ -26,6 +23,7 @@ from coderepairrl.sandbox.workspace import check_workspace
 from coderepairrl.train import devices
 from coderepairrl.train.policy import LivePolicy, settings, start_learner
 from coderepairrl.train.progress import Progress
+from coderepairrl.train.shared import shared_folder
 from coderepairrl.train.streamed import Receiving, Streamed, check_route
 from coderepairrl.types import Limits, Sampling, Task, Turn
 
@@ -61,12 +59,9 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
     async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
         log = folder.writer()
         parts.callback(log.close)
-        shared = shared_folder(folder)
-        parts.callback(shutil.rmtree, shared, ignore_errors=True)
-        outbox = shared
+        shared = outbox = parts.enter_context(shared_folder(folder))
         if config.engine.weights_dir:
-            outbox = shared_folder(folder, Path(config.engine.weights_dir))
-            parts.callback(shutil.rmtree, outbox, ignore_errors=True)
+            outbox = parts.enter_context(shared_folder(folder, Path(config.engine.weights_dir)))
         model = await prepare_model(config, folder)
         codec = tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking)
         for fork in codec.verify():
@@ -218,23 +213,3 @@ async def prepare_model(config: Config, folder: RunFolder) -> Path:
     if not target.exists() or not folder.log.stat().st_size:  # of a start that failed, perhaps with another seed
         await init_random(source, target, config.run.seed, log_dir=folder.logs)
     return target
-
-
-def shared_folder(folder: RunFolder, base: Path | None = None) -> Path:
-    """`shared_path`, empty: cleared of what a killed process of this run left."""
-    path = shared_path(folder, base)
-    shutil.rmtree(path, ignore_errors=True)
-    try:
-        path.mkdir(mode=0o700)
-    except OSError as error:
-        fix = f"make room in {path.parent}, or delete it"
-        raise UsageError(f"cannot make {path}: {error.strerror}", fix=fix) from error
-    return path
-
-
-def shared_path(folder: RunFolder, base: Path | None = None) -> Path:
-    """Where weights lie on their way to the engine, one folder per run: below `base`, else in memory where the system
-    offers it."""
-    memory = Path("/dev/shm")
-    base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
-    return base / f"crrl-{hashlib.sha256(str(folder.path.resolve()).encode()).hexdigest()[:16]}"

@@ -1,0 +1,59 @@
+"""Folders on their way to the engine go with their owner, however it ends; nobody else's do."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import UsageError
+from coderepairrl.train.shared import owned, sweep
+
+OWNER = """
+import sys
+from pathlib import Path
+from coderepairrl.train.shared import owned
+with owned(Path(sys.argv[1])):
+    Path(sys.argv[1], "weights").write_bytes(bytes(1000))
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+
+
+def owner_of(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "there\n"
+    return process
+
+
+def test_what_a_killed_owner_left_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    dead, alive, unknown = (tmp_path / f"crrl-{name}" for name in ("dead", "alive", "unknown"))
+    killed, living = owner_of(dead), owner_of(alive)
+    unknown.mkdir()  # of a version that left no word of its owner
+    (tmp_path / "crrl-file").touch()
+    (tmp_path / "other").mkdir()
+    sweep(tmp_path)
+    assert (dead / "weights").exists() and (alive / "weights").exists()
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert (dead / "weights").exists(), "nobody was there to clear it away"
+    sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["crrl-alive", "crrl-file", "crrl-unknown", "other"]
+    assert (alive / "weights").exists()
+    living.communicate()
+    assert living.returncode == 0 and not alive.exists()
+
+
+def test_a_folder_is_ours_until_we_leave_it(tmp_path: Path) -> None:
+    folder = tmp_path / "crrl-ours"
+    with owned(folder):
+        sweep(tmp_path)
+        assert folder.is_dir() and folder.stat().st_mode & 0o777 == 0o700
+        with pytest.raises(UsageError, match="File exists"), owned(folder):
+            pass
+    assert not folder.exists()

@@ -2,9 +2,9 @@
 
     python benchmarks/learner.py [--rounds 15]
 
-A randomly initialised Qwen3 of 1.1 M parameters and 24 rows of mixed lengths (prompt, then a completion of which
-two thirds are trained), one torch thread, fp32. The contestants take turns; medians and ratios are printed, of CPU
-seconds, which on one thread are what an idle machine's clock would show.
+A randomly initialised Qwen3 of 1.0 M parameters and 24 rows of mixed lengths (prompt, then a completion of which
+two thirds are trained), one torch thread, fp32. The contestants take turns; CPU seconds are printed, which on one
+thread are about what an idle machine's clock would show: medians, and ratios within a round with their range.
 
 - ``step``: our GSPO step: packing, forward, loss, backward, clipping, AdamW, metrics.
 - ``step, checkpointing`` and ``step, LoRA``: the same with gradient checkpointing, and on adapters of rank 32 alone.
@@ -12,7 +12,9 @@ seconds, which on one thread are what an idle machine's clock would show.
   tokens with the same attention: no optimiser, no clipping, nothing logged.
 - ``bare, trained logits``: the same, with logits only where a trained token is predicted, as our step has it.
 - ``padded``: forward and backward of the rows padded to the longest, with transformers' own SDPA attention.
-- ``TRL``: GRPOTrainer's compute_loss (GSPO) on the same rows padded, backward, clipping and AdamW.
+- ``TRL``: GRPOTrainer's compute_loss on the same rows, backward, clipping and AdamW: the same model, precision, tokens,
+  masks, recorded logprobs and advantages, GSPO without a KL term, no generation. It differs in what TRL does: rows are
+  padded, logits and their entropy (a metric) are computed for all completion tokens, trained or not.
 """
 
 from __future__ import annotations
@@ -208,13 +210,18 @@ def main() -> None:
                 run()
                 if round_ >= 2:  # the first two warm up
                     seconds[name].append(time.process_time() - start)
-    bare = statistics.median(seconds["bare"])
+    print(f"{options.rounds} rounds, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     for name, times in seconds.items():
-        median = statistics.median(times)
-        print(f"{name:24} {median * 1e3:8.1f} ms   {median / bare:5.2f} x bare   {total / median:8.0f} tokens/s")
-    step, same = (statistics.median(seconds[name]) for name in ("step", "bare, trained logits"))
-    print(f"step / bare, trained logits: {step / same:.2f} (target: at most 1.10)")
-    print(f"TRL / step: {statistics.median(seconds['TRL']) / step:.2f}")
+        median, of_bare = statistics.median(times), ratio(times, seconds["bare"])
+        print(f"{name:24} {median * 1e3:8.1f} ms   {of_bare} x bare   {total / median:6.0f} tokens/s")
+    of_same = ratio(seconds["step"], seconds["bare, trained logits"])
+    print(f"step / bare, trained logits: {of_same} (target: at most 1.10)")
+    print(f"TRL / step: {ratio(seconds['TRL'], seconds['step'])}")
+
+
+def ratio(ours: list[float], theirs: list[float]) -> str:
+    of = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return f"{statistics.median(of):.2f} ({of[0]:.2f} to {of[-1]:.2f})"
 
 
 if __name__ == "__main__":

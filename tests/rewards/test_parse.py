@@ -75,6 +75,11 @@ def test_names() -> None:
     assert only(b'diff --git "a/t\\303\\244" "b/t\\303\\244"\nold mode 100644\nnew mode 100755\n').path == "tä"
 
 
+def test_a_header_of_many_words_is_read_once() -> None:
+    assert len(parse(b"diff --git " * 100_000)) == 1
+    assert only(b"diff --git a/a b a/b b/a b a/b\nold mode 100644\nnew mode 100755\n").path == "a b a/b"
+
+
 def test_an_empty_patch_has_no_files() -> None:
     assert parse(b"") == parse(b"\n \n") == ()
 

@@ -139,19 +139,20 @@ class _Reader:
         return file
 
     def git_names(self) -> tuple[str, str]:
-        """Both names of ``diff --git a/X b/X``. Unquoted names with spaces are cut where the halves agree."""
+        """Both names of ``diff --git a/X b/X``. Unquoted names with spaces are cut in the middle if the halves agree."""
         text = self.peek()[len(b"diff --git ") :]
         if b'"' in text:
             match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
             if match is None:
                 raise self.error("cannot read the quoted file names")
             return self.name(match[1]), self.name(match[2])
-        cuts = [i for i in range(len(text)) if text[i : i + 1] == b" "]
-        halves = [(self.name(text[:i]), self.name(text[i + 1 :])) for i in cuts]
-        same = [pair for pair in halves if pair[0] == pair[1]]
-        if not halves:
+        middle, first = len(text) // 2, text.find(b" ")
+        if first < 0:
             raise self.error("`diff --git` needs two file names")
-        return (same or halves)[0]  # differing names are settled by the headers that follow
+        old, new = self.name(text[:middle]), self.name(text[middle + 1 :])
+        if text[middle : middle + 1] == b" " and old == new:
+            return old, new
+        return self.name(text[:first]), self.name(text[first + 1 :])  # settled by the headers that follow
 
     def extended_headers(self, file: FilePatch) -> None:
         """Everything between ``diff --git`` and the first hunk or the ``---`` line."""

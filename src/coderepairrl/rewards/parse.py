@@ -139,7 +139,7 @@ class _Reader:
         return file
 
     def git_names(self) -> tuple[str, str]:
-        """Both names of ``diff --git a/X b/X``. Unquoted names with spaces are cut in the middle if the halves agree."""
+        """Both names of ``diff --git a/X b/X``, without quotes cut in the middle if the halves agree."""
         text = self.peek()[len(b"diff --git ") :]
         if b'"' in text:
             match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)

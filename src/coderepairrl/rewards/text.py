@@ -10,7 +10,6 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.types import Episode, Score, Task
 
-
 LARGEST_PATCH = 16 << 20
 """Bytes; a longer one is no repair, and would keep a processor busy for minutes."""
 

@@ -21,11 +21,14 @@ def test_every_contestant_runs() -> None:
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(done.stdout)["results"]
     assert set(entry["step"]) == {"packed", "plain, padded", "plain, one by one"}
-    assert set(entry["loss"]) == {"chunked", "whole"}
-    assert set(entry["sync"]) == {"adapter", "model", "peft"}
+    assert set(entry["loss"]) == {"chunked", "whole", "plain"}
+    assert set(entry["sync"]) == {"adapter", "model", "peft", "peft, merged"}
+    assert entry["step"]["packed"]["planned_gib"] > 0  # beside the peak, which only a GPU gives
     for kind in ("step", "loss", "sync"):
         assert all(found["seconds"] > 0 for found in entry[kind].values())
-    assert entry["sync"]["adapter"]["bytes"] == entry["sync"]["peft"]["bytes"] < entry["sync"]["model"]["bytes"]
+    sizes = {name: found["bytes"] for name, found in entry["sync"].items()}
+    assert sizes["adapter"] == sizes["peft"] < sizes["model"] < sizes["peft, merged"]  # which has adapters in it, too
+    assert sizes["model"] == pytest.approx(4 * runpy.run_path(str(SCRIPT))["TOY"].parameters, rel=0.05)
 
 
 def test_flops_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

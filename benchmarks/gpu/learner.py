@@ -7,13 +7,17 @@ Needs torch, transformers, peft and this package. Random weights of Qwen3's shap
 layers, bf16, gradient checkpointing, AdamW; rows of mixed lengths up to the given one, of which the latter half is
 trained. What does not fit is reported as such. One contestant is in memory at a time.
 
+Peak memory stands beside what the plan says of it (`coderepairrl.plan`, which ``crrl train --dry-run`` prints), and
+beside what the driver says is taken of the device, so that a run on a GPU checks the plan and its reserve.
+
 - step, ``packed``: our GSPO step, rows end to end, logits of trained tokens in chunks. ``packed, flash``: the same with
   flash-attn, where it is installed. ``plain, padded``: transformers' own loss on rows padded to the longest, as many at
   once as the same budget of tokens holds. ``plain, one by one``: the same, a row at a time.
-- loss, on the longest row and a model of one layer: ``chunked`` is ours, ``whole`` holds all logits at once, ``fused``
-  is liger-kernel's, where it is installed.
-- sync: what the learner writes for an engine, adapter or merged model, checksum included, beside peft's
-  save_pretrained.
+- loss, on the longest row and a model of one layer: ``chunked`` is ours, ``whole`` holds all logits at once, ``plain``
+  is transformers' own, ``fused`` liger-kernel's, where it is installed.
+- sync: what the learner writes for an engine, ``adapter`` or merged ``model``, checksum included, beside peft's
+  save_pretrained of the adapter (``peft``) and of the model with the adapters merged and taken out again
+  (``peft, merged``).
 
 Model FLOPs count each product once, recomputation not: of frozen weights forward and the gradient of activations, of
 causal attention half the square. Utilisation is of the device's dense bf16 peak (``--peak`` in TFLOP/s if not known
@@ -45,27 +49,23 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as hf_logging
 
 from coderepairrl.learn import LearnSettings, LoraSettings
-from coderepairrl.learn.pack import pack
+from coderepairrl.learn.pack import pack, split
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.plan import KNOWN, Architecture, learner_memory
 from coderepairrl.types import Sample
 
 Contestant = Callable[[], object]
 Result = dict[str, Any]
-SIZES = {  # hidden, intermediate, layers, heads, tied
-    "0.6B": (1024, 3072, 28, 16, True),
-    "1.7B": (2048, 6144, 28, 16, True),
-    "4B": (2560, 9728, 36, 32, True),
-    "8B": (4096, 12288, 36, 32, False),
-    "14B": (5120, 17408, 40, 40, False),
-}
-"""Of Qwen3's published configurations; all have 8 key-value heads of 128 and 151,936 tokens."""
+SIZES = {name.removeprefix("Qwen3-"): shape for name, shape in KNOWN.items()}
+TOY = Architecture(32, 64, 2, 4, 97, kv_heads=2, head_dim=8, tied=True)
 PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "RTX 4090": 165.0}
 """Dense bf16 TFLOP/s, by what a device's name contains (NVIDIA's data sheets)."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Setting(NamedTuple):
+    shape: Architecture
     config: Qwen3Config
     learn: LearnSettings
     dtype: torch.dtype
@@ -73,25 +73,33 @@ class Setting(NamedTuple):
 
 
 def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
-    if size == "toy":
-        shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-        config = Qwen3Config(vocab_size=97, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, **shape)
-        learn = LearnSettings(lora=LoraSettings(rank=4, alpha=8), gradient_checkpointing=True, micro_tokens=256)
-        return Setting(config, learn, torch.float32, 1)
-    hidden, intermediate, layers, heads, tied = SIZES[size]
+    shape = SIZES.get(size, TOY)
     config = Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        tie_word_embeddings=tied,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=shape.tied,
     )
+    if shape is TOY:
+        learn = LearnSettings(lora=LoraSettings(rank=4, alpha=8), gradient_checkpointing=True, micro_tokens=256)
+        return Setting(shape, config, learn, torch.float32, 1)
     learn = LearnSettings(lora=LoraSettings(), precision="bf16", gradient_checkpointing=True, micro_tokens=micro_tokens)
-    return Setting(config, learn, torch.bfloat16, rounds)
+    return Setting(shape, config, learn, torch.bfloat16, rounds)
+
+
+def planned(given: Setting, samples: list[Sample]) -> float:
+    """GiB that a step of ours should take, by the plan for its largest micro-batch."""
+    lengths = [len(sample.ids) for sample in samples]
+    parts = list(split(lengths, given.learn.micro_tokens))
+    tokens = max(sum(lengths[part]) for part in parts)
+    trained = max(sum(sum(sample.trained) for sample in samples[part]) for part in parts)
+    largest = replace(given.learn, micro_tokens=tokens)
+    return learner_memory(given.shape, largest, longest=1, trained=trained).peak / 2**30
 
 
 def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
@@ -139,8 +147,11 @@ def measure(build: Callable[[], Contestant], rounds: int) -> Result:
             seconds.append(time.perf_counter() - began)
     except torch.OutOfMemoryError as error:
         return {"failed": f"out of memory: {str(error).split('.')[0]}"}
-    peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else None
-    return {"seconds": statistics.median(seconds), "peak_gib": peak}
+    result: Result = {"seconds": statistics.median(seconds), "peak_gib": None, "device_gib": None}
+    if DEVICE.type == "cuda":
+        left, there = torch.cuda.mem_get_info()
+        result |= {"peak_gib": torch.cuda.max_memory_allocated() / 2**30, "device_gib": (there - left) / 2**30}
+    return result
 
 
 def free() -> None:
@@ -206,6 +217,8 @@ def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | Non
     found = {}
     for name, build in contestants.items():
         found[name] = result = measure(build, given.rounds)
+        if name.startswith("packed"):
+            result["planned_gib"] = planned(given, samples)
         if "seconds" in result:
             result["tokens_per_s"] = tokens / result["seconds"]
             result["mfu"] = work / result["seconds"] / (peak * 1e12) if peak else None
@@ -244,9 +257,23 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
 
         return run
 
+    def plain() -> Contestant:
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype, attn_implementation="sdpa").to(DEVICE)
+        lora = given.learn.lora
+        assert lora is not None
+        model = get_peft_model(network, LoraConfig(r=lora.rank, target_modules=list(lora.targets)))
+        ids = batch.ids_T[None]
+
+        def run() -> None:
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=given.dtype == torch.bfloat16):
+                model(input_ids=ids, labels=ids).loss.backward()
+
+        return run
+
     contestants: dict[str, Callable[[], Contestant]] = {
         "chunked": lambda: ours(size // 8 if given.dtype == torch.float32 else 1 << 26),
         "whole": lambda: ours(size),
+        "plain": plain,
         "fused": fused,
     }
     if DEVICE.type != "cuda" or importlib.util.find_spec("liger_kernel") is None:
@@ -262,16 +289,23 @@ def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:
         trainer = Trainer(folder, given.learn)
         return lambda: trainer.publish(work / form, form)
 
-    def peft() -> Contestant:
+    def peft(merged: bool) -> Contestant:
         network = AutoModelForCausalLM.from_pretrained(folder, dtype=given.dtype).to(DEVICE)
         config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets))
         model = get_peft_model(network, config)
-        return lambda: model.save_pretrained(work / "peft")
+
+        def merge_and_save() -> None:
+            model.merge_adapter()
+            model.get_base_model().save_pretrained(work / "peft, merged")
+            model.unmerge_adapter()
+
+        return merge_and_save if merged else lambda: model.save_pretrained(work / "peft")
 
     contestants: dict[str, Callable[[], Contestant]] = {
         "adapter": lambda: publish("adapter"),
         "model": lambda: publish("model"),
-        "peft": peft,
+        "peft": lambda: peft(False),
+        "peft, merged": lambda: peft(True),
     }
     found = {}
     for name, build in contestants.items():
@@ -291,16 +325,19 @@ def build_model(config: Qwen3Config, dtype: torch.dtype, folder: Path) -> Path:
 
 def markdown(report: Result) -> str:
     lines = [f"{report['device']}, torch {report['torch']}", ""]
-    lines += ["| size | length | what | contestant | seconds | tokens/s | MFU | peak GiB | MB |", "|---" * 9 + "|"]
+    columns = ["size", "length", "what", "contestant", "seconds", "tokens/s", "MFU"]
+    columns += ["peak GiB", "planned", "taken", "MB"]
+    lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for entry in report["results"]:
         for kind in ("step", "loss", "sync"):
             for name, found in entry[kind].items():
                 cells = [entry["size"], entry["length"], kind, name]
                 if "failed" in found:
-                    cells += [found["failed"], "", "", "", ""]
+                    cells += [found["failed"], *[""] * 3, f"{found.get('planned_gib', 0):.3g}", "", ""]
                 else:
                     size = found["bytes"] / 1e6 if "bytes" in found else None
-                    numbers = (found["seconds"], found.get("tokens_per_s"), found.get("mfu"), found["peak_gib"], size)
+                    keys = ("seconds", "tokens_per_s", "mfu", "peak_gib", "planned_gib", "device_gib")
+                    numbers = [*(found.get(key) for key in keys), size]
                     cells += ["" if number is None else f"{number:.3g}" for number in numbers]
                 lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -315,7 +352,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peak", type=float, help="the device's dense bf16 TFLOP/s")
     parser.add_argument(
-        "--scratch", type=Path, help="where models are written: 28 GB for 14B, and as much again to sync"
+        "--scratch", type=Path, help="where models are written: 30 GB for 14B, and twice as much again to sync"
     )
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--json", action="store_true")
@@ -334,7 +371,7 @@ def main() -> None:
             model = build_model(given.config, given.dtype, Path(name) / "model")
             config = Qwen3Config(**given.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None})
             shallow = build_model(config, given.dtype, Path(name) / "shallow")
-            synced = sync(model, given, Path(name))
+            synced = sync(model, given, Path(name) / "sync")
             for length in [96] if options.toy else options.lengths:
                 samples = rows(options.rows, length, given.config.vocab_size)
                 tokens = sum(len(sample.ids) for sample in samples)

@@ -95,6 +95,14 @@ class Child:
             raise
         return cls(process, reader, writer, log, log_start)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop (SIGSTOP, a debugger) and not yet to go on, where the system says so."""
+        try:
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send one frame. Raises `ChildDied`."""
         try:

@@ -74,6 +74,17 @@ async def test_a_killed_learner_is_a_fault_and_its_checkpoint_survives(miniature
         assert (await two.step(make_rows(LENGTHS)))["rows"] == len(LENGTHS)
 
 
+async def test_a_learner_that_is_stopped_is_not_waited_for_for_ever(miniature, make_rows, tmp_path):
+    async with learner(miniature, tmp_path) as one:
+        os.kill(one.pids[0], signal.SIGSTOP)
+        one._patience = 0.5
+        with pytest.raises(LearnerFault, match=rf"answer step within 0.5 s.*process {one.pids[0]} was stopped") as it:
+            await one.step(make_rows(LENGTHS))
+        assert "train.patience" in it.value.fix
+        with pytest.raises(LearnerFault, match="died during publish"):
+            await one.publish()
+
+
 async def test_random_weights_on_request_and_a_clear_error_for_no_model(miniature, tmp_path):
     with pytest.raises(UsageError, match=r"config\.json is missing"):
         await Learner.start(tmp_path, SETTINGS, log_dir=tmp_path, publish_dir=tmp_path)

@@ -191,6 +191,9 @@ class Train(Section):
     """Learner processes on this machine, one per device, that share each batch."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/cluster.md)."""
+    patience: float = Field(default=3600.0, gt=0)
+    """Seconds that the learner may take for one step, or to send or save weights: after that it is taken for hung,
+    killed and restarted (run.retries)."""
     strategy: Literal["ddp", "fsdp2", "zero2", "zero3"] = "ddp"
     """What they share beside it: nothing, with `zero2` gradients and optimiser state, with `fsdp2` or `zero3` weights
     too. `zero2` and `zero3` need the package deepspeed."""

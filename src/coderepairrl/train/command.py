@@ -25,7 +25,7 @@ from coderepairrl.train.signals import stoppable
 
 _MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
-    *("run.over_optimisation", "train.devices"),
+    *("run.over_optimisation", "train.devices", "train.patience"),
     *("rollout.concurrency", "eval.", "engine.", "gpu."),
 )
 """What a resumed run may set otherwise: nothing of it changes what an earlier step did."""
@@ -169,6 +169,11 @@ def _check_continues(history: History, config: Config, changed: Sequence[str]) -
             f"the run has {history.step} steps already, and run.steps={config.run.steps}",
             fix=f"set run.steps={history.step} or more, or start a run of another name",
         )
+    if history.step and "engine.weights" in changed:
+        raise ConfigError(
+            "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
+            fix="resume it as it was, or give the changed run another run.name",
+        )
     half = sorted(step for name, step in history.begun - set(history.evaluations) if name != "train")
     if half and (keys := [key for key in changed if key.startswith("eval.")]):
         raise ConfigError(
@@ -189,8 +194,3 @@ def _check_disk(folder: RunFolder) -> None:
     free = shutil.disk_usage(there).free
     if free < _ENOUGH_DISK:
         raise UsageError(f"{folder.path}: only {free >> 20} MiB are free", fix="free some space, or set run.dir")
-    if history.step and "engine.weights" in changed:
-        raise ConfigError(
-            "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
-            fix="resume it as it was, or give the changed run another run.name",
-        )

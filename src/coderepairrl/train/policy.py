@@ -21,7 +21,7 @@ from coderepairrl.types import Episode, Sample
 
 def settings(config: Config) -> LearnSettings:
     """The learner's settings. Raises `ConfigError` for those that contradict each other."""
-    terms = config.train.model_dump(exclude={"advantage", "devices"})
+    terms = config.train.model_dump(exclude={"advantage", "devices", "patience"})
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
     lora = None if config.train.lora is None else LoraSettings(**terms["lora"])
     terms |= {"lora": lora}
@@ -36,7 +36,10 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 async def start_learner(config: Config, run: RunFolder, model: Path, publish_dir: Path) -> Learner:
     """A learner with the initial weights. Raises what `Learner.start` raises."""
     env = devices.split(config).learner
-    return await Learner.start(model, settings(config), log_dir=run.logs, publish_dir=publish_dir, env=env)
+    patience = config.train.patience
+    return await Learner.start(
+        model, settings(config), log_dir=run.logs, publish_dir=publish_dir, env=env, patience=patience
+    )
 
 
 class LivePolicy:

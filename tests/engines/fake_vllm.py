@@ -160,7 +160,7 @@ async def tell(request: web.Request) -> web.Response:
         "/health": {},
         "/version": {"version": state.vllm},
         "/openapi.json": {"paths": {route: {} for route in ROUTES}},
-        "/v1/models": {"data": [{"id": "policy", "max_model_len": 512}]},
+        "/v1/models": {"data": [{"id": "policy", "max_model_len": 512}, *({"id": name} for name in state.adapters)]},
     }
     return web.json_response(answers[request.path])
 

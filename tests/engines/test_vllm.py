@@ -404,6 +404,36 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
         await joined.load(joined._live[0], 4, full)
 
 
+async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
+    joined: VllmEngine, wire: TestServer, tmp_path: Path
+) -> None:
+    joined._watch.cancel()  # nobody reads the streams for a while, which is no hang
+    adapters = [adapter(tmp_path / f"a{n}") for n in range(3)]
+    streams = []
+    for version in (1, 2):
+        await joined.load(*(adapters[version - 1][0], version, adapters[version - 1][1]))
+        streams.append(joined.generate([1], TEN, 0))
+        assert (await anext(streams[-1])).version == version
+    joined._patience, patience = 0.2, joined._patience
+    with pytest.raises(EngineFault, match="2 adapters are in use after") as caught:
+        await joined.load(adapters[2][0], 3, adapters[2][1])
+    assert "max_loras" in caught.value.fix
+    joined._patience = patience
+    assert set(state(wire).adapters) == {"policy-v1", "policy-v2"} and state(wire).peak == 2
+    assert (await ask(joined, [1], TEN))[2] == [2] * 10
+    assert {chunk.version async for chunk in streams[0]} == {1}
+    assert await joined.load(adapters[2][0], 3, adapters[2][1]) == 3
+    assert set(state(wire).adapters) == {"policy-v2", "policy-v3"}, "the one that nobody used any more went"
+    assert {chunk.version async for chunk in streams[1]} == {2}
+
+
+async def test_adapters_of_whoever_had_the_server_before_go(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    state(wire).adapters = {"policy-v7": "/somewhere"}
+    engine = await VllmEngine.start(miniature, log_dir=tmp_path, url=str(wire.make_url("/")), lora_rank=8)
+    assert state(wire).adapters == {} and (await engine.health())["adapters"] == 0
+    await engine.close()
+
+
 async def test_a_refused_adapter_leaves_the_old_one(joined: VllmEngine, tmp_path: Path) -> None:
     first, broken = adapter(tmp_path / "a1"), adapter(tmp_path / "broken", 64)
     await joined.load(first[0], 1, first[1])

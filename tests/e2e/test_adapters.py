@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
+from coderepairrl.engines import TinyEngine, weights
+from coderepairrl.gateway import Policy
+from coderepairrl.learn import merge
+from coderepairrl.protocols import Engine
+from coderepairrl.serve import DEFAULTS, USED, choose, replying
+from coderepairrl.types import Sampling
 from e2e.conftest import Project
+
+FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
+
+
+def fake_site(folder: Path) -> None:
+    """Where Python finds a scripted server in the place of vLLM."""
+    package = folder / "vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    shutil.copy(FAKE, package / "api_server.py")
+    (folder / "vllm-0.32.0.dist-info").mkdir()
+    (folder / "vllm-0.32.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_of_adapters(project: Project, processes: int) -> None:
-    terms = ("train.lora={rank=4, alpha=8}", f"train.processes={processes}", "run.checkpoint_every=1")
+async def test_a_run_of_adapters(project: Project, processes: int, tmp_path: Path) -> None:
+    terms = (
+        "model.init=random",
+        "train.lora={rank=4, alpha=8}",
+        f"train.processes={processes}",
+        "run.checkpoint_every=1",
+    )
     summary = project.train("run.steps=2", *terms)
     assert summary["version"] == 2 and summary["account"]["balanced"]
     steps = [record for record in project.records() if record["type"] == "step"]
@@ -20,3 +45,33 @@ def test_a_run_of_adapters(project: Project, processes: int) -> None:
     assert (newest / "adapter_model.safetensors").is_file() and not (newest / "model.safetensors").exists()
     resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+    if processes == 1:
+        await served_as_the_run_served_it(project, tmp_path)
+
+
+async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
+    """By its folder, as `crrl fix` and `crrl serve` take it: merged for tiny, as an adapter for vLLM."""
+    chosen = {"command": "serve", "used": USED, "defaults": DEFAULTS}
+    choice = choose(str(project.run.path), **chosen)
+    assert choice.folder is not None and choice.adapter is not None
+    assert choice.name == str(project.run.checkpoints / "00003") and choice.folder == project.run.path / "model"
+    steps = [record for record in project.records() if record["type"] == "step"]
+    await merge(choice.folder, choice.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
+    assert weights.checksum(tmp_path / "merged") == steps[-1]["checksum"]
+
+    async def logprobs(engine: Engine) -> list[float]:
+        chunks = engine.generate([1, 2, 3], Sampling(temperature=0.0, max_tokens=8), 0)
+        return [logprob async for chunk in chunks for logprob in chunk.logprobs]
+
+    truth = await TinyEngine.start(tmp_path / "merged", log_dir=tmp_path)
+    async with replying(choice, tmp_path) as source:
+        assert isinstance(source, Policy)
+        assert await logprobs(source.engine) == await logprobs(truth)
+    await truth.close()
+
+    where = json.dumps(str(tmp_path / "site"))
+    options = f'engine.options={{python="{sys.executable}", env={{PYTHONPATH={where}}}}}'
+    fake_site(tmp_path / "site")
+    async with replying(choose(str(project.run.path), ["engine=vllm", options], **chosen), tmp_path) as source:
+        health = await source.health()
+        assert (health["adapters"], health["version"]) == (1, 1)

@@ -4,7 +4,7 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 """
 
 from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
-from coderepairrl.learn.client import Learner, Published, init_random
+from coderepairrl.learn.client import Learner, Published, init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
 
@@ -20,5 +20,6 @@ __all__ = [
     "batch",
     "group_advantages",
     "init_random",
+    "merge",
     "stitch",
 ]

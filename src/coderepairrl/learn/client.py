@@ -12,12 +12,14 @@ from typing import Any, NamedTuple, Self
 
 from coderepairrl.children import Child, ChildDied, Frame
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
-from coderepairrl.learn.settings import Form, LearnSettings, Route
+from coderepairrl.learn.settings import Form, LearnSettings, Precision, Route
 from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE = 5.0
+PATIENCE = 3600.0
+"""Seconds: no step here takes nearly so long, and a hang is noticed the same day."""
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
@@ -41,12 +43,14 @@ class Learner:
     Every method raises `LearnerFault` when a process died (with the end of its log) or refused the request,
     `RunError` when it could not read or write (a full disk), `UsageError` when the model or checkpoint is bad and
     `PrerequisiteError` when the machine lacks what the settings ask for. A cancelled request is still carried out.
-    When one of several processes dies, the others are killed.
+    When one of several processes dies, the others are killed; so are all when they take longer than `patience` seconds
+    for one request.
     """
 
-    def __init__(self, children: Sequence[Child], publish_dir: Path) -> None:
+    def __init__(self, children: Sequence[Child], publish_dir: Path, patience: float = PATIENCE) -> None:
         self._children = children
         self._publish_dir = publish_dir
+        self._patience = patience
         self._turn = asyncio.Lock()
         self.version = 0
         """Of the weights the learner holds: the number of batches they were trained on."""
@@ -60,13 +64,14 @@ class Learner:
         log_dir: Path,
         publish_dir: Path,
         env: Mapping[str, str] | None = None,
+        patience: float = PATIENCE,
     ) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
         It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
         `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment.
         """
-        learner = cls([], publish_dir)
+        learner = cls([], publish_dir, patience)
         try:
             learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
             await learner._call("start", model=str(model.resolve()), settings=asdict(settings))
@@ -138,8 +143,18 @@ class Learner:
     async def _exchange(self, frame: dict[str, Any]) -> Any:
         async with self._turn:
             try:
-                await asyncio.gather(*(child.send(frame) for child in self._children))
-                replies = await self._replies()
+                async with asyncio.timeout(self._patience):
+                    await asyncio.gather(*(child.send(frame) for child in self._children))
+                    replies = await self._replies()
+            except TimeoutError:
+                stopped = [str(child.process.pid) for child in self._children if child.stopped]
+                for child in self._children:
+                    child.process.kill()
+                why = f": process {', '.join(stopped)} was stopped" if stopped else ""
+                raise LearnerFault(
+                    f"the learner did not answer {frame['op']} within {self._patience:g} s, and was killed{why}",
+                    fix="raise train.patience if it was still at work: logs/learner.log may say",
+                ) from None
             except ChildDied as error:
                 fix = _MEMORY if "OutOfMemory" in str(error) else ""
                 raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
@@ -152,7 +167,13 @@ class Learner:
     async def _replies(self) -> list[Frame]:
         """One of each process. When one died, those that wait for it are given time to say so, and are killed."""
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
-        done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        try:
+            done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
+        except asyncio.CancelledError:  # out of patience
+            for reply in waiting:
+                reply.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            raise
         if not any(reply.exception() for reply in done):
             return [reply.result() for reply in waiting]
         if left:
@@ -170,9 +191,24 @@ async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -
 
     Raises `UsageError` when `source` describes no model, and `LearnerFault`, `RunError` as `Learner` does.
     """
-    learner = Learner(await _spawn(1, log_dir, target, {}), target)
+    await _once("init_random", log_dir, source=str(source.resolve()), target=str(target.resolve()), seed=seed)
+
+
+async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
+    """Write the model in `base` with the adapters in `adapter` to `target`, as a run of that `precision` serves it.
+
+    It happens in a child process. Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError`
+    as `Learner` does.
+    """
+    folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "target": str(target.resolve())}
+    await _once("merge", log_dir, **folders, precision=precision)
+
+
+async def _once(op: str, log_dir: Path, **arguments: Any) -> None:
+    """An operation that needs no trainer, in a process of its own."""
+    learner = Learner(await _spawn(1, log_dir, log_dir, {}), log_dir)
     try:
-        await learner._call("init_random", source=str(source.resolve()), target=str(target.resolve()), seed=seed)
+        await learner._call(op, **arguments)
     finally:
         await learner.close()
 

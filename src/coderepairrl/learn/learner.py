@@ -21,20 +21,21 @@ from safetensors import SafetensorError
 
 from coderepairrl.children import Frame, Parent
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
-from coderepairrl.learn.policy import init_random
+from coderepairrl.learn.policy import init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 
 
 class Service:
-    """The operations, by name. `start` comes first; `init_random` needs no trainer."""
+    """The operations, by name. `start` comes first; `init_random` and `merge` need no trainer."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
         self.operations: dict[str, Callable[..., Any]] = {
             "start": self._start,
             "init_random": self._init_random,
+            "merge": lambda base, adapter, target, precision: merge(Path(base), Path(adapter), Path(target), precision),
             "step": lambda samples: self._started.step([_sample(data) for data in samples]),
             "logprobs": lambda rows, temperature: self._started.logprobs(rows, temperature),
             "publish": self._publish,

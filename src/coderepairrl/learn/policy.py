@@ -26,7 +26,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, weights
 from coderepairrl.learn.pack import MicroBatch, pack, scored
-from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Precision
 
 ATTENTION = "coderepairrl_rows"
 LOGITS = 1 << 26
@@ -286,3 +286,22 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     Policy(model, source).save(target)
     config.architectures = [type(model).__name__]
     config.save_pretrained(target)
+
+
+def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
+    """Write the model in `base` with the adapters in `adapter` (peft's layout) to `target`, as a run's engine had it.
+
+    `precision` is the run's. Raises `UsageError` when they do not belong together.
+    """
+    try:
+        told = json.loads((adapter / adapters.CONFIG).read_text())
+        lora = LoraSettings(told["r"], told["lora_alpha"], tuple(told["target_modules"]))
+        policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
+        with weights.Stored(adapter, adapters.FILE) as stored:
+            stored.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})
+            for name, parameter in policy.parameters.items():
+                parameter.data.copy_(stored[policy.file_name(name)])
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
+    target.mkdir(parents=True, exist_ok=True)
+    policy.export(target, "model")

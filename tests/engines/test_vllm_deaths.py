@@ -1,0 +1,121 @@
+"""The real vLLM server on this CPU, killed, stopped and torn: a fault that says so each time, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coderepairrl.engines import weights
+from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.errors import EngineFault
+from coderepairrl.rollout.supervise import SupervisedEngine
+from coderepairrl.types import Sampling
+
+from .conftest import ask, load_reference, require_vllm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+GREEDY = Sampling(temperature=0.0, max_tokens=16)
+TORN = '''
+    import crrl_worker
+
+    class Extension(crrl_worker.Extension):
+        """Fails when the new weights are in the model already."""
+
+        def _reload(self, **source):
+            super()._reload(**source)
+            if "torn" in str(source):
+                raise RuntimeError("the network went away")
+'''
+
+
+@pytest.fixture(autouse=True)
+def vllm() -> None:
+    require_vllm()
+
+
+def family(engine: VllmEngine) -> list[psutil.Process]:
+    """The server's processes, the API server first; without the guard."""
+    assert engine.pid is not None
+    return psutil.Process(engine.pid).children(recursive=True)
+
+
+def left(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return psutil.wait_procs(processes, timeout=60)[1]  # type: ignore[no-any-return]
+
+
+async def test_killed_in_start_up(miniature: Path, tmp_path: Path) -> None:
+    starting = asyncio.create_task(VllmEngine.start(miniature, log_dir=tmp_path, context=256))
+    found: list[psutil.Process] = []
+    while not found and not starting.done():
+        await asyncio.sleep(0.05)
+        guards = [child for child in psutil.Process().children() if "guard.py" in " ".join(child.cmdline())]
+        found = [child for guard in guards for child in guard.children(recursive=True)]
+    os.kill(found[0].pid, signal.SIGKILL)
+    with pytest.raises(EngineFault, match=r"did not start: vLLM 0\.32\.\d+ exited with 137"):
+        await starting
+    assert left(found) == []
+
+
+async def test_deaths_and_what_comes_after(miniature: Path, tmp_path: Path) -> None:
+    (tmp_path / "torn_worker.py").write_text(textwrap.dedent(TORN))
+    engines: list[VllmEngine] = []
+
+    async def start() -> VllmEngine:
+        engine = await VllmEngine.start(
+            miniature,
+            log_dir=tmp_path,
+            context=512,
+            start_seconds=1500,
+            env={"PYTHONPATH": str(tmp_path)},
+            args=["--worker-extension-cls", "torn_worker.Extension"],
+        )
+        engines.append(engine)
+        return engine
+
+    engine = SupervisedEngine(await start(), start, restarts=3)
+    model = load_reference(miniature)
+    digests = {}
+    for name in ("one", "torn", "three"):  # each the last one, changed
+        model.model.norm.weight.data += 0.5
+        model.save_pretrained(tmp_path / name)
+        digests[name] = weights.checksum(tmp_path / name)
+
+    await engine.load(tmp_path / "one", 1, digests["one"])
+    before = await ask(engine, [1, 2, 3], GREEDY)
+    assert set(before[2]) == {1}
+    with pytest.raises(EngineFault, match="serves version 1 again: RuntimeError: the network went away"):
+        await engine.load(tmp_path / "torn", 2, digests["torn"])
+    assert await ask(engine, [1, 2, 3], GREEDY) == before and len(engines) == 1
+
+    stopped = family(engines[0])
+    engines[0]._patience = 20.0
+    stream = engine.generate([1, 2, 3], Sampling(max_tokens=500), 1)
+    await anext(stream)
+    for process in stopped:
+        process.suspend()
+    with pytest.raises(EngineFault, match="has 1 requests and said nothing for 20 s"):
+        async for _ in stream:
+            pass
+    assert left(stopped) == []
+    assert await ask(engine, [1, 2, 3], GREEDY) == before and len(engines) == 2
+
+    killed = family(engines[1])
+    killed[-1].suspend()  # so that the load cannot be over before its end
+    loading = asyncio.create_task(engine.load(tmp_path / "three", 3, digests["three"]))
+    while engines[1]._admit.is_set():
+        await asyncio.sleep(0.01)
+    killed[-1].kill()
+    assert await loading == 3 and len(engines) == 3, "the next server was given what the last one died of"
+    assert left(killed) == []
+    assert set((await ask(engine, [1, 2, 3], GREEDY))[2]) == {3}
+
+    last = family(engines[2])
+    await engine.close()
+    assert left(last) == []

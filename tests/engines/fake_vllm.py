@@ -20,9 +20,9 @@ from typing import Any
 
 from aiohttp import web
 
-DIE, HANG, FAIL, UNTIL_SWAP, NAN = 250, 251, 252, 253, 254
-"""First ids. After two tokens: the process dies; nothing more comes; an error comes; it waits for new weights. The last
-has no logprobs."""
+CORE, DIE, HANG, FAIL, UNTIL_SWAP, NAN = 249, 250, 251, 252, 253, 254
+"""First ids. After two tokens: a worker fails, and with it the server, which answers on; the process dies; nothing more
+comes; an error comes; it waits for new weights. The last has no logprobs."""
 
 
 class State:
@@ -41,6 +41,7 @@ class State:
         self.go.set()
         self.requests: list[dict[str, Any]] = []
         self.connections: set[Any] = set()
+        self.ill = False
 
     async def swapped(self) -> None:
         """Until there are other weights than now, or two adapters."""
@@ -87,6 +88,12 @@ async def stream(state: State, body: dict[str, Any], response: web.StreamRespons
                 os._exit(7)
             if first == HANG:
                 await asyncio.Event().wait()
+            if first == CORE:
+                state.ill = True
+                print("(Worker pid=1) ERROR 11-21 23:58:25 [runner.py:1] RuntimeError: no offset", flush=True)
+                print("(APIServer pid=2) ERROR 11-21 23:58:25 [llm.py:1] vllm.EngineDeadError: see above", flush=True)
+                await response.write(b'data: {"error": {"message": "EngineCore encountered an issue."}}\n\n')
+                return
             if first == FAIL:
                 await response.write(b'data: {"error": {"message": "out of luck"}}\n\n')
                 return
@@ -151,6 +158,8 @@ async def change(request: web.Request) -> web.Response:
 
 async def tell(request: web.Request) -> web.Response:
     state: State = request.app[STATE]
+    if request.path == "/health" and state.ill:
+        return web.Response(status=503)
     if request.path == "/metrics":
         return web.Response(
             text=f'# HELP x\nvllm:num_requests_running{{engine="0"}} {state.running}.0\n'

@@ -240,6 +240,12 @@ async def test_an_error_in_a_stream_is_that_requests_alone(joined: VllmEngine) -
     assert len((await ask(joined, [1], TEN))[0]) == 10
 
 
+async def test_a_worker_that_fails_is_the_servers_end_with_its_cause(engine: VllmEngine) -> None:
+    for call in (ask(engine, [fake_vllm.CORE], TEN), engine.health()):
+        with pytest.raises(EngineFault, match="encountered an issue.; the first error was RuntimeError: no offset; "):
+            await call
+
+
 async def test_closing_the_iterator_hangs_up(joined: VllmEngine, wire: TestServer) -> None:
     stream = joined.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
     await anext(stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,8 @@ _CPU_ARGUMENTS = (
     "--enforce-eager",
     "--no-enable-chunked-prefill",  # a seeded request whose prompt is computed in parts ends vLLM 0.32 there
 )
+_RAISED = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$", re.MULTILINE)
+"""The last line of a traceback in vLLM's log: the first one is the cause, and the last ones are what came of it."""
 
 
 class Refused(EngineFault):
@@ -164,7 +167,8 @@ class Server:
                         if line.startswith(b"data: "):
                             event: dict[str, Any] = json.loads(line[6:])
                             if "error" in event:
-                                raise Refused(f"{path} failed: {_reason(json.dumps(event))}")
+                                what = f"{path} failed: {_reason(json.dumps(event))}"
+                                raise Refused(what) if await self._healthy() else Gone(self._with_log(what))
                             yield event
                 finally:
                     self._open.discard(response)
@@ -220,7 +224,13 @@ class Server:
         if self._process is None:
             return what
         lines = last_words(self._log, self._log_start)
-        return "\n".join([f"{what}; {self._log} ends with:", *lines]) if lines else f"{what}, and wrote no log"
+        if not lines:
+            return f"{what}, and wrote no log"
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            raised = _RAISED.search(file.read().decode(errors="replace"))
+        cause = f"the first error was {raised[1]}; " if raised else ""
+        return "\n".join([f"{what}; {cause}{self._log} ends with:", *lines])
 
 
 def default_python() -> str:

@@ -1,28 +1,35 @@
-"""What a sandbox costs: a command against a plain `bash -c true` of the same process, and the CPU of an episode.
+"""What a sandbox costs: a command against a plain `bash -c true`, alone and 32 at once, and the CPU of an episode.
 
     python benchmarks/sandbox.py [--rounds 200] [--sandbox bwrap]
 
 Rounds are interleaved, so that whatever else the machine does hits all columns alike. Target: p50 at most 2.0 times
-the plain command. An episode is open, one edit, diff and close, on three files; its CPU is that of this process and
-all that it starts, one episode after another and eight at once, again as a multiple of `bash -c true`.
+the plain command; for 32 at once that is 32 plain commands started together, from a thread each. An episode is open,
+one edit, diff and close, on three files; its CPU is that of this process and all that it starts, one episode after
+another and eight at once, again as a multiple of `bash -c true`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.sandbox import make
 from coderepairrl.types import Task
 
 TARGET = 2.0
+MANY = 32
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -69,6 +76,28 @@ async def cpu_of_episodes(name: str, count: int) -> dict[str, list[float]]:
     return seconds
 
 
+async def at_once(backend: SandboxBackend, task: Task, rounds: int, note: Callable[[str, float], None]) -> None:
+    """`MANY` open sandboxes that all run a command at the same time, against as many plain ones."""
+    loop = asyncio.get_running_loop()
+
+    def plain() -> None:
+        started = time.perf_counter()
+        subprocess.run(["bash", "-c", "true"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+        note(f"{MANY} at once: plain bash -c true", started)
+
+    async def inside(box: Sandbox) -> None:
+        started = time.perf_counter()
+        await box.exec(["bash", "-c", "true"])
+        note(f"{MANY} at once: exec bash -c true", started)
+
+    with ThreadPoolExecutor(MANY) as pool:
+        async with AsyncExitStack() as stack:
+            boxes = [await stack.enter_async_context(backend.open(task)) for _ in range(MANY)]
+            for _ in range(rounds):
+                await asyncio.gather(*(loop.run_in_executor(pool, plain) for _ in boxes))
+                await asyncio.gather(*map(inside, boxes))
+
+
 async def measure(name: str, rounds: int) -> dict[str, list[float]]:
     backend = make(name)
     seconds: dict[str, list[float]] = {}
@@ -109,8 +138,9 @@ async def measure(name: str, rounds: int) -> dict[str, list[float]]:
             async with backend.open(task) as box:
                 await box.exec(["true"])
 
-        await asyncio.gather(*(one() for _ in range(32)))
-        note("32 at once: open, true, close", started)
+        await asyncio.gather(*(one() for _ in range(MANY)))
+        note(f"{MANY} at once: open, true, close", started)
+        await at_once(backend, task, max(rounds // 10, 5), note)
     backend.close()  # type: ignore[attr-defined]
     return seconds
 
@@ -122,11 +152,17 @@ def main() -> int:
     options = parser.parse_args()
     seconds = asyncio.run(measure(options.sandbox, options.rounds))
     plain = statistics.median(seconds["plain bash -c true"])
+    together = statistics.median(seconds[f"{MANY} at once: plain bash -c true"])
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs")
     print(f"{options.sandbox + ', ms':32}{'p50':>9}{'p95':>9}{'ratio':>8}{'n':>6}")
     for row, values in seconds.items():
         p50 = statistics.median(values)
-        print(f"{row:32}{1e3 * p50:9.2f}{1e3 * percentile(values, 0.95):9.2f}{p50 / plain:8.2f}{len(values):6}")
-    ratio = statistics.median(seconds["exec bash -c true"]) / plain
+        base = together if "bash" in row and "at once" in row else plain
+        print(f"{row:32}{1e3 * p50:9.2f}{1e3 * percentile(values, 0.95):9.2f}{p50 / base:8.2f}{len(values):6}")
+    ratios = {
+        "exec / plain": statistics.median(seconds["exec bash -c true"]) / plain,
+        f"exec / plain, {MANY} at once": statistics.median(seconds[f"{MANY} at once: exec bash -c true"]) / together,
+    }
     cpu = asyncio.run(cpu_of_episodes(options.sandbox, options.rounds))
     base = statistics.median(cpu["plain"])
     for row, values in cpu.items():
@@ -134,8 +170,9 @@ def main() -> int:
         label = "plain bash -c true" if row == "plain" else f"episode, {row}"
         print(f"{label + ', CPU ms':32}{1e3 * p50:9.2f}{1e3 * percentile(values, 0.95):9.2f}{p50 / base:8.2f}", end="")
         print(f"{8 * len(values):6}")
-    print(f"exec / plain at p50: {ratio:.2f} (target <= {TARGET}): {'met' if ratio <= TARGET else 'missed'}")
-    return 0 if ratio <= TARGET else 1
+    for label, ratio in ratios.items():
+        print(f"{label}, at p50: {ratio:.2f} (target <= {TARGET}): {'met' if ratio <= TARGET else 'missed'}")
+    return 0 if max(ratios.values()) <= TARGET else 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,10 @@ from typing import Self
 
 KINDS = ("qwen3", "qwen2", "llama", "mistral")
 """Values of ``model_type`` that are known here: a gated MLP and grouped attention, and no experts."""
+_SAID = {
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
+    "max_position_embeddings",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,11 @@ class Architecture:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`."""
+        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`, or
+        does not say its numbers."""
         raw = json.loads((folder / "config.json").read_text())
         kind = raw.get("model_type")
-        if kind not in KINDS:
+        if kind not in KINDS or not raw.keys() >= _SAID:
             return None
         heads, biased = raw["num_attention_heads"], bool(raw.get("attention_bias", False))
         return cls(

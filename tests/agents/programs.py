@@ -182,6 +182,9 @@ class Forced(ScriptedEngine):
 
         super().__init__(script, context=context, chunk=1 << 16)
         self.model = AutoModelForCausalLM.from_pretrained(model)
+        self.row: list[int] = []
+        self.cache: Any = None
+        """Keys and values of all of `row` but its last token."""
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
         async for chunk in super().generate(ids, sampling, seed):  # one chunk has it all
@@ -190,10 +193,15 @@ class Forced(ScriptedEngine):
 
     def score(self, prompt: Sequence[int], said: Sequence[int]) -> tuple[float, ...]:
         import torch
+        from transformers import DynamicCache
 
+        row = [*prompt, *said]
+        if not self.row or row[: len(self.row)] != self.row:
+            self.row, self.cache = row[:1], DynamicCache(config=self.model.config)
         with torch.no_grad():
-            row = torch.tensor([[*prompt, *said]])
-            logits = self.model(row, logits_to_keep=len(said) + 1, use_cache=False).logits[0, :-1]
+            new = torch.tensor([row[len(self.row) - 1 : -1]])
+            logits = self.model(new, logits_to_keep=len(said), past_key_values=self.cache, use_cache=True).logits[0]
+            self.row = row
             return tuple(logits.log_softmax(-1).gather(1, torch.tensor([said]).T)[:, 0].tolist())
 
 

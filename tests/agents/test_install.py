@@ -23,6 +23,7 @@ NPM = """\
 #!/bin/sh
 echo "$@" >> "$CRRL_CACHE/asked"
 test -e "$CRRL_CACHE/broken" && exit 1
+test -e "$CRRL_CACHE/flaky" && rm "$CRRL_CACHE/flaky" && exit 1
 while [ "$1" != --prefix ]; do shift; done
 echo '{"packages": {"": {}, "node_modules/@a/b": {"version": "1.2.3"}}}' > "$2/package-lock.json"
 """
@@ -77,7 +78,14 @@ def test_an_installation_that_fails_is_none(mine: str) -> None:
     broken.unlink()
     target, _ = install_named(mine)
     assert (target / "npm" / "package-lock.json").exists()
-    assert asked(mine) == 2
+    assert asked(mine) == 3
+
+
+def test_a_download_that_breaks_off_is_begun_again(mine: str) -> None:
+    flaky = Path(mine).with_name("cache") / "flaky"
+    flaky.touch()
+    install_named(mine)
+    assert (asked(mine), flaky.exists()) == (2, False)
 
 
 def test_another_version_is_another_installation(mine: str) -> None:

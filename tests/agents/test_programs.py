@@ -1,4 +1,7 @@
-"""The real programs, as their authors release them, each repairing a bug in the sandbox through the gateway."""
+"""The real programs, as their authors release them, each repairing a bug in the sandbox through the gateway.
+
+CI runs one for each dialect (`make test-programs`); what is marked `by_hand` takes longer, and repeats the kind.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +39,11 @@ def train_on(outcome: Outcome, policy: Path) -> None:
     """One real step on what was recorded: the learner computes the engine's logprobs, and its weights move."""
     rows, _ = stitch(outcome.episode, 1.0, max_tokens=1 << 16)
     trainer = Trainer(policy, LearnSettings())
-    before = {name: tensor.clone() for name, tensor in trainer.policy.state().items()}
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state()}
     metrics = trainer.step(rows)
     assert metrics["mismatch_max"] < 1e-4
     assert metrics["grad_norm"] > 0
-    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.policy.state().items())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.policy.state())
 
 
 def bases(outcome: Outcome) -> list[int | None]:
@@ -49,7 +52,12 @@ def bases(outcome: Outcome) -> list[int | None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dialect"), [("mini-swe-agent", "chat"), ("nano-agent", "chat"), ("codex", "responses")]
+    ("name", "dialect"),
+    [
+        pytest.param("mini-swe-agent", "chat", marks=pytest.mark.by_hand),
+        ("nano-agent", "chat"),
+        ("codex", "responses"),
+    ],
 )
 async def test_a_program_that_only_appends_is_one_conversation(
     tmp_path: Path, policy: Path, name: str, dialect: str
@@ -63,6 +71,7 @@ async def test_a_program_that_only_appends_is_one_conversation(
     train_on(outcome, policy)
 
 
+@pytest.mark.by_hand
 async def test_aider(tmp_path: Path, policy: Path) -> None:
     """It has no tools: it adds the file that the model names, tells it why an edit failed, and applies the next."""
     outcome = await repair("aider", SCRIPTS["aider"], tmp_path, policy, forced=True)
@@ -73,7 +82,7 @@ async def test_aider(tmp_path: Path, policy: Path) -> None:
     train_on(outcome, policy)
 
 
-@pytest.mark.parametrize("spelled_out", [True, False])
+@pytest.mark.parametrize("spelled_out", [pytest.param(True, marks=pytest.mark.by_hand), False])
 async def test_claude_code(tmp_path: Path, policy: Path, spelled_out: bool) -> None:
     """It sends an Edit back with its default filled in, which is no fork: the default is in the tool's schema."""
     script = list(SCRIPTS["claude-code"])
@@ -89,6 +98,7 @@ async def test_claude_code(tmp_path: Path, policy: Path, spelled_out: bool) -> N
     train_on(outcome, policy)
 
 
+@pytest.mark.by_hand
 async def test_the_recipe_of_the_docs(tmp_path: Path, policy: Path) -> None:
     [block] = re.findall(r"```toml\n# qwen-code.toml\n(.*?)```", DOCS.read_text(), re.S)
     assert len(block.splitlines()) <= 20
@@ -104,8 +114,9 @@ async def test_the_recipe_of_the_docs(tmp_path: Path, policy: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "loop"),
     [
-        ("mini-swe-agent", call("bash", command=FIX)),
-        ("aider", SCRIPTS["aider"][1]),  # an edit that it cannot apply makes it ask again, three times at most
+        pytest.param("mini-swe-agent", call("bash", command=FIX), marks=pytest.mark.by_hand),
+        # an edit that it cannot apply makes it ask again, three times at most
+        pytest.param("aider", SCRIPTS["aider"][1], marks=pytest.mark.by_hand),
         ("codex", call("exec_command", cmd=FIX)),
         ("claude-code", call("Bash", command=FIX, description="fix")),
     ],
@@ -120,6 +131,7 @@ async def test_a_limit_of_the_gateway_is_an_ending(tmp_path: Path, miniature: Pa
         check_repair(outcome, ending=Ending.LIMIT)
 
 
+@pytest.mark.by_hand
 async def test_time_ends_a_program_with_what_stands_in_the_tree(tmp_path: Path, miniature: Path) -> None:
     limits = Limits(calls=30, tokens=1 << 20, seconds=45.0)
     script = [call("Bash", command=f"{FIX}; sleep 600", description="fix", timeout=600000)]

@@ -26,6 +26,8 @@ from coderepairrl.registry import nearest
 
 _DONE = "installed.json"
 _STDERR = 2
+_PIP = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries=10")
+_NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--fetch-retry-mintimeout=1000")
 
 
 def cache() -> Path:
@@ -129,7 +131,7 @@ def _pip(venv: Path, requirements: Sequence[str]) -> dict[str, str]:
         raise PrerequisiteError(f"{python}, which sandboxes can run, is not installed", fix=fix)
     _run([str(python), "-m", "venv", str(venv)], PrerequisiteError("no virtual environment can be made", fix=fix))
     inside = str(venv / "bin/python")
-    command = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", *requirements]
+    command = [inside, "-m", "pip", "install", *_PIP, *requirements]
     _run(command, RunError(f"pip could not install {' '.join(requirements)}"))
     listing = subprocess.run(
         [inside, "-m", "pip", "list", "--format=json", "--disable-pip-version-check"],
@@ -145,7 +147,7 @@ def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
     if npm is None:
         raise PrerequisiteError("npm is not installed", fix="sudo apt-get install npm, or see nodejs.org")
     prefix.mkdir()
-    command = [npm, "install", "--prefix", str(prefix), "--no-audit", "--no-fund", "--loglevel=error", *packages]
+    command = [npm, "install", "--prefix", str(prefix), *_NPM, *packages]
     _run(command, RunError(f"npm could not install {' '.join(packages)}"))
     lock = json.loads((prefix / "package-lock.json").read_text())
     found = {path.rpartition("node_modules/")[2]: entry["version"] for path, entry in lock["packages"].items() if path}
@@ -153,6 +155,6 @@ def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
 
 
 def _run(command: Sequence[str], failure: PrerequisiteError | RunError) -> None:
-    """Run an installer, its words to stderr. Raises `failure`."""
-    if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR).returncode != 0:
+    """Run an installer, its words to stderr; once more if it fails, for a download may break off. Raises `failure`."""
+    if all(subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR).returncode != 0 for _ in range(2)):
         raise failure

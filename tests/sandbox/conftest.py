@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -31,6 +33,12 @@ FILES = {
 }
 
 
+@pytest.fixture
+def marker() -> str:
+    """A name for processes that no other test gives."""
+    return f"crrl-{secrets.token_hex(8)}"
+
+
 @pytest.fixture(autouse=True)
 def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Nothing of sandlock runs beside a test that may start a fork bomb, whichever worker has it.
@@ -47,6 +55,19 @@ def room_for_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if bombs else fcntl.LOCK_SH)
         yield
+
+
+def marked(marker: str) -> list[int]:
+    """The processes of this machine, those in sandboxes included, that call themselves `marker`."""
+    listing = subprocess.run(["ps", "axwwo", "pid,args"], capture_output=True, text=True).stdout.splitlines()
+    return [int(line.split()[0]) for line in listing if line.split()[1] == marker]
+
+
+async def until_marked(marker: str, count: int = 1) -> list[int]:
+    """Wait for `count` of them; 0: until none is left."""
+    while len(found := marked(marker)) != count:
+        await asyncio.sleep(0.01)
+    return found
 
 
 def python_for_all(command_as: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +18,9 @@ from coderepairrl.sandbox import make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
-from coderepairrl.types import Task
+from coderepairrl.types import ExecResult, Task
+
+from .conftest import marked, until_marked
 
 
 @pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
@@ -112,8 +113,8 @@ async def test_output_exactly_at_the_cap_is_whole(box: GuestSandbox) -> None:
 
 
 async def test_the_last_words_of_a_killed_tree_arrive(box: GuestSandbox) -> None:
-    result = await box.exec(["bash", "-c", "echo before; (sleep 50; echo never) & echo after"])
-    assert result.output == b"before\nafter\n" and result.seconds < 20
+    result = await box.exec(["bash", "-c", "echo before; (sleep 1000; echo never) & echo after"])
+    assert result.output == b"before\nafter\n"
 
 
 async def test_bytes_in_names_arguments_and_environment(box: GuestSandbox, backend: GuestBackend) -> None:
@@ -158,25 +159,31 @@ async def test_a_sibling_with_our_prefix_is_outside(box: GuestSandbox) -> None:
         await box.write(f"{box.workdir}-evil/x", b"x")
 
 
-async def test_cancelling_a_command_ends_it_and_the_sandbox_goes_on(box: GuestSandbox) -> None:
-    waiting = asyncio.create_task(box.exec(["bash", "-c", "echo $$ > pid; sleep 60"]))
-    await asyncio.sleep(1.0)
-    started = time.monotonic()
+def hanging(box: GuestSandbox, marker: str) -> asyncio.Task[ExecResult]:
+    """A command that runs for longer than any test may."""
+    return asyncio.create_task(box.exec(["bash", "-c", f"echo $$ > pid; exec -a {marker} sleep 1000"]))
+
+
+async def test_cancelling_a_command_ends_it_and_the_sandbox_goes_on(box: GuestSandbox, marker: str) -> None:
+    waiting = hanging(box, marker)
+    await until_marked(marker)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert time.monotonic() - started < 20
     after = await box.exec(["bash", "-c", "kill -0 $(cat pid) 2>&1 || echo gone"])
     assert after.output.endswith(b"gone\n")
 
 
-async def test_cancelling_one_that_waits_leaves_the_running_one_alone(box: GuestSandbox) -> None:
-    first = asyncio.create_task(box.exec(["bash", "-c", "sleep 0.4; echo done"]))
-    await asyncio.sleep(0.1)
+async def test_cancelling_one_that_waits_leaves_the_running_one_alone(box: GuestSandbox, marker: str) -> None:
+    first = asyncio.create_task(box.exec(["bash", "-c", f"(exec -a {marker} sleep 1000); echo done"]))
+    [pid] = await until_marked(marker)
     second = asyncio.create_task(box.exec(["echo", "second"]))
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0)  # it waits for its turn
     second.cancel()
-    assert (await first).output == b"done\n"
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    os.kill(pid, signal.SIGKILL)
+    assert (await first).output.endswith(b"done\n")
 
 
 async def test_requests_at_the_same_time_take_turns(box: GuestSandbox) -> None:
@@ -184,22 +191,22 @@ async def test_requests_at_the_same_time_take_turns(box: GuestSandbox) -> None:
     assert [int(result.output) for result in results] == list(range(20))
 
 
-async def test_a_killed_guest_is_a_fault(backend: GuestBackend, task: Task) -> None:
+async def test_a_killed_guest_is_a_fault(backend: GuestBackend, task: Task, marker: str) -> None:
     async with backend.open(task) as box:
-        running = asyncio.create_task(box.exec(["sleep", "30"]))
-        await asyncio.sleep(0.2)
+        running = hanging(box, marker)
+        await until_marked(marker)
         box.guest.process.kill()
         with pytest.raises(SandboxFault):
-            await asyncio.wait_for(running, 10)
+            await running
         for action in (box.exec(["true"]), box.read("app.py"), box.write("x", b""), box.diff()):
             with pytest.raises(SandboxFault):
                 await action
 
 
-async def test_a_closed_sandbox_is_a_fault(backend: GuestBackend, task: Task) -> None:
+async def test_a_closed_sandbox_is_a_fault(backend: GuestBackend, task: Task, marker: str) -> None:
     async with backend.open(task) as box:
-        running = asyncio.create_task(box.exec(["sleep", "30"]))
-        await asyncio.sleep(0.1)
+        running = hanging(box, marker)
+        await until_marked(marker)
     with pytest.raises(SandboxFault):
         await running
     with pytest.raises(SandboxFault):
@@ -221,18 +228,16 @@ async def test_a_guest_that_stops_answering_is_a_fault(bwrap: Bubblewrap, task: 
             session.GRACE_SECONDS = before
 
 
-async def test_nothing_of_a_closed_sandbox_is_alive(bwrap: Bubblewrap, task: Task) -> None:
-    marker = f"crrl-{os.getpid()}-marker"
+async def test_nothing_of_a_closed_sandbox_is_alive(bwrap: Bubblewrap, task: Task, marker: str) -> None:
     async with bwrap.open(task) as box:
-        running = asyncio.create_task(box.exec(["bash", "-c", f"exec -a {marker} sleep 97"]))
-        await asyncio.sleep(0.3)
-        assert marker in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout  # control
-    assert marker not in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+        running = hanging(box, marker)
+        await until_marked(marker)
+    assert marked(marker) == []
     with pytest.raises(SandboxFault):
         await running
 
 
-async def test_the_guest_dies_with_its_host(tmp_path: Path, folder: Path, bwrap: Bubblewrap) -> None:
+async def test_the_guest_dies_with_its_host(tmp_path: Path, folder: Path, bwrap: Bubblewrap, marker: str) -> None:
     """Kill -9 of the controller leaves no sandbox, and the next backend removes its folder."""
     import sys
 
@@ -243,22 +248,18 @@ from coderepairrl.types import Task
 async def main():
     backend = make("bwrap")
     async with backend.open(Task("t", "", "python", "dir:{folder}", b"")) as box:
-        running = asyncio.create_task(box.exec(["sleep", "91.5"]))
-        await asyncio.sleep(0.3)
         print(backend.state, flush=True)
-        await running
+        await box.exec(["bash", "-c", "exec -a {marker} sleep 1000"])
 asyncio.run(main())
 """
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     state = Path(child.stdout.readline().strip())
     assert state.is_dir()
-    assert "sleep 91.5" in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout
+    await until_marked(marker)
     child.kill()
     child.communicate()
-    deadline = time.monotonic() + 20
-    while "sleep 91.5" in subprocess.run(["ps", "axww"], capture_output=True, text=True).stdout:
-        assert time.monotonic() < deadline
+    await until_marked(marker, 0)
     fresh = make("bwrap")
     assert isinstance(fresh, GuestBackend)
     assert fresh.state.is_dir() and not state.exists()
@@ -290,16 +291,22 @@ async def test_many_at_once(bwrap: Bubblewrap, task: Task) -> None:
     assert [f"+{n}\n".encode() in patch for n, patch in enumerate(patches)] == [True] * 32
 
 
-async def test_process_limits_are_per_sandbox(task: Task, bwrap: Bubblewrap) -> None:
+async def test_process_limits_are_per_sandbox(task: Task, bwrap: Bubblewrap, marker: str) -> None:
     """One sandbox at its process limit takes nothing from another of the same user."""
     backend = make("bwrap", processes=30)
-    fill = "for i in $(seq 40); do sleep 20 & done 2>&1; echo full; sleep 20"
+    fill = f"""
+import os, signal
+try:
+    while os.fork(): pass
+    signal.pause()
+except BlockingIOError as error: print(error, flush=True)
+os.execv("/bin/sleep", [{marker!r}, "1000"])"""
     async with backend.open(task) as first, backend.open(task) as second:
-        filling = asyncio.create_task(first.exec(["bash", "-c", fill], timeout=4))
-        await asyncio.sleep(1.0)
+        filling = asyncio.create_task(first.exec(["python3", "-c", fill]))
+        [pid] = await until_marked(marker)
         assert (await second.exec(["bash", "-c", "echo $(echo fine)"])).output == b"fine\n"
-        result = await filling
-        assert b"Resource temporarily unavailable" in result.output  # control: it was at its limit
+        os.kill(pid, signal.SIGKILL)
+        assert b"Resource temporarily unavailable" in (await filling).output  # control: it was at its limit
 
 
 async def test_the_bridge_serves_many_and_ends_with_the_sandbox(box: GuestSandbox, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coderepairrl.errors import AgentFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import AgentReport, Endpoint, Episode, Score, Task
 
@@ -25,6 +26,16 @@ class Scribbler:
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         await sandbox.write("note.txt", b"done\n")
         return AgentReport("submitted")
+
+
+class Broken:
+    """An agent that fails whatever it is given."""
+
+    name = "broken"
+    placement = "host"
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        raise AgentFault("nothing works today")
 
 
 def rising(task: Task, episode: Episode) -> float:

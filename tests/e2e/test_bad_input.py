@@ -105,6 +105,14 @@ async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project:
     assert project.train("run.steps=1", "train.lr=2e-3")["steps"] == 1, "another try may have other settings"
 
 
+def test_a_run_that_its_health_gate_stopped_says_so(project: Project) -> None:
+    broken = ["agent={name='e2e_rewards:Broken', options={}}", "run.retries=0", "run.steps=1"]
+    done = project.crrl("train", str(project.config), *broken, check=False)
+    assert done.returncode == 4 and "6 of 6 episodes are void" in done.stderr and "--resume" in done.stderr
+    last = project.records()[-1]
+    assert (last["type"], last["step"]) == ("stop", 0) and "nothing works today" in last["reason"]
+
+
 def test_what_a_kill_kept_a_step_from_exporting_is_made_good(project: Project) -> None:
     """A kill between the record of the last step and its exports and checkpoint."""
     project.train("run.steps=2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from typing import Any
 
 from coderepairrl import models
 from coderepairrl.config import Config, load, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan import DoesNotFit, require
 from coderepairrl.runs import RunFolder, open_run
@@ -84,6 +85,10 @@ async def _until_stopped(parts: Parts, history: History, received: Sequence[str]
         raise Interrupted(
             f"{received[0]}: stopped after step {history.step}", fix=f"crrl train {parts.folder.path} --resume"
         ) from None
+    except CodeRepairError as error:
+        with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
+            parts.log.append("stop", step=history.step, reason=str(error).partition("\n")[0])
+        raise
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:

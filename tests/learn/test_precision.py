@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -100,9 +101,21 @@ def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_polic
     assert torch.equal(flat(resumed), flat(small))
 
 
-def test_what_is_not_installed_is_named(miniature):
-    with pytest.raises(PrerequisiteError, match="flash-attn"):
-        Trainer(miniature, LearnSettings(attention="flash_attention_2", precision="bf16"))
+@pytest.mark.parametrize(
+    ("package", "options"),
+    [
+        ("flash-attn", {"attention": "flash_attention_2", "precision": "bf16"}),
+        ("deepspeed", {"strategy": "zero2", "processes": 2}),
+        ("bitsandbytes", {"optimizer": "adamw_8bit"}),
+    ],
+)
+def test_what_is_not_installed_is_named(package, options, miniature, monkeypatch):
+    monkeypatch.delitem(sys.modules, "coderepairrl.learn.zero", raising=False)
+    for name in ("deepspeed", "bitsandbytes", "bitsandbytes.optim"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(PrerequisiteError, match=package) as refused:
+        Trainer(miniature, LearnSettings(**options))
+    assert package in refused.value.fix
 
 
 def test_settings_that_contradict_each_other_are_refused():

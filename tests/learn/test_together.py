@@ -12,6 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 import safetensors.torch
+import torch
 
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, LoraSettings
@@ -21,7 +22,8 @@ from coderepairrl.learn.trainer import Trainer
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2)]  # with a row too few for each process, too
 SETTINGS = LearnSettings("grpo", lr=1e-2, micro_tokens=50, eps_low=0.3, eps_high=0.3, max_grad_norm=1e9)
 LORA = LoraSettings(rank=4, alpha=8)
-deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
+DEEPSPEED = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed")
+STRATEGIES = ["ddp", "fsdp2", pytest.param("zero2", marks=DEEPSPEED), pytest.param("zero3", marks=DEEPSPEED)]
 
 
 @asynccontextmanager
@@ -104,7 +106,7 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", *(pytest.param(z, marks=deepspeed) for z in ("zero2", "zero3"))])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     "options",
     [{"lora": LORA, "beta": 0.1}, {"gradient_checkpointing": True, "updates_per_batch": 2}],
@@ -112,6 +114,34 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
 )
 async def test_what_is_shared_makes_no_difference(strategy, options, miniature, make_rows, tmp_path):
     await same_as_one(miniature, make_rows, tmp_path, replace(SETTINGS, processes=2, strategy=strategy, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
+    strategy, miniature, make_rows, tmp_path
+):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    settings = replace(SETTINGS, lr=1e-3, processes=2, strategy=strategy, precision="bf16", lora=LORA)
+    alone = Trainer(miniature, replace(settings, processes=1, strategy="ddp"))
+    async with learner(miniature, tmp_path, settings) as two:
+        for lengths, seed in BATCHES:
+            ours, theirs = await two.step(make_rows(lengths, seed)), alone.step(make_rows(lengths, seed))
+            assert ours["loss"] == pytest.approx(theirs["loss"], abs=0.02)
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=0.1)
+        load = {"dtype": torch.bfloat16, "local_files_only": True}
+        merged = AutoModelForCausalLM.from_pretrained((await two.publish()).path, **load).state_dict()
+        adapter = (await two.publish("adapter")).path
+        base = AutoModelForCausalLM.from_pretrained(miniature, **load)
+        theirs = PeftModel.from_pretrained(base, adapter).merge_and_unload().state_dict()
+        assert merged.keys() == theirs.keys()
+        assert all((theirs[name] - tensor).abs().max().item() < 5e-3 for name, tensor in merged.items())
+        await two.save(tmp_path / "c")
+        expected = await two.step(make_rows([20, 30], 4))
+        await two.restore(tmp_path / "c")
+        assert await two.step(make_rows([20, 30], 4)) == expected  # bit for bit
 
 
 def test_rows_are_dealt_in_whole_rounds_within_the_budget():

@@ -63,6 +63,9 @@ class Markers:
     held: str = ""
 
 
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
 class _Mode(Enum):
     START = auto()
     REASONING = auto()
@@ -79,9 +82,7 @@ class _Text:
     stop: tuple[str, ...] = ()
     raw: str = ""
     emitted: str = ""
-    decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
-    )
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8(errors="replace"))
 
     def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
         """Decode `data`; the position of a stop string in `raw` and the string, if it is now there."""

@@ -38,7 +38,7 @@ class Words(dict[str, tuple[int, ...]]):
         if not text.isascii():
             return None
         words = self._split(text)
-        if sum(map(len, words)) != len(text):  # what the pattern skips is a piece, too
+        if "".join(words) != text:  # what the pattern skips is a piece, too
             return None
         return list(chain.from_iterable(map(self.__getitem__, words)))
 

@@ -16,6 +16,7 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.plan import KNOWN, DoesNotFit, estimate, learner_memory
 from coderepairrl.plan.engine import EngineSettings, engine_memory
 from coderepairrl.plan.estimate import Estimate
+from coderepairrl.train.command import _what_may_not_fit
 from coderepairrl.train.policy import settings
 
 BASE = """
@@ -134,7 +135,20 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
     assert "mixtral" not in (said := train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
     assert said.startswith("not planned")
-    assert train.needs(load("hello"))["step"]["episodes"] == 64
+
+
+def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no driver
+    plan = train.needs(load("hello"))
+    assert plan["process 0 (learner)"].keys() == {
+        *("weights_gb", "gradients_gb", "optimizer_gb", "activations_gb", "work_gb", "logits_gb", "needs_gb")
+    }
+    assert plan["step"] == {"episodes": 64, "tokens_at_most": 64 * 1024}
+
+
+def test_a_run_says_its_doubt_and_goes_on() -> None:
+    assert "this may not fit: GPU 0 has 0.1 GB" in _what_may_not_fit(load("hello", ["gpu.memory_gb=0.1"]))
+    assert _what_may_not_fit(load("hello", ["gpu.memory_gb=24"])) == ""
 
 
 def test_processes_that_share_hold_less() -> None:

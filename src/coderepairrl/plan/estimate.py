@@ -66,6 +66,11 @@ class Estimate:
         return self.config.train.devices or tuple(range(self.config.train.processes))
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether there are GPUs, as far as is known here."""
+        return self.memory is not None or bool(self.config.train.devices or self.serving)
+
+    @property
     def kv_tokens(self) -> int | None:
         """Tokens in the cache of one replica of the server."""
         if self.server is None or self.engine is None or self.memory is None:
@@ -74,7 +79,7 @@ class Estimate:
 
     def needs(self, gpu: int) -> float:
         """Bytes that are taken of a GPU; a server takes its share whatever it needs."""
-        learner = self.learner.peak + learner_side.RESERVE if gpu in self.learning else 0
+        learner = self.learner.peak + learner_side.RESERVE * self.on_gpus if gpu in self.learning else 0
         if self.server is None or self.engine is None or gpu not in self.serving:
             return learner
         serving = self.engine.fixed if self.memory is None else self.server.share * self.memory
@@ -109,7 +114,8 @@ class Estimate:
         for names, gpu in self._alike():
             plan[names] = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu)}
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
-            plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
+            if self.on_gpus:
+                plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
         if self.server and self.kv_tokens is not None:
             plan["kv_tokens"] = self.kv_tokens * self.server.replicas
             plan["longest_sequences_at_once"] = self.at_once
@@ -161,7 +167,10 @@ class Estimate:
         prefill = given / (server.gpus * gpu.tflops * 1e12 * gpu.utilisation)
         return min(waves * rollout.seconds, waves * SAMPLED * rollout.tokens * token + prefill)
 
-    def _parts(self, gpu: int) -> Iterator[tuple[str, float]]:
+    def _parts(self, gpu: int) -> list[tuple[str, float]]:
+        return [(name, size) for name, size in self._all_parts(gpu) if size]
+
+    def _all_parts(self, gpu: int) -> Iterator[tuple[str, float]]:
         if gpu in self.serving and self.server and self.engine:
             yield "engine weights", self.engine.weights
             yield "engine adapters", self.engine.adapters
@@ -171,7 +180,7 @@ class Estimate:
                 yield "engine KV cache", self.server.share * self.memory - self.engine.fixed
         if gpu in self.learning:
             yield from self.learner._asdict().items()
-            yield "reserve", learner_side.RESERVE
+            yield "reserve", learner_side.RESERVE * self.on_gpus
 
     def _alike(self) -> Iterator[tuple[str, int]]:
         """GPUs that hold the same, and one of them."""
@@ -180,7 +189,7 @@ class Estimate:
             groups.setdefault((gpu in self.serving, gpu in self.learning), []).append(gpu)
         for (serving, learning), gpus in groups.items():
             who = " and ".join(["engine"] * serving + ["learner"] * learning)
-            yield f"gpu {', '.join(map(str, gpus))} ({who})", gpus[0]
+            yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({who})", gpus[0]
 
 
 def estimate(config: Config, settings: LearnSettings) -> Estimate | str:

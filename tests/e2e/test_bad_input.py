@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -111,6 +113,32 @@ def test_a_run_that_its_health_gate_stopped_says_so(project: Project) -> None:
     assert done.returncode == 4 and "6 of 6 episodes are void" in done.stderr and "--resume" in done.stderr
     last = project.records()[-1]
     assert (last["type"], last["step"]) == ("stop", 0) and "nothing works today" in last["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
+async def test_a_disk_that_fills_up_costs_nothing_that_was_logged(project: Project) -> None:
+    disk = project.path / "runs"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", disk], check=True)
+    try:
+        with project.started("train", str(project.config), "run.steps=1000", "run.checkpoint_every=1") as process:
+            await until(lambda: any(record["type"] == "step" for record in project.records()), 200)
+            with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as other:
+                while other.write(bytes(1 << 16)):
+                    pass
+            _, errors = await asyncio.to_thread(process.communicate, timeout=200)
+        assert process.returncode == 1 and "Traceback" not in errors, errors
+        assert "full" in errors or "No space left" in errors
+        logged = project.run.log.read_bytes().rpartition(b"\n")[0]
+        (disk / "other").unlink()
+        steps = sum(record["type"] == "step" for record in project.records())
+        done = project.crrl("train", str(project.run.path), f"run.steps={steps + 1}", "--resume", "--json")
+        summary = json.loads(done.stdout.splitlines()[-1])
+        assert summary["steps"] == steps + 1 and summary["account"]["balanced"]
+        assert project.run.log.read_bytes().startswith(logged)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def test_what_a_kill_kept_a_step_from_exporting_is_made_good(project: Project) -> None:

@@ -19,7 +19,7 @@ class TestsReward:
     that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`, so that nothing the agent
     left running or edited in its tests counts. Where the task names tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench),
     all of them must pass, whatever other tests do. An empty patch and one that git cannot apply score 0 without
-    running anything. Equal patches of one task are tested once in a run; faults are not remembered.
+    running anything. Equal patches of one task are tested once in a process; faults are not remembered.
 
     Unit: 0 or 1. Source: the thesis's future work; any repair that passes earns it. Known weaknesses: as good as the
     checks; says nothing of how near a failing repair is; costs a sandbox and the checks' time.

@@ -12,9 +12,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.gateway import Gateway, Session, generation, request_seed
+from coderepairrl.gateway import Gateway, Session, chat, generation, request_seed
+from coderepairrl.gateway.request import Names
 from coderepairrl.gateway.server import MAX_BODY
 from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.types import Finish, Sampling
@@ -49,6 +52,39 @@ class Http:
 async def http() -> Any:
     async with aiohttp.ClientSession() as session:
         yield Http(session)
+
+
+_TEXTS = st.sampled_from(("", "a", "b", " a", "calls", "a\n"))
+_MESSAGES = st.lists(
+    st.one_of(
+        st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(("user", "assistant")), _TEXTS),
+        st.builds(
+            lambda text, said: {
+                "role": "assistant",
+                "content": text,
+                "tool_calls": [{"id": text, "function": {"name": "shell", "arguments": said}}],
+            },
+            _TEXTS,
+            st.sampled_from(("{}", '{"cmd": "ls"}', '{"cmd":"ls"}', "{", '{"seconds": 5}')),
+        ),
+    ),
+    max_size=4,
+)
+_TOOLS = st.sampled_from(
+    tuple(
+        [{"type": "function", "function": {"name": "shell", "parameters": {"properties": {"seconds": described}}}}]
+        for described in ({}, {"default": 1}, {"default": True}, {"default": 5})
+    )
+)
+
+
+@given(st.lists(st.tuples(_MESSAGES, _TOOLS), max_size=6))
+def test_a_conversation_has_the_same_names_whichever_came_before(asked: list[tuple[list[Any], list[Any]]]) -> None:
+    names = Names()
+    for messages, tools in asked:
+        found = names.of(tuple(messages), tools)
+        assert found == Names().of(tuple(messages), tools)
+        assert len(found) == len(messages) + 1
 
 
 def message(reply: Any) -> dict[str, Any]:
@@ -429,6 +465,27 @@ class TestLifetime:
         world.engine.gate.set()
         await http.ask(other)
         assert [episode for episode, _ in world.committed] == ["episode", "other"]
+
+    async def test_a_call_that_is_left_before_it_began_asks_no_engine(self, world: World) -> None:
+        session = world.open()
+        call = session.admit(chat.parse(json.dumps({"model": "policy", "messages": ASK}).encode()), "digest", None)
+        with call.follower():
+            pass
+        await call.wait()
+        assert call.failure is not None and call.failure.code == "client_closed_request"
+        (turn,) = session.turns
+        assert (turn.finish, turn.masked, len(turn.output)) == (Finish.ABORT, "aborted", 0)
+        assert world.engine.seen == []
+
+    async def test_an_engine_that_cancels_itself_is_a_fault(self, world: World, http: Http) -> None:
+        def cancel(*_: object) -> list[int]:
+            raise asyncio.CancelledError
+
+        world.engine.script = cancel
+        session = world.open()
+        status, reply = await http.try_(session)
+        assert (status, reply["error"]["code"]) == (503, "gateway_fault")
+        assert [turn.masked for turn in session.turns] == ["fault"]
 
     async def test_a_turn_that_cannot_be_recorded_is_a_fault_and_no_turn(self, world: World, http: Http) -> None:
         def full(episode: str, turn: object) -> None:

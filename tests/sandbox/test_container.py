@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +171,66 @@ def test_a_daemon_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(PrerequisiteError, match="does not answer: Cannot connect") as caught:
         sandbox.require(sandbox.make("docker"))
     assert "systemctl start docker" in caught.value.fix
+
+
+FAKE = """#!/bin/sh
+case "$1" in
+info) echo '{info}' ;;
+image) echo /testbed ;;
+run) echo 'Error: OCI runtime error: cgroups in hybrid mode not supported' >&2; exit {code} ;;
+esac
+"""
+ALL = '"PidsLimit": true, "MemoryLimit": true'
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Container]:
+    """Docker that says `info` of itself, and whose containers end with `code`."""
+
+    def make(info: str, code: int = 0, **options: Any) -> Container:
+        (tmp_path / "docker").write_text(FAKE.format(info=info, code=code))
+        (tmp_path / "docker").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return container.Docker(**options)
+
+    return make
+
+
+def test_limits_are_kept_by_the_groups_that_the_runtime_has(fake: Callable[..., Container]) -> None:
+    backend = fake(f"{{{ALL}}}")
+    backend.check()
+    assert backend.ungrouped == ("cpu",) and "none on CPUs" in backend.how_limits_are_kept()
+    words = backend._isolation("/w", 0)
+    assert "--pids-limit" in words and "--memory" in words and "--cpus" not in words
+    backend.close()
+
+
+async def test_cpus_are_refused_only_where_they_cannot_be_limited(fake: Callable[..., Container], task: Task) -> None:
+    outcomes = {
+        f"{{{ALL}}}": (PrerequisiteError, "cpus cannot be limited"),
+        f'{{{ALL}, "CpuCfsQuota": true}}': (SandboxFault, "ended"),  # a container that does not come up
+    }
+    for info, (kind, says) in outcomes.items():
+        backend = fake(info, cpus=2)
+        with pytest.raises(kind, match=says):
+            async with backend.open(task):
+                pass
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "code", "says", "fix"),
+    [
+        ('{"SecurityOptions": ["name=rootless"]}', 0, "rootless", "podman"),
+        ("{}", 126, "cannot start containers here: .*hybrid mode", "--runtime"),
+        ("{}", 1, "cannot run python:1 as a sandbox", "sandbox.options.image"),
+    ],
+)
+def test_what_keeps_containers_from_working_is_named(
+    fake: Callable[..., Container], info: str, code: int, says: str, fix: str
+) -> None:
+    backend = fake(info, code, image="python:1")
+    with pytest.raises(PrerequisiteError, match=says) as caught:
+        backend.check()
+    assert fix in caught.value.fix
+    backend.close()

@@ -94,7 +94,9 @@ PLAIN = LearnSettings("grpo", lr=1e-2)
     ("settings", "workers"),
     [
         (PLAIN, 2),
-        (LearnSettings("grpo", lr=1e-2, lora=LoraSettings(4, 8), precision="bf16"), 1),
+        pytest.param(
+            LearnSettings("grpo", lr=1e-2, lora=LoraSettings(4, 8), precision="bf16"), 1, marks=pytest.mark.slow
+        ),
         pytest.param(LearnSettings("grpo", lr=1e-2, processes=2, strategy="fsdp2"), 1, marks=pytest.mark.slow),
     ],
     ids=["full", "merged", "fsdp2"],

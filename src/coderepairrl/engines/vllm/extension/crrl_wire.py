@@ -89,12 +89,11 @@ def send(folder: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, se
     try:
         offer = _read(folder)
         _meet(folder, 0, receivers, seconds)
-        wire = Wire(offer["backend"], folder, 0, receivers + 1, seconds)
-        for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
-            if [name, _NAMES[tensor.dtype], list(tensor.shape)] != listed:
-                raise ValueError(f"{name} was not offered here, but {listed[0]}")
-            wire.broadcast(tensor.detach().to(wire.device).contiguous())
-        wire.settle()
+        with Wire(offer["backend"], folder, 0, receivers + 1, seconds) as wire:
+            for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
+                if [name, _NAMES[tensor.dtype], list(tensor.shape)] != listed:
+                    raise ValueError(f"{name} was not offered here, but {listed[0]}")
+                wire.broadcast(tensor.detach().to(wire.device).contiguous())
     finally:
         deque(tensors, maxlen=0)
 
@@ -106,18 +105,18 @@ def receive(folder: Path, rank: int, receivers: int, seconds: float) -> tuple[di
     """
     offer, deadline = _read(folder), time.monotonic() + seconds
     _meet(folder, rank, receivers, seconds)
-    wire = Wire(offer["backend"], folder, rank, receivers + 1, seconds)
     arrived: dict[str, Tensor] = {}
     described: list[Described] = []
-    for name, dtype, shape in offer["tensors"]:
-        tensor = torch.empty(shape, dtype=DTYPES[dtype], device=wire.device)
-        wire.broadcast(tensor)
-        if time.monotonic() > deadline:
-            raise Torn(f"the weights did not arrive within {seconds:.0f} s")
-        if not torch.isfinite(tensor).all():
-            raise ValueError(f"{name} has values that are not finite")
-        described.append(Described(name, tensor))
-        arrived[name] = tensor.cpu()
+    with Wire(offer["backend"], folder, rank, receivers + 1, seconds) as wire:
+        for name, dtype, shape in offer["tensors"]:
+            tensor = torch.empty(shape, dtype=DTYPES[dtype], device=wire.device)
+            wire.broadcast(tensor)
+            if time.monotonic() > deadline:
+                raise Torn(f"the weights did not arrive within {seconds:.0f} s")
+            if not torch.isfinite(tensor).all():
+                raise ValueError(f"{name} has values that are not finite")
+            described.append(Described(name, tensor))
+            arrived[name] = tensor.cpu()
     return arrived, checksum(described)
 
 
@@ -153,10 +152,14 @@ class Wire:
         except RuntimeError as error:
             raise Torn(f"the wire broke: {_first_line(error)}") from error
 
-    def settle(self) -> None:
-        """Return when all that was sent has left."""
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Return when all that was sent has left, and hang up: an end that failed keeps nobody waiting."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+        del self._group
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -40,7 +40,11 @@ def rootless(root: Path) -> Iterator[Run]:
     home = Path(f"~{name}").expanduser()
     ids = ["setpriv", f"--reuid={name}", f"--regid={name}", "--init-groups", "--"]
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "XDG_RUNTIME_DIR": str(home / "run")}
-    flags = ["--cgroup-manager=cgroupfs", *(["--runtime=runc"] if shutil.which("runc") else [])]
+    flags = [
+        "--cgroup-manager=cgroupfs",
+        "--storage-driver=overlay",
+        *(["--runtime=runc"] if shutil.which("runc") else []),
+    ]
 
     def as_user(argv: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*ids, *argv], env=env | {"PYTHONPATH": str(home)}, cwd=home, **options)
@@ -72,6 +76,7 @@ def test_the_exam(rootless: Run) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
 def test_no_attack_succeeds(rootless: Run, family: str) -> None:
     """Controls that take root are not shown here; those of all others are."""

@@ -65,7 +65,8 @@ def rootless(root: Path) -> Iterator[Run]:
         yield run
     finally:
         as_user(["podman", *flags, "system", "migrate"])  # ends the process that holds its user namespace
-        subprocess.run(["userdel", "--remove", name], check=True, capture_output=True)
+        subprocess.run(["pkill", "-KILL", "-u", name])  # left by a test that was interrupted
+        subprocess.run(["userdel", "--force", "--remove", name], check=True, capture_output=True)
 
 
 @pytest.mark.slow

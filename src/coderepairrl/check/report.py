@@ -32,7 +32,8 @@ def line(entry: Entry) -> str:
     """One entry as text, with its fix below it if it fails."""
     mark = "ok  " if entry.ok else "FAIL" if entry.required else "no  "
     fix = f"\n      {'':<28} fix: {entry.fix}" if entry.fix and not entry.ok else ""
-    return f"{mark}  {entry.name:<28} {entry.detail}{fix}"
+    name = entry.name if len(entry.name) <= 28 else f"{entry.name}:"
+    return f"{mark}  {name:<28} {entry.detail}{fix}"
 
 
 def _python() -> Entry:

@@ -383,6 +383,8 @@ class VllmEngine:
                 await self._swap(path, version)
             except Refused as refusal:
                 refused = refusal
+                if weights.is_offer(self._live[0]):
+                    raise EngineFault(f"{refusal}; no file of version {self._base} is there to go back to") from None
                 await self._swap(self._live[0], self._base)
                 await _verify(*self._live)  # after they were read: what is served again is what was served
             else:

@@ -30,6 +30,7 @@ class State:
         self.vllm = version
         self.weights = "default"
         self.served = ""
+        self.arrived = ""
         self.reloads: list[str] = []
         self.adapters: dict[str, str] = {}
         self.peak = 0
@@ -117,6 +118,13 @@ async def stream(state: State, body: dict[str, Any], response: web.StreamRespons
 async def collective_rpc(request: web.Request) -> web.Response:
     state: State = request.app[STATE]
     body = await request.json()
+    if body["method"] == "receive_policy":
+        return web.json_response({"results": [await asyncio.to_thread(receive, state, *body["args"])]})
+    if body["method"] == "load_received":
+        assert not state.go.is_set(), "weights change while requests run"
+        arrived, state.arrived = state.arrived, ""
+        state.served = arrived or state.served
+        return web.json_response({"results": [{} if arrived else {"error": "nothing has arrived"}]})
     assert body["method"] == "reload_policy"
     folder = Path(body["args"][0])
     name = next(folder.glob("*.safetensors")).resolve(strict=True).name
@@ -131,6 +139,18 @@ async def collective_rpc(request: web.Request) -> web.Response:
         return web.json_response({"results": [{}, {"error": "shape mismatch"}]})
     state.served = name
     return web.json_response({"results": [{}, {}]})
+
+
+def receive(state: State, offer: str, receivers: int, seconds: float) -> dict[str, str]:
+    """What the worker's extension does, to the letter."""
+    from coderepairrl.engines.vllm.extension import crrl_wire  # it loads torch
+
+    state.arrived = ""
+    try:
+        _, state.arrived = crrl_wire.receive(Path(offer), 1, receivers, seconds)
+    except (OSError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"checksum": state.arrived}
 
 
 async def change(request: web.Request) -> web.Response:
@@ -168,6 +188,7 @@ async def tell(request: web.Request) -> web.Response:
     answers: dict[str, Any] = {
         "/health": {},
         "/version": {"version": state.vllm},
+        "/get_world_size": {"world_size": 1},
         "/openapi.json": {"paths": {route: {} for route in ROUTES}},
         "/v1/models": {"data": [{"id": "policy", "max_model_len": 512}, *({"id": name} for name in state.adapters)]},
     }
@@ -186,7 +207,7 @@ def make_app(version: str = "0.32.0") -> web.Application:
     app.router.add_post("/collective_rpc", collective_rpc)
     for route in CHANGES:
         app.router.add_post(route, change)
-    for route in ("/health", "/metrics", "/version", "/openapi.json", "/v1/models"):
+    for route in ("/health", "/metrics", "/version", "/openapi.json", "/v1/models", "/get_world_size"):
         app.router.add_get(route, tell)
     return app
 

@@ -26,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 from coderepairrl.config import load
 from coderepairrl.engines import check, make, weights
 from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.train.parts import engine_options
@@ -380,6 +381,45 @@ async def test_a_load_that_hangs(engine: VllmEngine, miniature: Path, tmp_path: 
         await engine.load(path, 1, digest)
     with pytest.raises(EngineFault, match="did not answer"):
         await ask(engine, [1], TEN)
+
+
+async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file as load_tensors
+
+    tensors = load_tensors(miniature / "model.safetensors")
+    described = [crrl_wire.Described(*each) for each in tensors.items()]
+    checksum = crrl_wire.checksum(described)
+    joined._patience = 280.0  # however busy the machine is
+
+    def offer(name: str, of: list[crrl_wire.Described]) -> Path:
+        (tmp_path / name).mkdir()
+        crrl_wire.write_offer(tmp_path / name, "gloo", of)
+        return tmp_path / name
+
+    async def sent(name: str, version: int, checksum: str) -> int:
+        folder = offer(name, described)
+        sending = asyncio.to_thread(crrl_wire.send, folder, iter(tensors.items()), await joined.receivers(), 280.0)
+        said, _ = await asyncio.gather(joined.load(folder, version, checksum), sending)
+        return said
+
+    assert await sent("whole", 5, checksum) == 5
+    assert state(wire).served == checksum and state(wire).go.is_set()
+    assert (await ask(joined, [1], TEN))[2] == [5] * 10
+    with pytest.raises(EngineFault, match=f"what arrived has checksum {checksum}, .* version 5 stays"):
+        await sent("other", 6, "0" * 64)
+    nobody = offer("nobody", described)
+    (nobody / crrl_wire.CALLED_OFF).touch()
+    with pytest.raises(EngineFault, match="version 5 is served as before: Torn: the other end ended"):
+        await joined.load(nobody, 6, checksum)
+    with pytest.raises(EngineFault, match="another model: lacks"):  # before the server hears of it
+        await joined.load(offer("less", described[1:]), 6, checksum)
+    assert state(wire).served == checksum and state(wire).go.is_set()
+    assert (await ask(joined, [1], TEN))[2] == [5] * 10
+    path, digest = weights_named(miniature, tmp_path / "refuse.safetensors")
+    with pytest.raises(EngineFault, match="shape mismatch; no file of version 5 is there to go back to"):
+        await joined.load(path, 6, digest)
+    with pytest.raises(EngineFault, match="nobody knows what is served"):
+        await joined.health()
 
 
 async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:

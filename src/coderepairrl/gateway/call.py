@@ -91,7 +91,7 @@ class Call:
         self, work: Callable[[], Awaitable[None]], finish: Callable[[BaseException | None], Awaitable[None]]
     ) -> None:
         """Run `work`, which `abort` cancels, then `finish` with its exception, which nothing cancels."""
-        # one task: every other that has to wake up stands in line behind the calls that came meanwhile
+        # one task: every further one to be woken stands in line behind the calls that came meanwhile
         self._task = asyncio.create_task(self._run(work, finish))
 
     def abort(self) -> None:

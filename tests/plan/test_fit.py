@@ -109,6 +109,7 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.context=4096",), "engine.options.context=4096 is less than rollout.tokens=8192"),
         (("engine.options.args=['--tensor-parallel-size','2']",), "ask for 2 GPUs"),
         (("engine.options.args=['--tensor-parallel-size','two']",), "wants a number, not 'two'"),
+        (("engine.options.args=['-tp=0']",), "-tp must be positive, not 0"),
         (("engine.options.slotz=1",), "slotz"),
     ],
 )

@@ -42,6 +42,8 @@ def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> flo
                 found = float(value)
             except ValueError:
                 raise ConfigError(f"engine.options.args: {name} wants a number, not {value!r}") from None
+            if not found > 0:
+                raise ConfigError(f"engine.options.args: {name} must be positive, not {value}")
     return found
 
 
@@ -85,7 +87,7 @@ class EngineSettings:
         dtype = str(options.get("dtype", "auto"))
         return cls(
             context=int(options.get("context") or model.context),
-            slots=int(options.get("slots", 256)),
+            slots=max(1, int(options.get("slots", 256))),
             share=argument(args, SHARE_NAMES, SHARE),
             batched=int(argument(args, _BATCHED, 2048 if small else BATCHED)),
             tensor=int(argument(args, TENSOR_NAMES, 1)),

@@ -26,7 +26,8 @@ from coderepairrl.types import AgentReport, Limits, Task
 
 PROMPT = "add(a, b) in add.py subtracts. Repair it."
 SOURCE = "def add(a, b):\n    return a - b\n"
-EDIT = "sed 's/a - b/a + b/' add.py > add.new && mv add.new add.py"  # some programs refuse `sed -i`
+EDIT = "env sed -i 's/a - b/a + b/' add.py"
+"""A bare `sed -i` is an edit that Qwen Code refuses, and the shell of the original Nano has no redirection."""
 _COUNT = "echo x >> count.txt"
 _FILLED: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
 """What other arguments that a tool requires are given, by their type."""

@@ -15,12 +15,11 @@ from pydantic import BaseModel, ValidationError
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError
 
-_SHIPPED = "coderepairrl.config.shipped"
-
 
 def shipped() -> dict[str, Path]:
     """The configs that come with the package, by name."""
-    folder = Path(str(resources.files(_SHIPPED)))
+    # Not imported as a package: that would take this function's name in `coderepairrl.config`.
+    folder = Path(str(resources.files("coderepairrl"))) / "config" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 

@@ -1,1 +1,0 @@
-"""Configs that ship with the package."""

@@ -24,7 +24,7 @@ lint: .venv/.dev
 test-slow: .venv/.dev  ## real components that take minutes
 	$(BIN)/python -m pytest -m slow
 
-test-programs: .venv/.dev  ## Codex CLI, Claude Code and the original Nano, installed and run as they are
+test-programs: .venv/.dev  ## Codex CLI, Claude Code, mini-swe-agent and the original Nano, as they are
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
 
 benchmarks: .venv/.dev  ## ratios, each measured in one run

@@ -1,6 +1,6 @@
 """The real programs, as their authors release them, each repairing a bug in the sandbox through the gateway.
 
-CI runs one for each dialect (`make test-programs`); what is marked `by_hand` takes longer, and repeats the kind.
+CI runs some for each dialect (`make test-programs`); what is marked `by_hand` takes longer, and repeats the kind.
 """
 
 from __future__ import annotations
@@ -52,12 +52,7 @@ def bases(outcome: Outcome) -> list[int | None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dialect"),
-    [
-        pytest.param("mini-swe-agent", "chat", marks=pytest.mark.by_hand),
-        ("nano-agent", "chat"),
-        ("codex", "responses"),
-    ],
+    ("name", "dialect"), [("mini-swe-agent", "chat"), ("nano-agent", "chat"), ("codex", "responses")]
 )
 async def test_a_program_that_only_appends_is_one_conversation(
     tmp_path: Path, policy: Path, name: str, dialect: str

@@ -66,10 +66,10 @@ async def test_a_dead_engine_is_a_fault_and_weights_bring_it_back(tmp_path: Path
             assert (await get("/health"))[0] == 503
             assert await get("/weights") == (200, {"version": 1, "loadable": True})
             ready.append(ScriptedEngine([]))
-            status, told = await load(2, "0" * 64)
-            assert (status, told["error"]["code"]) == (422, "refused"), "it is back, and refuses as ever"
-            assert (await get("/health"))[1]["version"] == 1, "with what it had"
-            assert await load(2) == (200, {"version": 2, "loadable": True})
+            assert await load(2) == (200, {"version": 2, "loadable": True}), "it is back, with these"
+            status, told = await load(3, "0" * 64)
+            assert (status, told["error"]["code"]) == (422, "refused"), "and refuses as ever"
+            assert (await get("/health"))[1]["version"] == 2
         await admin.stop()
 
 

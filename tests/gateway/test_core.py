@@ -87,6 +87,14 @@ def test_a_conversation_has_the_same_names_whichever_came_before(asked: list[tup
         assert len(found) == len(messages) + 1
 
 
+def test_a_conversation_that_has_no_name_leaves_nothing_behind() -> None:
+    names, broken = Names(), (user("\ud800"), user("and this"))
+    for _ in range(2):  # whoever asks again is told the same
+        with pytest.raises(UnicodeEncodeError):
+            names.of(broken, ())
+    assert names.of((user("fix it"), *broken[1:]), ()) == Names().of((user("fix it"), *broken[1:]), ())
+
+
 def message(reply: Any) -> dict[str, Any]:
     found: dict[str, Any] = reply["choices"][0]["message"]
     return found
@@ -94,6 +102,16 @@ def message(reply: Any) -> dict[str, Any]:
 
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
+
+
+async def test_a_call_that_could_not_begin_is_joined_by_nobody(
+    world: World, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = world.open()
+    with monkeypatch.context() as broken:
+        broken.setattr(world.gateway.source, "begin", None)
+        assert [(await http.try_(session, retry=count))[0] for count in (0, 1)] == [500, 500]
+    assert (await http.ask(session, retry=2))["crrl"]["turn"] == 0
 
 
 class TestTree:

@@ -96,11 +96,11 @@ class Names:
             self.defaults, self._messages, self._keys = argument_defaults(tools), (), [root]
         pairs = enumerate(zip(self._messages, messages, strict=False))
         same = next((at for at, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
-        self._messages = (*self._messages[:same], *messages[same:])
-        self._keys = self._keys[: same + 1]
+        keys = self._keys[: same + 1]
         for message in messages[same:]:
-            self._keys.append(next_key(self._keys[-1], message, self.defaults))
-        return list(self._keys)
+            keys.append(next_key(keys[-1], message, self.defaults))
+        self._messages, self._keys = (*self._messages[:same], *messages[same:]), keys  # not if one has no name
+        return list(keys)
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:

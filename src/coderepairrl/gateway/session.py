@@ -107,10 +107,11 @@ class Session:
         placement = self._place(request)
         prompt = self._tree.known(placement)
         budget = self._budget(request, prompt)
-        call = self._calls[digest] = Call(digest, self._started, prompt=prompt, cached=placement.cached)
+        call = Call(digest, self._started, prompt=prompt, cached=placement.cached)
+        self._start(call, request, placement, budget)  # before it can be joined
+        self._calls[digest] = call
         self._named[call.name] = call, request.opening
         self._started += 1
-        self._start(call, request, placement, budget)
         return call
 
     def count(self, request: Request) -> int:

@@ -74,17 +74,7 @@ class Setting(NamedTuple):
 
 def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
     shape = SIZES.get(size, TOY)
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=shape.tied,
-    )
+    config = Qwen3Config(**shape.config)
     if shape is TOY:
         learn = LearnSettings(lora=LoraSettings(rank=4, alpha=8), gradient_checkpointing=True, micro_tokens=256)
         return Setting(shape, config, learn, torch.float32, 1)

@@ -32,19 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         for file in tiny.glob("tokenizer*"):
             shutil.copy(file, folder)
-        numbers = {
-            "hidden_size": shape.hidden,
-            "intermediate_size": shape.intermediate,
-            "num_hidden_layers": shape.layers,
-            "num_attention_heads": shape.heads,
-            "num_key_value_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "vocab_size": shape.vocabulary,
-            "tie_word_embeddings": shape.tied,
-            "max_position_embeddings": shape.context,
-            "dtype": "bfloat16",
-        }
-        (folder / "config.json").write_text(json.dumps(spec | numbers))
+        (folder / "config.json").write_text(json.dumps(spec | shape.config | {"dtype": "bfloat16"}))
         (folder / "model.safetensors").touch()
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "maths.py").write_text("def add(a, b):\n    return a - b\n")

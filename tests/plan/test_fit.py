@@ -89,7 +89,6 @@ def test_a_refusal_names_the_nearest_change_that_fits(
     train.needs(config(tmp_path))  # which fits
     with pytest.raises(DoesNotFit) as refused:
         train.needs(config(tmp_path, *overrides))
-    print(refused.value, "|", refused.value.fix)
     assert message in str(refused.value)
     assert fix in refused.value.fix
     assert refused.value.exit_code is ExitCode.USAGE
@@ -110,6 +109,13 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.args=['--tensor-parallel-size','2']",), "ask for 2 GPUs"),
         (("engine.options.args=['--tensor-parallel-size','two']",), "wants a number, not 'two'"),
         (("engine.options.args=['-tp=0']",), "-tp must be positive, not 0"),
+        (("engine.options.args=['-tp=inf']",), "-tp must be positive, not inf"),
+        (("engine.options.args=['-tp=0.5']",), "must be a whole number, not 0.5"),
+        (("engine.options.args=['-tp=3']", "engine.devices=[0,2,3]"), "3 does not divide the 32 heads"),
+        (("engine.options.slots=0",), "slots must be a whole number of at least 1, not 0"),
+        (("engine.options.context='long'",), "context must be a whole number of at least 0, not 'long'"),
+        (("engine.options.max_loras=1",), "max_loras must be a whole number of at least 2, not 1"),
+        (("engine.options.context=40961",), "positions of Qwen/Qwen3-4B reach to 40,960"),
         (("engine.options.slotz=1",), "slotz"),
     ],
 )
@@ -136,6 +142,12 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
     assert "mixtral" not in (said := train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
     assert said.startswith("not planned")
+    for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}'):
+        (tmp_path / "config.json").write_text(nothing)
+        assert train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"] == said
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot read"):
+        train.needs(config(tmp_path, f"model.path={tmp_path}"))
 
 
 def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

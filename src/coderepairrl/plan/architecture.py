@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from coderepairrl.errors import ConfigError
+
 KINDS = ("qwen3", "qwen2", "llama", "mistral")
 """Values of ``model_type`` that are known here: a gated MLP and grouped attention, and no experts."""
 _SAID = {
@@ -38,16 +40,21 @@ class Architecture:
     o_bias: bool = False
     context: int = 40_960
     """The longest sequence that its positions reach."""
+    scaled: bool = False
+    """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
     """Whether its file has 16 bits a weight."""
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`, or
-        does not say its numbers."""
-        raw = json.loads((folder / "config.json").read_text())
-        kind = raw.get("model_type")
-        if kind not in KINDS or not raw.keys() >= _SAID:
+        does not say its numbers. Raises `ConfigError` for what is no JSON."""
+        try:
+            raw = json.loads((folder / "config.json").read_text())
+        except ValueError as error:
+            raise ConfigError(f"cannot read {folder / 'config.json'}: {error}", fix="download it again") from error
+        kind = raw.get("model_type") if isinstance(raw, dict) else None
+        if kind not in KINDS or not all(isinstance(raw.get(name), int) and raw[name] > 0 for name in _SAID):
             return None
         heads, biased = raw["num_attention_heads"], bool(raw.get("attention_bias", False))
         return cls(
@@ -63,6 +70,7 @@ class Architecture:
             qkv_bias=biased or kind == "qwen2",
             o_bias=biased and kind != "qwen2",
             context=raw["max_position_embeddings"],
+            scaled="factor" in (raw.get("rope_scaling") or raw.get("rope_parameters") or ()),
             half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
         )
 

@@ -6,6 +6,7 @@ and values: so the question is how many sequences that cache holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -42,9 +43,17 @@ def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> flo
                 found = float(value)
             except ValueError:
                 raise ConfigError(f"engine.options.args: {name} wants a number, not {value!r}") from None
-            if not found > 0:
+            if not 0 < found < math.inf:
                 raise ConfigError(f"engine.options.args: {name} must be positive, not {value}")
     return found
+
+
+def count(args: Sequence[str], names: tuple[str, ...], default: int) -> int:
+    """An `argument` that is a whole number. Raises `ConfigError`."""
+    found = argument(args, names, default)
+    if found != int(found):
+        raise ConfigError(f"engine.options.args: {names[0]} must be a whole number, not {found:g}")
+    return int(found)
 
 
 def with_argument(args: Sequence[str], name: str, value: str) -> list[str]:
@@ -83,18 +92,18 @@ class EngineSettings:
     def of(cls, options: Mapping[str, Any], model: Architecture, lora: LoraSettings | None, *, small: bool) -> Self:
         """From ``engine.options``; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
         args = [str(word) for word in options.get("args", ())]
-        rank = int(options.get("lora_rank", lora.rank if lora else 0))
+        rank = _option(options, "lora_rank", lora.rank if lora else 0)
         dtype = str(options.get("dtype", "auto"))
         return cls(
-            context=int(options.get("context") or model.context),
-            slots=max(1, int(options.get("slots", 256))),
+            context=_option(options, "context", model.context),
+            slots=_option(options, "slots", 256, least=1),
             share=argument(args, SHARE_NAMES, SHARE),
-            batched=int(argument(args, _BATCHED, 2048 if small else BATCHED)),
-            tensor=int(argument(args, TENSOR_NAMES, 1)),
-            pipeline=int(argument(args, _PIPELINE, 1)),
-            replicas=int(argument(args, _DATA, 1)),
+            batched=count(args, _BATCHED, 2048 if small else BATCHED),
+            tensor=count(args, TENSOR_NAMES, 1),
+            pipeline=count(args, _PIPELINE, 1),
+            replicas=count(args, _DATA, 1),
             half=model.half if dtype == "auto" else dtype.endswith(("16", "half")),
-            adapters=int(options.get("max_loras", 2)) if rank else 0,
+            adapters=_option(options, "max_loras", 2, least=2) if rank else 0,
             rank=min((r for r in RANKS if r >= rank), default=rank) if rank else 0,
             targets=lora.targets if lora else LoraSettings().targets,
         )
@@ -103,6 +112,13 @@ class EngineSettings:
     def gpus(self) -> int:
         """That the server uses."""
         return self.tensor * self.pipeline * self.replicas
+
+
+def _option(options: Mapping[str, Any], name: str, default: int, *, least: int = 0) -> int:
+    value = options.get(name, default)
+    if not isinstance(value, int) or value < least:
+        raise ConfigError(f"engine.options.{name} must be a whole number of at least {least}, not {value!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)

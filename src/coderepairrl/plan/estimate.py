@@ -16,7 +16,7 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.plan import engine as engine_side
 from coderepairrl.plan import learner as learner_side
 from coderepairrl.plan.architecture import KINDS, Architecture, known
-from coderepairrl.plan.engine import EngineMemory, EngineSettings, engine_memory
+from coderepairrl.plan.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
 from coderepairrl.plan.learner import LearnerMemory, learner_memory
 
 GB = 1e9
@@ -88,6 +88,11 @@ class Estimate:
     @property
     def problem(self) -> str:
         """Why it cannot run, empty if nothing speaks against it."""
+        if self.server and self.server.context > self.model.context and not self.model.scaled:
+            return (
+                f"engine.options.context={self.server.context:,}, and the positions of {self.config.model.path} reach "
+                f"to {self.model.context:,}"
+            )
         if self.memory is None:
             return ""
         if self.server and self.engine and self.kv_tokens is not None and self.kv_tokens < self.server.context:
@@ -162,7 +167,7 @@ class Estimate:
         together = min(episodes, rollout.concurrency, fitting)
         waves = -(-episodes // together)
         cache = together / server.replicas * rollout.tokens / 2 * self.engine.kv_token
-        token = (self.engine.weights + cache) / (gpu.bandwidth_gb * 1e9 * gpu.utilisation)
+        token = (self.engine.weights + cache) / (gpu.bandwidth_gb * GB * gpu.utilisation)
         given = (1 - SAMPLED) * episodes * rollout.tokens * 2 * self.model.layers * self.model.products
         prefill = given / (server.gpus * gpu.tflops * 1e12 * gpu.utilisation)
         return min(waves * rollout.seconds, waves * SAMPLED * rollout.tokens * token + prefill)
@@ -206,6 +211,12 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     if config.engine.name == "vllm" and not options.get("url"):
         engines.check("vllm", options)
         server = EngineSettings.of(options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
+        if model.heads % server.tensor:
+            raise ConfigError(
+                f"engine.options.args: {TENSOR_NAMES[0]} {server.tensor} does not divide the {model.heads} heads of "
+                f"{config.model.path}",
+                fix=f"take one of {[size for size in range(1, 9) if model.heads % size == 0]}",
+            )
         if server.context < config.rollout.tokens:
             raise ConfigError(
                 f"engine.options.context={server.context} is less than rollout.tokens={config.rollout.tokens}",

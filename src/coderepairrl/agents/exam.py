@@ -112,11 +112,12 @@ def command(request: Request, *commands: str, tokens: int | None = None) -> Answ
     That is the first that takes a string ``cmd`` or ``command``, or else one string and nothing more.
     """
     functions = [tool["function"] for tool in request.get("tools") or ()]
-    for named in (True, False):
+    for named in (("cmd", "command"), ()):
         for function in functions:
             parameters = function.get("parameters") or {}
             properties, required = parameters.get("properties", {}), parameters.get("required", [])
-            for name in ("cmd", "command") if named else required if len(required) == 1 else ():
+            alone = required if len(required) == 1 else ()
+            for name in named or alone:
                 if properties.get(name, {}).get("type") == "string":
                     rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
                     calls = tuple((function["name"], {name: line, **rest}) for line in commands)

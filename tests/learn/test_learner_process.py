@@ -81,6 +81,7 @@ async def test_a_learner_that_is_stopped_is_not_waited_for_for_ever(miniature, m
         with pytest.raises(LearnerFault, match=rf"answer step within 0.5 s.*process {one.pids[0]} was stopped") as it:
             await one.step(make_rows(LENGTHS))
         assert "train.patience" in it.value.fix
+        one._patience = 280.0
         with pytest.raises(LearnerFault, match="died during publish"):
             await one.publish()
 

@@ -46,15 +46,17 @@ class Admin:
         self._source = source
         self._token = token
         self._served = 0
-        """Every engine starts with this version, and whoever restarts one gives it the newest that it had loaded."""
+        """What the engine had at `start`, or what was loaded last, which one that is restarted is given again."""
         self._loading = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
     async def start(self, *, socket: Path | None = None, host: str = "127.0.0.1", port: int | None = None) -> str:
         """Listen on a Unix socket that only its owner may open, or on `host`:`port`; where that is.
 
-        Raises `UsageError` when it is taken.
+        Raises `UsageError` when it is taken, and `EngineFault` when the engine is dead.
         """
+        if isinstance(self._source, Policy):
+            self._served = int((await self._source.engine.health())["version"])  # 1 where it began with adapters
         app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._guard])
         app.add_routes(
             [

@@ -34,12 +34,7 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
         home = folder.parent if folder.name not in ("", "..") else folder.absolute().resolve().parent
         data.setdefault("run", {})["dir"] = str(home)
     if (base := data.pop("extends", None)) is not None:
-        if not isinstance(base, str):
-            raise ConfigError(f"{path}: extends = {base!r} is no file", fix='write extends = "other.toml"')
-        parent = _read(_find(path.parent / base if (path.parent / base).exists() else base))
-        if "extends" in parent:
-            raise ConfigError(f"{path}: extends {base}, which itself extends another", fix="one level is allowed")
-        data = _merge(parent, data)
+        data = _merge(_base(path, base), data)
     for text in overrides:
         _set(data, *parse_override(text))
     return validate(data, str(path))
@@ -82,6 +77,22 @@ def _find(source: str | Path) -> Path:
     raise ConfigError(
         f"no config file {source}", fix=f"name a TOML file, or a shipped config: {', '.join(known) or 'none'}"
     )
+
+
+def _base(path: Path, name: Any) -> dict[str, Any]:
+    """What the file at `path` extends: one level, but that a shipped config may be built on another one."""
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
+    found = _find(path.parent / name if (path.parent / name).exists() else name)
+    data = _read(found)
+    if (above := data.pop("extends", None)) is not None:
+        if found not in shipped().values():
+            raise ConfigError(
+                f"{path}: extends {name}, which itself extends another",
+                fix="one level is allowed: extend a file that extends none, or a shipped config",
+            )
+        data = _merge(_base(found, above), data)
+    return data
 
 
 def _read(path: Path) -> dict[str, Any]:

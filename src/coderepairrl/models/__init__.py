@@ -27,8 +27,8 @@ def folder(path: str, *, weights: bool = False) -> Path:
         fix = "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), or builtin:tiny"
         if not found.exists() and _HUB_NAME.fullmatch(path):
             fix = (
-                f"hf download {path} --local-dir {found.name}, then model.path={found.name} (for a gated model accept "
-                "its terms on its page, and hf auth login, before)"
+                f"hf download {path} --local-dir {path} (for a gated model accept its terms on its page, and "
+                "hf auth login, before)"
             )
     if not (found / "config.json").is_file():
         raise UsageError(f"model.path={path}: {found} has no config.json", fix=fix)

@@ -29,8 +29,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     "did you mean 'bwrap'?"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, 1, 0.4)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}"
+    near = difflib.get_close_matches(word, names, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}."
 
 
 def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from coderepairrl.config import load, shipped, to_toml
 from coderepairrl.config.reference import reference
+from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError, ExitCode
 
 
@@ -92,3 +94,14 @@ def test_every_shipped_config_parses(name: str) -> None:
 def test_the_reference_is_current() -> None:
     written = Path(__file__).parents[2] / "docs" / "config.md"
     assert written.read_text() == reference(), "run: python -m coderepairrl.config.reference > docs/config.md"
+
+
+def test_settings_in_the_documentation_exist(tmp_path: Path) -> None:
+    """Every TOML block that is a configuration, not an agent's recipe, can be loaded."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    blocks = [block for page in pages for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)]
+    configurations = [block for block in blocks if tomllib.loads(block).keys() <= Config.model_fields.keys()]
+    assert len(configurations) >= 5
+    for block in configurations:
+        load(write(tmp_path / "documented.toml", block), ["run.name=documented"])

@@ -109,6 +109,7 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.args=['--tensor-parallel-size','2']",), "ask for 2 GPUs"),
         (("engine.options.args=['--tensor-parallel-size','two']",), "wants a number, not 'two'"),
         (("engine.options.args=['-tp=0']",), "-tp must be positive, not 0"),
+        (("engine.options.args=['--tensor_parallel_size=2']",), "ask for 2 GPUs"),
         (("engine.options.args=['-tp=inf']",), "-tp must be positive, not inf"),
         (("engine.options.args=['-tp=0.5']",), "must be a whole number, not 0.5"),
         (("engine.options.args=['-tp=3']", "engine.devices=[0,2,3]"), "3 does not divide the 32 heads"),
@@ -116,6 +117,8 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.context='long'",), "context must be a whole number of at least 0, not 'long'"),
         (("engine.options.max_loras=1",), "max_loras must be a whole number of at least 2, not 1"),
         (("engine.options.context=40961",), "positions of Qwen/Qwen3-4B reach to 40,960"),
+        (("train.devices=[1,2]",), "for train.processes=1"),
+        (("engine.devices=[0,0]",), "names a GPU twice"),
         (("engine.options.slotz=1",), "slotz"),
     ],
 )

@@ -37,7 +37,7 @@ def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> flo
     found = default
     for at, word in enumerate(args):
         name, equals, value = word.partition("=")
-        if name in names:
+        if name.replace("_", "-") in names:  # vLLM takes both
             value = value if equals else "".join(args[at + 1 : at + 2])
             try:
                 found = float(value)
@@ -59,15 +59,17 @@ def count(args: Sequence[str], names: tuple[str, ...], default: int) -> int:
 def with_argument(args: Sequence[str], name: str, value: str) -> list[str]:
     """`args` with `value` after `name`, instead of any that was there.
 
-    >>> with_argument(["--a", "--b=1", "--b", "2"], "--b", "3")
-    ['--a', '--b', '3']
+    >>> with_argument(["--a", "--b-c=1", "--b_c", "2"], "--b-c", "3")
+    ['--a', '--b-c', '3']
     """
     kept: list[str] = []
     follows = False
     for word in args:
-        if not follows and word.partition("=")[0] != name:
+        said, equals, _ = word.partition("=")
+        same = said.replace("_", "-") == name
+        if not (follows or same):
             kept.append(word)
-        follows = not follows and word == name
+        follows = not follows and same and not equals
     return [*kept, name, value]
 
 

@@ -16,7 +16,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan import DoesNotFit, require
 from coderepairrl.runs import RunFolder, open_run
-from coderepairrl.train.devices import VISIBLE, split
+from coderepairrl.train.devices import VISIBLE, check_named, split
 from coderepairrl.train.history import History, read_history
 from coderepairrl.train.loop import evaluation_due, train
 from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_name
@@ -143,6 +143,7 @@ def needs(config: Config) -> dict[str, Any]:
 
     Raises `plan.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
+    check_named(config)
     return require(config, settings)
 
 

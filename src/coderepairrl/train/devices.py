@@ -33,9 +33,26 @@ def split(config: Config) -> Split:
     Raises `ConfigError` for a GPU that is not there or named twice, for as many learner processes as have no GPU of
     their own, and for GPUs of both engine and learner unless ``engine.share_devices`` is set.
     """
+    check_named(config)
     serving, learning = config.engine.devices, config.train.devices
-    starts = _starts_a_server(config)
-    if serving and not starts:
+    there = visible()
+    chosen = Split(
+        _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
+    )  # checked before they are compared
+    taken = set(serving or range(len(there))) & set(learning or range(len(there))[: config.train.processes])
+    if taken and _starts_a_server(config) and not config.engine.share_devices:
+        raise ConfigError(
+            f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))} of {len(there)}",
+            fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
+            ' the learner room: engine.options.args=["--gpu-memory-utilization", "0.4"]',
+        )
+    return chosen
+
+
+def check_named(config: Config) -> None:
+    """Raise `ConfigError` for GPUs that contradict each other or other settings, whichever machine it is."""
+    serving, learning = config.engine.devices, config.train.devices
+    if serving and not _starts_a_server(config):
         raise ConfigError(
             f"engine.devices={list(serving)}, and engine {config.engine.name!r} starts no process that takes GPUs",
             fix="leave it out: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
@@ -47,18 +64,9 @@ def split(config: Config) -> Split:
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
             fix="each learner process takes one GPU: give as many of one as of the other",
         )
-    there = visible()
-    chosen = Split(
-        _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
-    )  # checked before they are compared
-    taken = set(serving or range(len(there))) & set(learning or range(len(there))[: config.train.processes])
-    if taken and starts and not config.engine.share_devices:
-        raise ConfigError(
-            f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))} of {len(there)}",
-            fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
-            ' the learner room: engine.options.args=["--gpu-memory-utilization", "0.4"]',
-        )
-    return chosen
+    for key, wanted in (("engine.devices", serving), ("train.devices", learning)):
+        if len(set(wanted)) < len(wanted):
+            raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
 
 
 def visible() -> list[str]:
@@ -75,8 +83,6 @@ def _starts_a_server(config: Config) -> bool:
 
 
 def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:
-    if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
     if missing := [number for number in wanted if number >= len(there)]:
         raise ConfigError(
             f"{key}={list(wanted)}: there is no GPU {missing[0]}; {len(there)} are visible here",

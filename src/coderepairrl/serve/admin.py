@@ -177,4 +177,9 @@ async def _body(request: web.Request, model: type[Model]) -> Model:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise _Refused(400, "invalid_value", f"{where}: {first['msg']}" if where else first["msg"]) from error
+        raise _Refused(
+            400,
+            "invalid_value",
+            f"{where}: {first['msg']}" if where else first["msg"],
+            "what may be sent is in docs/serve.md",
+        ) from error

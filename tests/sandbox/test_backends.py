@@ -107,6 +107,14 @@ async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task
     backend.close()
 
 
+def test_what_cannot_be_bound_is_named(bwrap: Bubblewrap, tmp_path: Path) -> None:
+    backend = Bubblewrap(binds=[str(tmp_path / "nowhere")])
+    with pytest.raises(PrerequisiteError, match="nowhere") as caught:
+        backend.check()
+    assert "sandbox.options.binds" in caught.value.fix
+    backend.close()
+
+
 async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Task) -> None:
     """The commands of the original's shell (REQUIREMENTS A9), and ways to what is not among them."""
     allowed = ["ls", "cd", "pwd", "find", "cat", "head", "tail", "grep", "awk", "sed", "sort", "git"]

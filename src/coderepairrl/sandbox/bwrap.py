@@ -277,7 +277,9 @@ class Bubblewrap(GuestBackend):
             os.close(rules)
         if done.returncode != 0:
             words = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise PrerequisiteError(f"bubblewrap does not work here: {words}", fix=_advice(words, self.state))
+            raise PrerequisiteError(
+                f"bubblewrap does not work here: {words}", fix=_advice(words, self.state, self._binds)
+            )
 
     def _probe_overlay(self) -> None:
         """Mount one, if the kernel lets us."""
@@ -310,8 +312,10 @@ def _pipe_with(data: bytes) -> int:
     return read
 
 
-def _advice(words: str, state: Path) -> str:
+def _advice(words: str, state: Path, binds: Sequence[str]) -> str:
     lower = words.lower()
+    if hidden := [bind for bind in binds if bind in words]:
+        return f"sandbox.options.binds: {hidden[0]} must exist and be readable (by user {SANDBOX_USER}, as root)"
     if "namespace" in lower or "uid map" in lower or "loopback" in lower:
         restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
         if restricted.exists() and restricted.read_text().strip() == "1":

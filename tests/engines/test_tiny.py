@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from coderepairrl.engines import TinyEngine, make
+from coderepairrl.engines import TinyEngine, check, check_model, make
 from coderepairrl.engines.exam import TOLERANCE, Reference
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Engine
@@ -232,10 +232,12 @@ async def test_make(miniature: Path, tmp_path: Path) -> None:
     assert "tiny" in caught.value.fix
     with pytest.raises(ConfigError, match="slot"):
         await make("tiny", miniature, log_dir=tmp_path, slot=3)
-    with pytest.raises(ConfigError, match="kv_gib"):
-        await make("tiny", miniature, log_dir=tmp_path, kv_gib=0.0001)
-    with pytest.raises(ConfigError, match="context"):
-        await make("tiny", miniature, log_dir=tmp_path, context=100_000)
+    for options in ({"kv_gib": 0.0001}, {"context": 100_000}, {"slots": 0}, {"context": 1}, {"kv_gib": "much"}):
+        with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):
+            await make("tiny", miniature, log_dir=tmp_path, **options)
+        with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):  # and without starting it
+            check("tiny", options)
+            check_model("tiny", miniature, options)
 
 
 async def test_a_child_that_cannot_start_says_why(miniature: Path, tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
 from coderepairrl.config import load
-from coderepairrl.engines import check, make, weights
+from coderepairrl.engines import check, make, require, weights
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.engines.vllm.extension import crrl_wire
+from coderepairrl.engines.vllm.options import parse
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.train.parts import engine_options
@@ -170,19 +171,69 @@ async def test_a_python_without_vllm_is_named_with_what_installs_it(miniature: P
         await VllmEngine.start(miniature, log_dir=tmp_path, python=str(tmp_path / "python"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"slots": 0}, "slots=0"),
-        ({"max_loras": 1}, "max_loras=1"),
-        ({"lora_rank": 1000}, "lora_rank=1000"),
-        ({"url": "somewhere"}, "no address"),
-        ({"url": "http://localhost:1", "args": ["--x"]}, "started here"),
-    ],
-)
-async def test_options_that_cannot_be(options: dict[str, Any], message: str, miniature: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
-        await make("vllm", miniature, log_dir=tmp_path, **options)
+CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
+    ({"slots": 0}, "slots must be a whole number of at least 1, not 0", ""),
+    ({"slots": "many"}, "not 'many'", ""),
+    ({"context": 4096.5}, "context must be a whole number", ""),
+    ({"max_loras": 1}, "max_loras must be .* at least 2, not 1", ""),
+    ({"lora_rank": 1000}, "from 0 to 512, not 1000", ""),
+    ({"patience": 0}, "patience must be a number above 0", ""),
+    ({"dtype": "fp8"}, "dtype='fp8'", "bfloat16"),
+    ({"python": 3}, "python=3", ""),
+    ({"env": {"A": 1}}, "env={'A': 1}", ""),
+    ({"url": "somewhere"}, "no address", "http://"),
+    ({"url": "http://localhost:1", "args": ["--x"]}, "args is for a server that is started here", ""),
+    ({"url": "http://localhost:1", "python": "python3"}, "python is for a server", ""),
+    ({"args": "--enforce-eager"}, "args='--enforce-eager'", "list"),
+    ({"args": ["-tp", 2]}, "args=", "list"),
+    ({"args": ["--tensor-parallel-size 2"]}, "is one word", "two"),
+    ({"args": ["--max-model-len=4096"]}, "args has --max-model-len", "set engine.options.context"),
+    ({"args": ["--max_model_len", "4096"]}, "args has --max_model_len", "set engine.options.context"),
+    ({"args": ["--max-model", "4096"]}, "args has --max-model", "set engine.options.context"),  # vLLM lets one
+    ({"args": ["--max-num-seqs", "8"]}, "args has --max-num-seqs", "set engine.options.slots"),
+    ({"args": ["-tp", "2", "--dtype", "half"]}, "args has --dtype", "set engine.options.dtype"),
+    ({"args": ["--max-lora-rank", "8"]}, "args has --max-lora-rank", "set engine.options.lora_rank"),
+    ({"args": ["--enable-lora"]}, "args has --enable-lora", "set engine.options.lora_rank"),
+    ({"args": ["--max-loras", "4"]}, "args has --max-loras", "set engine.options.max_loras"),
+    ({"args": ["--seed", "1"]}, "args has --seed", "run.seed"),
+    ({"args": ["--served_model_name", "me"]}, "args has --served_model_name", "leave it out"),
+    ({"args": ["--port", "80"]}, "args has --port", "engine.options.url"),
+]
+
+
+@pytest.mark.parametrize(("options", "message", "fix"), CANNOT_BE)
+def test_options_that_cannot_be(options: dict[str, Any], message: str, fix: str) -> None:
+    """On any machine, and before anything is started."""
+    with pytest.raises(ConfigError, match=message) as caught:
+        check("vllm", options)
+    assert fix in caught.value.fix
+
+
+async def test_a_start_refuses_them_too(miniature: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="slots"):
+        await VllmEngine.start(miniature, log_dir=tmp_path, slots=0)
+
+
+def test_options_that_can_be() -> None:
+    args = ["--tensor-parallel-size", "2", "-pp=1", "--enforce_eager", "--long-prefill-token-threshold", "-1"]
+    check("vllm", {"args": args, "slots": 8, "context": 4096, "env": {"A": "1"}, "python": "python3", "dtype": "half"})
+    check("vllm", {"url": "http://localhost:1", "dtype": "auto", "lora_rank": 512})
+    parsed = [(given.name, given.value) for given in parse(args)]
+    assert parsed == list(zip([*args[:1], "-pp", "--enforce-eager", args[4]], ["2", "1", "", "-1"], strict=True))
+
+
+def test_what_a_machine_lacks_is_known_without_starting(tmp_path: Path, env: dict[str, str]) -> None:
+    require("vllm", {"python": sys.executable, "env": env})
+    require("vllm", {"url": "http://localhost:1"})
+    require("tiny", {})
+    for options, message in (
+        ({}, "there is no vLLM in"),
+        ({"env": site(tmp_path / "other", "0.31.0")}, r"has vLLM 0\.31\.0"),
+        ({"python": "/nowhere"}, "'/nowhere' does not run"),
+    ):
+        with pytest.raises(PrerequisiteError, match=message) as caught:
+            require("vllm", {"python": sys.executable} | options)
+        assert "make vllm-cpu" in caught.value.fix
 
 
 async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:

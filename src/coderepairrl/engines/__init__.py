@@ -7,6 +7,7 @@ async classmethod ``start(model, *, log_dir, **options)`` that returns it ready 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from coderepairrl.engines.tiny import TinyEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine
 
-__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "check_model", "make"]
+__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "check_model", "make", "require"]
 
 SHIPPED = {
     "tiny": "coderepairrl.engines.tiny:TinyEngine",
@@ -39,21 +40,39 @@ async def make(name: str, model: Path, *, log_dir: Path, **options: Any) -> Engi
 
 
 def check(name: str, options: Mapping[str, Any]) -> Callable[..., Awaitable[Engine]]:
-    """What starts the engine `name`, without starting it. Raises `ConfigError` for an unknown name or option."""
-    start: Callable[..., Awaitable[Engine]] | None = getattr(registry.resolve("engine", name, SHIPPED), "start", None)
+    """What starts the engine `name`, without starting it.
+
+    Raises `ConfigError` for an unknown name or option, one that is missing, and values that cannot be on any machine,
+    where its class says so beforehand (``check(options)``).
+    """
+    engine = registry.resolve("engine", name, SHIPPED)
+    start: Callable[..., Awaitable[Engine]] | None = getattr(engine, "start", None)
     if not callable(start):
         raise ConfigError(
             f"engine {name!r} has no classmethod start(model, *, log_dir, ...)", fix="protocols.py says what it needs"
         )
     registry.check_options("engine", name, start, options)
+    try:
+        inspect.signature(start).bind(Path(), log_dir=Path(), **options)
+    except TypeError as error:
+        raise ConfigError(f"engine {name!r}: {error}", fix="name it in engine.options") from None
+    if (own := getattr(engine, "check", None)) is not None:
+        own(options)
     return start
 
 
-def check_model(name: str, model: Path) -> None:
-    """Refuse a model that the engine `name` cannot serve, where its class says so beforehand (``accepts``).
+def check_model(name: str, model: Path, options: Mapping[str, Any]) -> None:
+    """Refuse a model that the engine `name` cannot serve with `options`, where its class says so beforehand
+    (``accepts(model, options)``).
 
     Raises `ConfigError`.
     """
-    accepts: Callable[[Path], None] | None = getattr(registry.resolve("engine", name, SHIPPED), "accepts", None)
-    if accepts is not None:
-        accepts(model)
+    if (accepts := getattr(registry.resolve("engine", name, SHIPPED), "accepts", None)) is not None:
+        accepts(model, options)
+
+
+def require(name: str, options: Mapping[str, Any]) -> None:
+    """Raise `PrerequisiteError`, with what helps, if the class of the engine `name` knows that this machine lacks what
+    it needs (``require(options)``)."""
+    if (own := getattr(registry.resolve("engine", name, SHIPPED), "require", None)) is not None:
+        own(options)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from coderepairrl.engines.vllm.client import RANKS
+from coderepairrl.engines.vllm.options import RANKS
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LoraSettings
 from coderepairrl.plan.architecture import Architecture

@@ -129,7 +129,7 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
     placed_agent(config)
     engine_options(config)
     check_route(config)
-    engines.check_model(config.engine.name, model)
+    engines.check_model(config.engine.name, model, config.engine.options)
     train, held_out = load_tasks(config)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
         try:

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from coderepairrl.children import Child, ChildDied, Frame
+from coderepairrl.engines.options import check_positive, check_whole
 from coderepairrl.engines.tiny.config import ModelConfig, weights_of
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
 
 SERVER = "coderepairrl.engines.tiny.server"
+SLOTS, KV_GIB = 64, 2.0
+"""What they are unless given: sequences in the cache at most, and the memory of its keys and values."""
 
 
 class _Stream:
@@ -64,13 +67,20 @@ class TinyEngine:
         self._reader = asyncio.create_task(self._read())
 
     @classmethod
-    def accepts(cls, model: Path) -> None:
-        """Raises `ConfigError` for a model folder with anything but a dense Qwen3."""
-        ModelConfig.read(model)
+    def check(cls, options: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` for options of `start` that cannot be, whatever the model."""
+        check_whole(options, "context", 2)
+        check_whole(options, "slots", 1)
+        check_positive(options, "kv_gib")
+
+    @classmethod
+    def accepts(cls, model: Path, options: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` for a model folder with anything but a dense Qwen3, or options that it cannot have."""
+        _room(ModelConfig.read(model), **options)
 
     @classmethod
     async def start(
-        cls, model: Path, *, log_dir: Path, context: int | None = None, slots: int = 64, kv_gib: float = 2.0
+        cls, model: Path, *, log_dir: Path, context: int | None = None, slots: int = SLOTS, kv_gib: float = KV_GIB
     ) -> Self:
         """Serve the model folder `model` as version 0.
 
@@ -85,20 +95,10 @@ class TinyEngine:
             ConfigError: the folder is not a dense Qwen3 with weights, or an option cannot be.
             EngineFault: the child did not start.
         """
+        cls.check({"context": context, "slots": slots, "kv_gib": kv_gib})
         config = ModelConfig.read(model)
         weights_of(model)
-        context = config.context if context is None else context
-        if not 2 <= context <= config.context:
-            raise ConfigError(f"context={context}: the model's positions reach from 2 to {config.context} tokens")
-        if slots < 1:
-            raise ConfigError(f"slots={slots}: at least one sequence has to fit")
-        fitting = min(slots, int(kv_gib * 2**30) // (config.kv_bytes * context))
-        if fitting < 1:
-            need = config.kv_bytes * context / 2**30
-            raise ConfigError(
-                f"kv_gib={kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys and values",
-                fix="lower engine.context or raise engine.kv_gib",
-            )
+        context, fitting = _room(config, context, slots, kv_gib)
         arguments = [str(model.resolve()), "--slots", str(fitting), "--context", str(context)]
         child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
         try:
@@ -244,3 +244,20 @@ class TinyEngine:
         for future in self._answers.values():
             if not future.done():
                 future.set_result({"error": self._dead})
+
+
+def _room(
+    config: ModelConfig, context: int | None = None, slots: int = SLOTS, kv_gib: float = KV_GIB
+) -> tuple[int, int]:
+    """The longest sequence, and how many of that length there is room for. Raises `ConfigError` where none fits."""
+    context = config.context if context is None else context
+    if context > config.context:
+        raise ConfigError(f"engine.options.context={context}: the model's positions reach to {config.context} tokens")
+    fitting = min(slots, int(kv_gib * 2**30) // (config.kv_bytes * context))
+    if fitting < 1:
+        need = config.kv_bytes * context / 2**30
+        raise ConfigError(
+            f"engine.options.kv_gib={kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys and values",
+            fix="lower engine.options.context, or raise engine.options.kv_gib",
+        )
+    return context, fitting

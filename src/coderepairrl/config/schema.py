@@ -98,9 +98,10 @@ class Engine(Section):
     """GPUs that a server of ours sees, counted among those that `crrl` sees; empty is all of them (docs/cluster.md)."""
     share_devices: bool = False
     """Let engine and learner have the same GPUs. Neither makes room for the other: limit the engine's memory."""
-    weights: Literal["file", "gloo", "nccl"] = "file"
+    weights: Literal["file", "gloo", "ipc", "nccl"] = "file"
     """How full weights reach it: as files, or tensor by tensor without one, which only `vllm` takes: `gloo` through the
-    host's memory, on one machine, `nccl` between GPUs (not yet run on any). Adapters are always files."""
+    host's memory, on one machine; `ipc` through memory that both have open, of the one GPU that they share, or of the
+    host where there is none; `nccl` between GPUs. The last two have not yet run on any. Adapters are always files."""
     weights_dir: str = ""
     """A folder that the engine sees too, where weights lie on their way to it; empty is in memory. An engine on another
     machine needs one on a shared file system."""

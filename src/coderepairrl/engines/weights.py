@@ -20,6 +20,9 @@ from coderepairrl.errors import EngineFault
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
 OFFER = "offer.json"
+MEET = "meet-"
+CALLED_OFF = MEET + "off"
+"""Names in an offer: `crrl_wire` says what they mean."""
 _CHUNK = 1 << 22
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 

@@ -5,8 +5,9 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 
 from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
 from coderepairrl.learn.client import Learner, Published, init_random, merge
-from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings
+from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
+from coderepairrl.learn.streamed import Receiving, Streamed
 
 __all__ = [
     "Account",
@@ -17,6 +18,9 @@ __all__ = [
     "Learner",
     "LoraSettings",
     "Published",
+    "Receiving",
+    "Route",
+    "Streamed",
     "batch",
     "group_advantages",
     "init_random",

@@ -17,7 +17,7 @@ Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Form = Literal["model", "adapter"]
 """What an engine is given: a whole model, or adapters on the model it has."""
-Route = Literal["gloo", "nccl"]
+Route = Literal["gloo", "ipc", "nccl"]
 """How whole models reach an engine that takes them without a file."""
 
 LOGITS = 1 << 26

@@ -69,6 +69,13 @@ def check_named(config: Config) -> None:
             raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
 
 
+def common(config: Config) -> bool:
+    """Whether a server of ours has one GPU, and the learner's first process has the same."""
+    there = tuple(range(len(visible())))
+    serving, learning = config.engine.devices or there, config.train.devices or there
+    return _starts_a_server(config) and len(serving) == 1 and serving == learning[:1]
+
+
 def visible() -> list[str]:
     """The GPUs that this process sees, as CUDA names them: those it was given, else all that the machine has."""
     given = os.environ.get(VISIBLE)

@@ -15,7 +15,7 @@ from coderepairrl import agents, engines, models, rewards, sandbox, tasks, token
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.gateway import Gateway
-from coderepairrl.learn import Learner, init_random
+from coderepairrl.learn import Learner, Receiving, Streamed, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
 from coderepairrl.rollout import Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
@@ -23,8 +23,8 @@ from coderepairrl.sandbox.workspace import check_workspace
 from coderepairrl.train import devices
 from coderepairrl.train.policy import LivePolicy, settings, start_learner
 from coderepairrl.train.progress import Progress
+from coderepairrl.train.route import check_route
 from coderepairrl.train.shared import shared_folder
-from coderepairrl.train.streamed import Receiving, Streamed, check_route
 from coderepairrl.types import Limits, Sampling, Task, Turn
 
 

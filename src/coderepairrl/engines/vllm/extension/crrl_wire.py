@@ -1,4 +1,4 @@
-"""Weights from the learner to an engine's workers without a file: one tensor at a time, over gloo or NCCL.
+"""Weights from the learner to an engine's workers without a file: over gloo, NCCL, or memory that both have open.
 
 Both ends are here. It runs in the learner and in vLLM's Python, which need not have this project: it imports nothing
 of it. The learner writes an *offer*, a folder with ``offer.json`` that says what will come, and both meet there.
@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pickle
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ MEET = "meet-"
 """What the names of files begin with that belong to one attempt."""
 CALLED_OFF = MEET + "off"
 """A file that whoever drives both ends leaves when one of them has ended: the other need not wait for it."""
+WINDOW = 1 << 26
+"""Bytes of memory that the ends share with the backend ``ipc``."""
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By their names in safetensors."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -122,45 +127,138 @@ def receive(folder: Path, rank: int, receivers: int, seconds: float) -> tuple[di
 
 
 class Wire:
-    """A group of processes that meet over a file in `folder`; rank 0 sends. What differs on a GPU is the backend."""
+    """A group of processes that meet over a file in `folder`; rank 0 sends. What differs on a GPU is the backend.
+
+    ``gloo`` and ``nccl`` carry the values themselves. With ``ipc`` they go through a `_Window`, a stretch of the
+    sender's memory that all have open, and gloo says whose turn it is.
+    """
 
     def __init__(self, backend: str, folder: Path, rank: int, ranks: int, seconds: float) -> None:
+        self._window: _Window | None = None
         wait = timedelta(seconds=seconds)
         try:
             file_store: Any = dist.FileStore  # type: ignore[attr-defined]
             store = file_store(str(folder / f"{MEET}store"), ranks)
             store.set_timeout(wait)
-            if backend == "gloo":
+            if backend == "nccl":
+                self.device = torch.device("cuda", torch.cuda.current_device())
+                nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+                options = nccl.Options()
+                options._timeout = wait
+                self._group = nccl(store, rank, ranks, options)
+            else:
                 self.device = torch.device("cpu")
                 gloo: Any = dist.ProcessGroupGloo
                 options = gloo._Options()
                 options._devices = [gloo.create_device(hostname="127.0.0.1")]  # nobody else reaches it
                 options._timeout = wait
                 self._group = gloo(store, rank, ranks, options)
-            else:
-                self.device = torch.device("cuda", torch.cuda.current_device())
-                nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
-                options = nccl.Options()
-                options._timeout = wait
-                self._group = nccl(store, rank, ranks, options)
         except RuntimeError as error:
             raise Torn(f"the ends did not meet: {_first_line(error)}") from error
+        if backend == "ipc":
+            try:
+                self._window = _Window(folder, sends=rank == 0, all_here=self._all_here)
+            except BaseException:
+                del self._group  # nobody waits for an end that failed
+                raise
+            self.device = self._window.device
 
     def broadcast(self, tensor: Tensor) -> None:
-        """The sender's values into everybody's tensor, which is on `device`."""
+        """The sender's values into everybody's tensor, which is contiguous and on `device`."""
+        if self._window is not None:
+            self._window.pass_through(tensor)
+            return
         try:
             self._group.broadcast(tensor, 0).wait()
         except RuntimeError as error:
             raise Torn(f"the wire broke: {_first_line(error)}") from error
 
+    def _all_here(self) -> None:
+        """Return when everybody is here, with all done that was begun on a GPU."""
+        self._settle()
+        try:
+            self._group.barrier().wait()
+        except RuntimeError as error:
+            raise Torn(f"the wire broke: {_first_line(error)}") from error
+
+    def _settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def __enter__(self) -> Wire:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failed: object, *_: object) -> None:
         """Return when all that was sent has left, and hang up: an end that failed keeps nobody waiting."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        del self._group
+        try:
+            self._settle()
+            if self._window is not None:
+                self._window.close(failed=failed is not None)
+        finally:
+            del self._group
+
+
+class _Window:
+    """Memory where the sender's tensors are, on a GPU or in the host, that all ends have open.
+
+    All tensors, one after the other, pass through its two halves: while the others read one, the sender fills the next.
+    """
+
+    def __init__(self, folder: Path, *, sends: bool, all_here: Callable[[], None]) -> None:
+        """What opens it lies in `folder` until all have it open. Raises OSError when there is no room for it."""
+        memory, handle = folder / f"{MEET}memory", folder / f"{MEET}handle"
+        self._sends = sends
+        self._all_here = all_here
+        self._passed = 0
+        if sends and torch.cuda.is_available():
+            self._bytes = torch.empty(WINDOW, dtype=torch.uint8, device="cuda")
+            handle.write_bytes(ForkingPickler.dumps(self._bytes))
+        elif sends:
+            with memory.open("xb") as file:
+                os.posix_fallocate(file.fileno(), 0, WINDOW)  # whoever writes where there is no room is killed
+            self._bytes = _mapped(memory)
+        all_here()
+        if not sends:
+            self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _mapped(memory)
+        all_here()
+        if sends:  # who is killed from here on leaves nothing
+            memory.unlink(missing_ok=True)
+            handle.unlink(missing_ok=True)
+        self.device = self._bytes.device
+
+    def pass_through(self, tensor: Tensor) -> None:
+        """The sender's values into everybody's tensor."""
+        rest, half = tensor.view(-1).view(torch.uint8), WINDOW // 2
+        while len(rest):
+            if not self._sends and self._passed % half == 0:
+                self._all_here()  # the sender has filled this half, and may fill the other
+            part = rest[: half - self._passed % half]
+            place = self._bytes[self._passed % WINDOW :][: len(part)]
+            if self._sends:
+                place.copy_(part)
+            else:
+                part.copy_(place)
+            rest = rest[len(part) :]
+            self._passed += len(part)
+            if self._sends and self._passed % half == 0:
+                self._all_here()
+
+    def close(self, *, failed: bool) -> None:
+        """Let go, unless this end `failed` after all others: on a GPU it is the sender's memory that they read."""
+        if self._sends and self._passed % (WINDOW // 2) and not failed:
+            self._all_here()
+        if not self._sends:
+            del self._bytes
+        if not failed:
+            self._all_here()
+        if self._sends:
+            del self._bytes
+            if self.device.type == "cuda":
+                torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
+
+
+def _mapped(file: Path) -> Tensor:
+    return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 
 def _read(folder: Path) -> dict[str, Any]:

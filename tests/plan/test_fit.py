@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +115,12 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.args=['-tp=0.5']",), "must be a whole number, not 0.5"),
         (("engine.options.args=['-tp=3']", "engine.devices=[0,2,3]"), "3 does not divide the 32 heads"),
         (("engine.options.slots=0",), "slots must be a whole number of at least 1, not 0"),
-        (("engine.options.context='long'",), "context must be a whole number of at least 0, not 'long'"),
+        (("engine.options.context='long'",), "context must be a whole number of at least 1, not 'long'"),
+        (("engine.options.lora_rank=513",), "lora_rank must be a whole number from 0 to 512, not 513"),
+        (("engine.options.args=['--max_model_len=4096']",), "args has --max_model_len"),
+        (("engine.options.args=['--quantization', 'fp8']",), "args has --quantization: quantised weights are not"),
+        (("engine.options.args=['-q=awq']",), "args has -q=awq: quantised weights are not"),
+        (("engine.options.args=['--tensor-parallel', 'two']",), "wants a number, not 'two'"),
         (("engine.options.max_loras=1",), "max_loras must be a whole number of at least 2, not 1"),
         (("engine.options.context=40961",), "positions of Qwen/Qwen3-4B reach to 40,960"),
         (("train.devices=[1,2]",), "for train.processes=1"),
@@ -142,10 +148,16 @@ def test_where_memory_is_not_known_nothing_is_refused(tmp_path: Path, monkeypatc
 def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: Path) -> None:
     plan = train.needs(config(tmp_path, "engine.options={url='http://127.0.0.1:1'}", "engine.devices=[]"))
     assert [key for key in plan if key.startswith("gpu")] == ["gpu 1 (learner)"]
+    for argument in ("--cpu-offload-gb=4", "--kv-cache-dtype nvfp4"):
+        given = f"engine.options.args={argument.split()}"
+        assert train.needs(config(tmp_path, given))["memory"] == (
+            f"not planned: it is not known what the server holds with {argument}"
+        )
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
     assert "mixtral" not in (said := train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
     assert said.startswith("not planned")
-    for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}'):
+    quantised = json.dumps(KNOWN["Qwen3-4B"].config | {"model_type": "qwen3", "quantization_config": {"bits": 4}})
+    for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}', quantised):
         (tmp_path / "config.json").write_text(nothing)
         assert train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"] == said
     (tmp_path / "config.json").write_text("{")
@@ -191,6 +203,24 @@ def test_a_server_by_hand() -> None:
     assert memory.kv_token == 2 * 40 * 8 * 128 * 2 // 2
     assert memory.adapters == 2 * 128_450_560  # two of rank 32 in bf16, halved
     assert memory.cached(memory.fixed + 10 * memory.kv_token) == 10
+
+
+def kv_token(*args: str, **options: Any) -> int:
+    """Bytes of a token's keys and values at a server of 14B."""
+    model = KNOWN["Qwen3-14B"]
+    server = EngineSettings.of({"args": list(args), "context": 4096, **options}, model, None, small=False)
+    return engine_memory(model, server).kv_token
+
+
+def test_a_cache_of_8_bits_takes_half(tmp_path: Path) -> None:
+    whole = kv_token()
+    assert kv_token("--kv-cache-dtype", "fp8") == kv_token("--kv_cache_dtype=fp8_e4m3") == whole // 2
+    assert kv_token("--kv-cache-dtype", "fp8", "--kv-cache-dtype", "auto") == kv_token(dtype="half") == whole
+    assert kv_token(dtype="float32") == 2 * kv_token("--kv-cache-dtype=bfloat16", dtype="float32") == 2 * whole
+    plain = train.needs(config(tmp_path))
+    halved = train.needs(config(tmp_path, "engine.options.args=['--kv-cache-dtype', 'fp8']"))
+    assert halved["kv_tokens"] == pytest.approx(2 * plain["kv_tokens"], abs=1)
+    assert halved["gpu 0 (engine)"] == plain["gpu 0 (engine)"]
 
 
 def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:

@@ -47,14 +47,16 @@ class Architecture:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`, or
-        does not say its numbers. Raises `ConfigError` for what is no JSON."""
+        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`, is
+        quantised, or does not say its numbers. Raises `ConfigError` for what is no JSON."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
             raise ConfigError(f"cannot read {folder / 'config.json'}: {error}", fix="download it again") from error
         kind = raw.get("model_type") if isinstance(raw, dict) else None
         if kind not in KINDS or not all(isinstance(raw.get(name), int) and raw[name] > 0 for name in _SAID):
+            return None
+        if raw.get("quantization_config"):
             return None
         heads, biased = raw["num_attention_heads"], bool(raw.get("attention_bias", False))
         return cls(

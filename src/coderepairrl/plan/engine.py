@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from coderepairrl.engines.vllm.options import RANKS
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, parse
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LoraSettings
 from coderepairrl.plan.architecture import Architecture
@@ -22,10 +22,40 @@ BATCHED = 8192
 """Its ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
 RESERVE = 2_000_000_000
 """What it takes beside its tensors (context, libraries, captured graphs): an assumption, not a measurement."""
+KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+"""Of a number in the cache, by ``--kv-cache-dtype``; with ``auto`` it has the type of the weights."""
 
 TENSOR_NAMES, SHARE_NAMES = ("--tensor-parallel-size", "-tp"), ("--gpu-memory-utilization",)
 _PIPELINE, _DATA = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
-_BATCHED = ("--max-num-batched-tokens",)
+_BATCHED, _KV_DTYPE = ("--max-num-batched-tokens",), "--kv-cache-dtype"
+_QUANTISED = ("--quantization", "-q", "--quantization-config")
+_UNKNOWN = (
+    *("--cpu-offload-gb", "--offload-backend", "--kv-cache-memory-bytes", "--num-gpu-blocks-override"),
+    *("--speculative-config", "-sc", "--spec-method", "--spec-model"),
+    *("--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"),
+    "--kv-cache-dtype-skip-layers",
+)
+
+
+def unknown(args: Sequence[str]) -> str:
+    """The first of vLLM's arguments `args` whose memory is not known here, empty if there is none.
+
+    Raises `ConfigError` for those with which it serves other weights than the learner's.
+
+    >>> unknown(["-tp", "2", "--cpu_offload_gb=4"])
+    '--cpu_offload_gb=4'
+    """
+    found = ""
+    for given in parse(args):
+        if given.means(*_QUANTISED):
+            raise ConfigError(
+                f"engine.options.args has {given.words[0]}: quantised weights are not those that are trained",
+                fix="leave it out; --tensor-parallel-size divides the weights, --kv-cache-dtype fp8 halves the cache",
+            )
+        other_type = given.means(_KV_DTYPE) and given.value not in (*KV_BYTES, "auto")
+        if not found and (other_type or (given.means(*_UNKNOWN) and not given.means(_KV_DTYPE))):
+            found = " ".join(given.words)
+    return found
 
 
 def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> float:
@@ -35,16 +65,14 @@ def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> flo
     0.5
     """
     found = default
-    for at, word in enumerate(args):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") in names:  # vLLM takes both
-            value = value if equals else "".join(args[at + 1 : at + 2])
+    for given in parse(args):
+        if given.means(*names):
             try:
-                found = float(value)
+                found = float(given.value)
             except ValueError:
-                raise ConfigError(f"engine.options.args: {name} wants a number, not {value!r}") from None
+                raise ConfigError(f"engine.options.args: {given.name} wants a number, not {given.value!r}") from None
             if not 0 < found < math.inf:
-                raise ConfigError(f"engine.options.args: {name} must be positive, not {value}")
+                raise ConfigError(f"engine.options.args: {given.name} must be positive, not {given.value}")
     return found
 
 
@@ -56,21 +84,13 @@ def count(args: Sequence[str], names: tuple[str, ...], default: int) -> int:
     return int(found)
 
 
-def with_argument(args: Sequence[str], name: str, value: str) -> list[str]:
-    """`args` with `value` after `name`, instead of any that was there.
+def with_argument(args: Sequence[str], names: tuple[str, ...], value: str) -> list[str]:
+    """`args` with `value` after the first of `names`, instead of any of them that was there.
 
-    >>> with_argument(["--a", "--b-c=1", "--b_c", "2"], "--b-c", "3")
-    ['--a', '--b-c', '3']
+    >>> with_argument(["--a", "--b-c=1", "--b_c", "2", "-b", "3"], ("--b-c", "-b"), "4")
+    ['--a', '--b-c', '4']
     """
-    kept: list[str] = []
-    follows = False
-    for word in args:
-        said, equals, _ = word.partition("=")
-        same = said.replace("_", "-") == name
-        if not (follows or same):
-            kept.append(word)
-        follows = not follows and same and not equals
-    return [*kept, name, value]
+    return [*(word for given in parse(args) if not given.means(*names) for word in given.words), names[0], value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +104,10 @@ class EngineSettings:
     tensor: int
     pipeline: int
     replicas: int
-    half: bool
+    size: int
+    """Bytes of a weight."""
+    kv_size: int
+    """Bytes of a number in the cache."""
     adapters: int
     """At the server at once."""
     rank: int
@@ -92,20 +115,23 @@ class EngineSettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], model: Architecture, lora: LoraSettings | None, *, small: bool) -> Self:
-        """From ``engine.options``; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
-        args = [str(word) for word in options.get("args", ())]
-        rank = _option(options, "lora_rank", lora.rank if lora else 0)
-        dtype = str(options.get("dtype", "auto"))
+        """From ``engine.options``, which were checked; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
+        args = options.get("args", ())
+        rank = options.get("lora_rank", lora.rank if lora else 0)
+        dtype = options.get("dtype", "auto")
+        size = 2 if (model.half if dtype == "auto" else dtype.endswith(("16", "half"))) else 4
+        kv_types = [given.value for given in parse(args) if given.means(_KV_DTYPE)]
         return cls(
-            context=_option(options, "context", model.context),
-            slots=_option(options, "slots", 256, least=1),
+            context=options.get("context") or model.context,
+            slots=options.get("slots", SLOTS),
             share=argument(args, SHARE_NAMES, SHARE),
             batched=count(args, _BATCHED, 2048 if small else BATCHED),
             tensor=count(args, TENSOR_NAMES, 1),
             pipeline=count(args, _PIPELINE, 1),
             replicas=count(args, _DATA, 1),
-            half=model.half if dtype == "auto" else dtype.endswith(("16", "half")),
-            adapters=_option(options, "max_loras", 2, least=2) if rank else 0,
+            size=size,
+            kv_size=KV_BYTES.get(kv_types[-1], size) if kv_types else size,
+            adapters=options.get("max_loras", MAX_LORAS) if rank else 0,
             rank=min((r for r in RANKS if r >= rank), default=rank) if rank else 0,
             targets=lora.targets if lora else LoraSettings().targets,
         )
@@ -114,13 +140,6 @@ class EngineSettings:
     def gpus(self) -> int:
         """That the server uses."""
         return self.tensor * self.pipeline * self.replicas
-
-
-def _option(options: Mapping[str, Any], name: str, default: int, *, least: int = 0) -> int:
-    value = options.get(name, default)
-    if not isinstance(value, int) or value < least:
-        raise ConfigError(f"engine.options.{name} must be a whole number of at least {least}, not {value!r}")
-    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +165,11 @@ class EngineMemory:
 
 def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
     """What each GPU of the server holds."""
-    size, parts = 2 if server.half else 4, server.tensor * server.pipeline
+    size, parts = server.size, server.tensor * server.pipeline
     widest = 2 * model.intermediate // server.tensor + 6 * model.hidden
     return EngineMemory(
         weights=size * model.parameters // parts,
         adapters=size * server.adapters * model.adapters(server.rank, server.targets) // parts if server.rank else 0,
         work=size * server.batched * widest + 12 * server.slots * model.vocabulary,
-        kv_token=size * model.kv_width // (min(server.tensor, model.kv_heads) * server.pipeline),
+        kv_token=server.kv_size * model.kv_width // (min(server.tensor, model.kv_heads) * server.pipeline),
     )

@@ -26,6 +26,22 @@ _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """A server of ours, on GPUs."""
+
+    settings: EngineSettings
+    memory: EngineMemory
+    gpus: tuple[int, ...]
+    room: float | None
+    """Bytes that it takes of each, None where it is not known what they have."""
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens in the cache of one replica."""
+        return None if self.room is None else self.memory.cached(self.room)
+
+
+@dataclass(frozen=True, slots=True)
 class Estimate:
     """A run by its numbers. `memory` is that of each GPU in bytes, None where it is not known."""
 
@@ -33,32 +49,15 @@ class Estimate:
     settings: LearnSettings
     model: Architecture
     memory: float | None
-    server: EngineSettings | None
+    learner: LearnerMemory
+    """Of each learner process."""
+    server: Server | None
     """None where no server of ours takes GPUs."""
 
     @property
-    def learner(self) -> LearnerMemory:
-        """Of each learner process."""
-        gpu = self.memory is not None
-        return learner_memory(self.model, self.settings, longest=self.config.rollout.tokens, gpu=gpu)
-
-    @property
-    def engine(self) -> EngineMemory | None:
-        """Of each GPU of the server."""
-        return engine_memory(self.model, self.server) if self.server else None
-
-    @property
     def serving(self) -> tuple[int, ...]:
-        """The server's GPUs by number. Raises `ConfigError` when it needs more than it is given."""
-        if self.server is None:
-            return ()
-        wanted, given = self.server.gpus, self.config.engine.devices
-        if given and len(given) < wanted:
-            raise ConfigError(
-                f"engine.devices={list(given)}, and the server's arguments ask for {wanted} GPUs",
-                fix="name as many, or lower --tensor-parallel-size",
-            )
-        return (given or tuple(range(wanted)))[:wanted]
+        """The server's GPUs by number."""
+        return self.server.gpus if self.server else ()
 
     @property
     def learning(self) -> tuple[int, ...]:
@@ -68,39 +67,31 @@ class Estimate:
     @property
     def on_gpus(self) -> bool:
         """Whether there are GPUs, as far as is known here."""
-        return self.memory is not None or bool(self.config.train.devices or self.serving)
-
-    @property
-    def kv_tokens(self) -> int | None:
-        """Tokens in the cache of one replica of the server."""
-        if self.server is None or self.engine is None or self.memory is None:
-            return None
-        return self.engine.cached(self.server.share * self.memory)
+        return self.memory is not None or bool(self.config.train.devices or self.server)
 
     def needs(self, gpu: int) -> float:
         """Bytes that are taken of a GPU; a server takes its share whatever it needs."""
         learner = self.learner.peak + learner_side.RESERVE * self.on_gpus if gpu in self.learning else 0
-        if self.server is None or self.engine is None or gpu not in self.serving:
+        if self.server is None or gpu not in self.server.gpus:
             return learner
-        serving = self.engine.fixed if self.memory is None else self.server.share * self.memory
-        return learner + serving
+        return learner + (self.server.room or self.server.memory.fixed)
 
     @property
     def problem(self) -> str:
         """Why it cannot run, empty if nothing speaks against it."""
-        if self.server and self.server.context > self.model.context and not self.model.scaled:
+        server = self.server
+        if server and server.settings.context > self.model.context and not self.model.scaled:
             return (
-                f"engine.options.context={self.server.context:,}, and the positions of {self.config.model.path} reach "
-                f"to {self.model.context:,}"
+                f"engine.options.context={server.settings.context:,}, and the positions of {self.config.model.path} "
+                f"reach to {self.model.context:,}"
             )
         if self.memory is None:
             return ""
-        if self.server and self.engine and self.kv_tokens is not None and self.kv_tokens < self.server.context:
-            has, fixed = self.server.share * self.memory, self.engine.fixed
+        if server and server.room and (tokens := server.memory.cached(server.room)) < server.settings.context:
             return (
-                f"GPU {self.serving[0]}: the engine has {has / GB:.1f} GB ({self.server.share:g} of the memory) and "
-                f"needs {fixed / GB:.1f} beside its cache, in which {self.kv_tokens:,} tokens then fit: less than one "
-                f"sequence of {self.server.context:,}"
+                f"GPU {server.gpus[0]}: the engine has {server.room / GB:.1f} GB ({server.settings.share:g} of the "
+                f"memory) and needs {server.memory.fixed / GB:.1f} beside its cache, in which {tokens:,} tokens then "
+                f"fit: less than one sequence of {server.settings.context:,}"
             )
         for gpu in sorted({*self.serving, *self.learning}):
             if (needs := self.needs(gpu)) > self.memory:
@@ -121,9 +112,10 @@ class Estimate:
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
             if self.on_gpus:
                 plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
-        if self.server and self.kv_tokens is not None:
-            plan["kv_tokens"] = self.kv_tokens * self.server.replicas
-            plan["longest_sequences_at_once"] = self.at_once
+        if self.server and (tokens := self.server.kv_tokens) is not None:
+            server = self.server.settings
+            plan["kv_tokens"] = tokens * server.replicas
+            plan["longest_sequences_at_once"] = server.replicas * min(server.slots, tokens // server.context)
         return plan | {"step": self.step()}
 
     def step(self) -> dict[str, Any]:
@@ -138,9 +130,9 @@ class Estimate:
             return step
         training = self.training_flops() / (self.config.train.processes * gpu.tflops * 1e12 * gpu.utilisation)
         step["training_s"] = round(training, 1)
-        if self.server is None:
+        if self.server is None or (tokens := self.server.kv_tokens) is None:
             return step
-        step["sampling_s"] = round(self._sampling(episodes), 1)
+        step["sampling_s"] = round(self._sampling(self.server, tokens, episodes), 1)
         return step | {"seconds": round(training + step["sampling_s"], 1)}
 
     def training_flops(self) -> float:
@@ -153,36 +145,31 @@ class Estimate:
         scoring = SAMPLED * 2 * model.embedding * (passes + 1)
         return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
 
-    @property
-    def at_once(self) -> int:
-        """Sequences of full length that the server has at once."""
-        assert self.server is not None and self.kv_tokens is not None
-        return self.server.replicas * min(self.server.slots, self.kv_tokens // self.server.context)
-
-    def _sampling(self, episodes: int) -> float:
-        """Seconds: decoding reads the weights and a cache that is half full on average for every token."""
-        assert self.server is not None and self.engine is not None and self.kv_tokens is not None
-        rollout, gpu, server = self.config.rollout, self.config.gpu, self.server
-        fitting = server.replicas * min(server.slots, self.kv_tokens // rollout.tokens)
+    def _sampling(self, server: Server, tokens: int, episodes: int) -> float:
+        """Seconds with a cache of `tokens`: for every one, decoding reads the weights and a cache that is half full on
+        average."""
+        rollout, gpu, replicas = self.config.rollout, self.config.gpu, server.settings.replicas
+        fitting = replicas * min(server.settings.slots, tokens // rollout.tokens)
         together = min(episodes, rollout.concurrency, fitting)
         waves = -(-episodes // together)
-        cache = together / server.replicas * rollout.tokens / 2 * self.engine.kv_token
-        token = (self.engine.weights + cache) / (gpu.bandwidth_gb * GB * gpu.utilisation)
+        cache = together / replicas * rollout.tokens / 2 * server.memory.kv_token
+        token = (server.memory.weights + cache) / (gpu.bandwidth_gb * GB * gpu.utilisation)
         given = (1 - SAMPLED) * episodes * rollout.tokens * 2 * self.model.layers * self.model.products
-        prefill = given / (server.gpus * gpu.tflops * 1e12 * gpu.utilisation)
+        prefill = given / (server.settings.gpus * gpu.tflops * 1e12 * gpu.utilisation)
         return min(waves * rollout.seconds, waves * SAMPLED * rollout.tokens * token + prefill)
 
     def _parts(self, gpu: int) -> list[tuple[str, float]]:
         return [(name, size) for name, size in self._all_parts(gpu) if size]
 
     def _all_parts(self, gpu: int) -> Iterator[tuple[str, float]]:
-        if gpu in self.serving and self.server and self.engine:
-            yield "engine weights", self.engine.weights
-            yield "engine adapters", self.engine.adapters
-            yield "engine work", self.engine.work
+        if self.server and gpu in self.server.gpus:
+            engine = self.server.memory
+            yield "engine weights", engine.weights
+            yield "engine adapters", engine.adapters
+            yield "engine work", engine.work
             yield "engine reserve", engine_side.RESERVE
-            if self.memory is not None:
-                yield "engine KV cache", self.server.share * self.memory - self.engine.fixed
+            if self.server.room is not None:
+                yield "engine KV cache", self.server.room - engine.fixed
         if gpu in self.learning:
             yield from self.learner._asdict().items()
             yield "reserve", learner_side.RESERVE * self.on_gpus
@@ -202,27 +189,43 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
 
     Raises `ConfigError` for what no memory could help, and `UsageError` for a model that is neither here nor known.
     """
+    options = config.engine.options
+    engines.check(config.engine.name, options)
+    started = config.engine.name == "vllm" and not options.get("url")
+    if started and (argument := engine_side.unknown(options.get("args", ()))):
+        return f"it is not known what the server holds with {argument}"
     model = _architecture(config.model)
     if model is None:
-        return f"{config.model.path} is no dense model of {', '.join(KINDS)} with all its numbers in config.json"
+        kinds = ", ".join(KINDS)
+        return f"{config.model.path} is no dense, plain model of {kinds} with all its numbers in config.json"
     memory = config.gpu.memory_gb * GB or _memory()
-    server = None
-    options = config.engine.options
-    if config.engine.name == "vllm" and not options.get("url"):
-        engines.check("vllm", options)
-        server = EngineSettings.of(options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
-        if model.heads % server.tensor:
-            raise ConfigError(
-                f"engine.options.args: {TENSOR_NAMES[0]} {server.tensor} does not divide the {model.heads} heads of "
-                f"{config.model.path}",
-                fix=f"take one of {[size for size in range(1, 9) if model.heads % size == 0]}",
-            )
-        if server.context < config.rollout.tokens:
-            raise ConfigError(
-                f"engine.options.context={server.context} is less than rollout.tokens={config.rollout.tokens}",
-                fix=f"raise engine.options.context to {config.rollout.tokens}, or lower rollout.tokens",
-            )
-    return Estimate(config, settings, model, memory, server)
+    learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None)
+    server = _server(config, settings, model, memory) if started else None
+    return Estimate(config, settings, model, memory, learner, server)
+
+
+def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> Server:
+    """The server that is started. Raises `ConfigError`."""
+    server = EngineSettings.of(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
+    if model.heads % server.tensor:
+        raise ConfigError(
+            f"engine.options.args: {TENSOR_NAMES[0]} {server.tensor} does not divide the {model.heads} heads of "
+            f"{config.model.path}",
+            fix=f"take one of {[size for size in range(1, 9) if model.heads % size == 0]}",
+        )
+    if server.context < config.rollout.tokens:
+        raise ConfigError(
+            f"engine.options.context={server.context} is less than rollout.tokens={config.rollout.tokens}",
+            fix=f"raise engine.options.context to {config.rollout.tokens}, or lower rollout.tokens",
+        )
+    given = config.engine.devices
+    if given and len(given) < server.gpus:
+        raise ConfigError(
+            f"engine.devices={list(given)}, and the server's arguments ask for {server.gpus} GPUs",
+            fix="name as many, or lower --tensor-parallel-size",
+        )
+    gpus = (given or tuple(range(server.gpus)))[: server.gpus]
+    return Server(server, engine_memory(model, server), gpus, memory and server.share * memory)
 
 
 def _architecture(model: Model) -> Architecture | None:

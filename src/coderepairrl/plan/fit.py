@@ -90,7 +90,7 @@ def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -
 def _moves(given: Estimate) -> Iterator[Move]:
     """Changes that need less memory, those first that cost nothing but time, and shorter episodes last."""
     config, train = given.config, given.config.train
-    length, context = config.rollout.tokens, given.server.context if given.server else 0
+    length, context = config.rollout.tokens, given.server.settings.context if given.server else 0
     if context > length:
         yield Move("context", (f"engine.options.context={length}",))
     if not train.gradient_checkpointing:
@@ -100,9 +100,9 @@ def _moves(given: Estimate) -> Iterator[Move]:
         budget = max(length, budget // 2)
         yield Move("budget", (f"train.micro_tokens={budget}",))
     if given.server:
-        now = given.server.share
+        now = given.server.settings.share
         for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
-            yield Move("share", (_args(config, SHARE_NAMES[0], f"{share:g}"),))
+            yield Move("share", (_args(config, SHARE_NAMES, f"{share:g}"),))
     if train.precision == "fp32":
         yield Move("precision", ("train.precision=bf16",))
     if train.processes > 1 and train.strategy != "fsdp2":
@@ -117,10 +117,10 @@ def _moves(given: Estimate) -> Iterator[Move]:
             yield Move("strategy", overrides, learning=processes - train.processes)
     if given.server:
         for tensor in (2, 4, 8):
-            if tensor > given.server.tensor and given.model.kv_heads % tensor == 0:
-                wanted = tensor * given.server.gpus // given.server.tensor
+            if tensor > given.server.settings.tensor and given.model.kv_heads % tensor == 0:
+                wanted = tensor * given.server.settings.gpus // given.server.settings.tensor
                 more = max(0, wanted - len(config.engine.devices or given.serving))
-                yield Move("tensor", (_args(config, TENSOR_NAMES[0], str(tensor)),), serving=more)
+                yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)
     for shorter in (length // 2, length // 4):
         less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
         if config.rollout.turn_tokens > shorter:
@@ -130,6 +130,5 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("length", tuple(less))
 
 
-def _args(config: Config, name: str, value: str) -> str:
-    words = [str(word) for word in config.engine.options.get("args", ())]
-    return f"engine.options.args={json.dumps(with_argument(words, name, value))}"
+def _args(config: Config, names: tuple[str, ...], value: str) -> str:
+    return f"engine.options.args={json.dumps(with_argument(config.engine.options.get('args', ()), names, value))}"

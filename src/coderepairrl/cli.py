@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
@@ -73,7 +74,7 @@ def train(
             if plan:
                 print(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
         return
-    result = _run(train.run(resolved, resume=resume))
+    result = asyncio.run(train.run(resolved, resume=resume))
     print(json.dumps(result) if as_json else _table(result))
 
 
@@ -151,7 +152,7 @@ def serve(
         print(text, file=sys.stderr)
 
     places = served.Places(host, port, socket, admin, admin_port)
-    _run(served.serve(choice, places, log=log, ready=ready, say=say))
+    asyncio.run(served.serve(choice, places, log=log, ready=ready, say=say))
 
 
 @app.command()
@@ -361,7 +362,9 @@ def _counts(splits: dict[str, int]) -> str:
 
 
 def _run(job: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(job)
+    from coderepairrl.train import until_told
+
+    return asyncio.run(until_told(job))
 
 
 def _table(data: dict[Any, Any], indent: str = "") -> str:
@@ -377,8 +380,19 @@ def _table(data: dict[Any, Any], indent: str = "") -> str:
     return "\n".join(lines)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """Unwind, wherever we are, so that children and temporary folders go, too; `train.signals` has gentler ways.
+
+    Not Python's own handler, which `asyncio.run` would replace by one that waits for the code that runs just now.
+    """
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point: turns this project's errors into a message, a fix and an exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     try:
         app()
     except CodeRepairError as error:

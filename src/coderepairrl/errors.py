@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
     USAGE = 2
     PREREQUISITE = 3
     HEALTH_GATE = 4
-    INTERRUPTED = 130  # 128 + SIGINT, as shells report it: the log is complete and the run resumable
+    INTERRUPTED = 130  # 128 + SIGINT, as shells report it, whatever the signal: nothing is left running or half done
 
 
 class CodeRepairError(Exception):

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
@@ -133,23 +135,44 @@ async def test_a_refused_key_says_what_to_check(home: Home) -> None:
     assert b"answered 401" in done.stderr and b"the key" in done.stderr
 
 
-async def test_ctrl_c_leaves_the_repository_untouched(home: Home) -> None:
+@pytest.mark.parametrize("told", ["SIGINT", "SIGTERM", "SIGHUP", "the terminal is closed"])
+async def test_being_stopped_leaves_nothing(home: Home, told: str) -> None:
+    """No process, no folder, and the repository as it was, whoever ends it in the middle of an attempt."""
     before = home.state
-    change = Answer("First this.", (("shell", {"cmd": "echo changed > add.py"}),))
+    change = Answer("First this.", (("shell", {"cmd": "echo changed > add.py; setsid sleep 1000 & sleep 1000 &"}),))
     async with ScriptedEndpoint(lambda request: change if len(request["messages"]) < 3 else Answer("", delay=60)) as it:
         command = home.command(it.endpoint().base_url, "--model-name", "slow", "--apply")
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=home.path, env=home.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        async with asyncio.timeout(60):
+        by_hand, terminal = os.openpty()
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        if told not in signal.Signals.__members__:
+            command = ["setsid", "--ctty", *command]
+            streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        process = subprocess.Popen(command, cwd=home.path, env=home.environment, **streams)
+        os.close(terminal)
+        async with asyncio.timeout(120):
             while len(it.requests) < 2:
+                assert process.poll() is None
                 await asyncio.sleep(0.05)
-            process.send_signal(signal.SIGINT)
-            output, errors = await process.communicate()
-    assert process.returncode == 130, errors
-    assert output == b"" and b"Traceback" not in errors
+            started = psutil.Process(process.pid).children(recursive=True)
+            if told in signal.Signals.__members__:
+                process.send_signal(signal.Signals[told])
+            os.close(by_hand)
+            output, errors = await asyncio.to_thread(process.communicate)
+            assert process.returncode == 130, errors
+            assert not output and b"Traceback" not in (errors or b"")
+            assert len(started) > 1
+            while not all(map(gone, started)):
+                await asyncio.sleep(0.05)
     assert home.state == before
     assert not list(home.tmp.iterdir()), "no sandbox, socket or log is left"
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended; whoever adopted it may not have looked yet."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_run_brings_its_checkpoint_and_its_settings(home: Home, miniature: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.sandbox.workspace import git, reason
+from coderepairrl.train.signals import STOPPING
 from coderepairrl.types import Task
 
 
@@ -86,8 +87,8 @@ def _check_clean(root: Path) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits: git, which inherits this, must not be stopped between two files."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Signals wait: git, which inherits this, must not be stopped between two files."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:
         yield
     finally:

@@ -54,7 +54,7 @@ async def serve(
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Serve the model of `choice` until SIGINT, SIGTERM or SIGUSR1; `ready` is told where, once it answers.
+    """Serve the model of `choice` until one of `signals.STOPPING`; `ready` is told where, once it answers.
 
     Turns are recorded in the folder `log`. Raises `UsageError` for what is taken or there already, and what
     `replying` raises.

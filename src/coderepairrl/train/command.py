@@ -12,7 +12,7 @@ from typing import Any
 
 from coderepairrl import models
 from coderepairrl.config import Config, load, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan import DoesNotFit, require
 from coderepairrl.runs import RunFolder, open_run
@@ -22,7 +22,7 @@ from coderepairrl.train.loop import evaluation_due, train
 from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_name
 from coderepairrl.train.policy import settings
 from coderepairrl.train.progress import Progress
-from coderepairrl.train.signals import stoppable
+from coderepairrl.train.signals import Interrupted, stoppable
 
 _MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
@@ -33,12 +33,6 @@ _MAY_CHANGE = (
 _ENOUGH_DISK = 64 << 20
 
 
-class Interrupted(CodeRepairError):
-    """Ctrl-C, SIGTERM or SIGUSR1: the log is complete and the run can be resumed."""
-
-    exit_code = ExitCode.INTERRUPTED
-
-
 def folder_of(config: Config) -> RunFolder:
     """Where the run lives."""
     return RunFolder(Path(config.run.dir) / config.run.name)
@@ -47,12 +41,12 @@ def folder_of(config: Config) -> RunFolder:
 async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
     """Train as `config` says and return the summary that ``--json`` prints.
 
-    Raises `Interrupted` after Ctrl-C, SIGTERM or SIGUSR1, and otherwise what stopped the run; the log is complete
+    Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
     """
+    check(config)  # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
     with stoppable() as received:
         try:
-            check(config)  # a mistake must not cost a run folder
             folder = _resumed(config) if resume else folder_of(config)
             _check_disk(folder)
             doubt = _what_may_not_fit(config)

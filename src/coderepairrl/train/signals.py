@@ -3,34 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+from coderepairrl.errors import CodeRepairError, ExitCode
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+T = TypeVar("T")
+
+
+class Interrupted(CodeRepairError):
+    """One of `STOPPING` ended the command, in order. A run of `crrl train` can be resumed."""
+
+    exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def stoppable() -> Iterator[list[str]]:
-    """Ctrl-C, SIGTERM and SIGUSR1 cancel the task, once: a second one must not tear what the first is tidying up.
+    """Each of `STOPPING` cancels the task, once: a second one must not tear what the first is tidying up.
 
-    Schedulers send SIGUSR1 some time before they take the machine away (Slurm: ``--signal=USR1@300``).
+    Schedulers send SIGUSR1 some time before they take the machine away (Slurm: ``--signal=USR1@300``). SIGHUP says
+    that the terminal was closed, which nobody can read any more; under ``nohup`` it means nothing.
 
     Yields the names of those that arrived.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     received: list[str] = []
+    numbers = [n for n in STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    terminals = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream and stream.isatty()]
 
     def stop(number: signal.Signals) -> None:
+        if number == signal.SIGHUP:
+            for descriptor in terminals:
+                _silence(descriptor)
         if not received:
             task.cancel()
         received.append(number.name)
 
-    for number in STOPPING:
+    for number in numbers:
         loop.add_signal_handler(number, stop, number)
     try:
         yield received
     finally:
-        for number in STOPPING:
+        for number in numbers:
             loop.remove_signal_handler(number)
+
+
+async def until_told(job: Coroutine[Any, Any, T]) -> T:
+    """The result of `job`. Raises `Interrupted` when one of `STOPPING` has ended it, in order."""
+    with stoppable() as received:
+        try:
+            return await job
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            raise Interrupted(f"{received[0]}: stopped") from None
+
+
+def _silence(descriptor: int) -> None:
+    """What is written there from now on is lost; to a terminal that is gone it would be an error."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -134,9 +134,11 @@ def _run(command: Sequence[str], tree: Path, timeout: float) -> tuple[bool | Non
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
         return None, ""
+    finally:
+        if process.returncode is None:  # too slow, or we are told to stop
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     lines = output.decode("utf-8", "replace").replace(f"{tree}/", "").strip().splitlines()
     return process.returncode == 0, "\n".join(lines[-SHOWN_LINES:])
 

@@ -1,0 +1,114 @@
+"""Being told to stop while a program of somebody else's runs: it ends with us, and the exit code says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.errors import PrerequisiteError
+
+RECIPE = 'argv = ["{install}/npm/run"]\n[install]\nnpm = ["@a/b@1.2.3"]\n'
+MUTANTS = """
+[run]
+name = "stopped"
+[tasks]
+source = "mutants"
+options = {{ path = "{path}", n = 1, command = "{hanging}" }}
+[reward]
+patch_lines = 1.0
+"""
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder that sandboxes of root can enter, with a package, a pipe, and `npm`, which holds the pipe for ever."""
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        home.chmod(0o755)
+        for folder in ("package", "bin", "tmp"):
+            (home / folder).mkdir()
+        (home / "tmp").chmod(0o711)
+        (home / "package" / "ranges.py").write_text("def span(values):\n    return max(values) - min(values)\n")
+        os.mkfifo(home / "pipe")
+        npm = home / "bin" / "npm"
+        npm.write_text(f"#!/bin/sh\nexec sleep infinity > {shlex.quote(str(home / 'pipe'))}\n")
+        npm.chmod(0o755)
+        yield home
+
+
+def crrl(home: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    own = {
+        "CRRL_CACHE": str(home / "cache"),
+        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
+        "TMPDIR": str(home / "tmp"),
+    }
+    command = [sys.executable, "-m", "coderepairrl.cli", *arguments]
+    return subprocess.Popen(
+        command, cwd=home, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [("agents install", signal.SIGHUP), ("train", signal.SIGINT), ("train", signal.SIGTERM)],
+)
+def test_a_program_ends_with_us(home: Path, command: str, number: signal.Signals) -> None:
+    (home / "mine.toml").write_text(
+        {
+            "agents install": RECIPE,
+            "train": MUTANTS.format(path=home / "package", hanging=home / "bin" / "npm"),
+        }[command]
+    )
+    process = crrl(home, [*command.split(), "mine.toml"])
+    with process, (home / "pipe").open("rb") as held:  # which waits until the program runs
+        process.send_signal(number)
+        assert held.read() == b"", "until the last one is gone"
+        output, errors = process.communicate()
+    assert (process.returncode, output) == (130, ""), errors
+    assert "Traceback" not in errors
+    assert not (home / "runs").exists() and not list((home / "tmp").iterdir())
+
+
+def test_verifying_leaves_no_sandbox(home: Path) -> None:
+    try:
+        sandbox.default_name()
+    except PrerequisiteError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+    task = {"id": "toy/one", "prompt": "p", "language": "python", "workspace": f"dir:{home / 'package'}"}
+    task["checks"] = {"commands": [["sh", "-c", "setsid sleep 4242 & sleep 4242"]]}
+    old, rest = (home / "package" / "ranges.py").read_text().splitlines()
+    task["reference"] = f"--- a/ranges.py\n+++ b/ranges.py\n@@ -1,2 +1,2 @@\n-{old}\n+{old}  # mended\n {rest}\n"
+    (home / "tasks.jsonl").write_text(json.dumps(task))
+    process = crrl(home, ["data", "verify", "jsonl", "path=tasks.jsonl"])
+    started: list[psutil.Process] = []
+    while sum("4242" in words_of(each) for each in started) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+        started = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (130, ""), errors
+    assert "SIGTERM" in errors and "Traceback" not in errors
+    assert not list((home / "tmp").iterdir())
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    try:
+        words: list[str] = process.cmdline()
+    except psutil.Error:  # it ended meanwhile
+        words = []
+    return words

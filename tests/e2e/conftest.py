@@ -117,22 +117,18 @@ def project(tmp_path: Path, miniature: Path) -> Project:
     return Project(tmp_path, config)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until `condition` holds; fail when it does not within `seconds`."""
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
+async def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
+    """Wait until `condition` holds, for as long as `process` lives and pytest lets a test run."""
+    while not condition():
+        assert process.poll() is None, f"it ended before that moment: {process.communicate()}"
+        await asyncio.sleep(0.02)
 
 
-async def frozen(process: subprocess.Popen[str], condition: Callable[[], bool], seconds: float = 60.0) -> None:
+async def frozen(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:
     """Stop `process` (SIGSTOP) at a moment at which `condition` holds: what holds then still holds after it."""
-    async with asyncio.timeout(seconds):
-        while True:
-            await asyncio.sleep(0.02)
-            if not condition():
-                assert process.poll() is None, f"it ended before that moment: {process.communicate()}"
-                continue
-            process.send_signal(signal.SIGSTOP)
-            if condition():
-                return
-            process.send_signal(signal.SIGCONT)
+    while True:
+        await until(process, condition)
+        process.send_signal(signal.SIGSTOP)
+        if condition():
+            return
+        process.send_signal(signal.SIGCONT)

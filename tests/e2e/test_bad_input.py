@@ -96,10 +96,10 @@ def test_a_workspace_that_cannot_be_used_is_named_before_the_run(project: Projec
 
 async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project: Project) -> None:
     with project.started("train", str(project.config)) as process:
-        await until(lambda: (project.run.logs / "engine.log").exists() or process.poll() is not None)
+        await until(process, (project.run.logs / "engine.log").exists)
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+        _, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 130, errors
     assert "before the first step" in errors
     assert "Traceback" not in errors
@@ -123,11 +123,11 @@ async def test_a_disk_that_fills_up_costs_nothing_that_was_logged(project: Proje
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", disk], check=True)
     try:
         with project.started("train", str(project.config), "run.steps=1000", "run.checkpoint_every=1") as process:
-            await until(lambda: any(record["type"] == "step" for record in project.records()), 200)
+            await until(process, lambda: any(record["type"] == "step" for record in project.records()))
             with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as other:
                 while other.write(bytes(1 << 16)):
                     pass
-            _, errors = await asyncio.to_thread(process.communicate, timeout=200)
+            _, errors = await asyncio.to_thread(process.communicate)
         assert process.returncode == 1 and "Traceback" not in errors, errors
         assert "full" in errors or "No space left" in errors
         logged = project.run.log.read_bytes().rpartition(b"\n")[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import load, shipped, to_toml
+from coderepairrl.config import load, override, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError, ExitCode
@@ -65,6 +65,30 @@ def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, mess
     assert message in str(caught.value)
     assert fix in caught.value.fix
     assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_a_mistake_is_named_by_where_it_was_written(tmp_path: Path) -> None:
+    """An override as it is, a file by its path."""
+
+    def said(source: str | Path, *overrides: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(source, overrides)
+        return str(caught.value)
+
+    assert said("thesis", "train.lrr=1") == "override 'train.lrr=1': unknown key 'train.lrr'"
+    assert said("thesis", "train.lr=-1", "train.seed=2") == "override 'train.seed=2': unknown key 'train.seed'"
+    assert said("thesis", "train.lora={rank=0}").startswith("override 'train.lora={rank=0}': train.lora.rank: ")
+    assert said("thesis", "rollout.turn_tokens=99999", "run.steps=3") == (
+        "override 'rollout.turn_tokens=99999': rollout.turn_tokens exceeds rollout.tokens"
+    )
+    assert said("thesis", "train.lr=1", "train.lr=-1").startswith("override 'train.lr=-1': train.lr: ")
+    file = write(tmp_path / "a.toml", 'extends = "thesis"\n[train]\nlr = -1\n')
+    assert [line.split(": ")[0] for line in said(file, "rollout.tokens=-1").split("; ")] == [
+        "override 'rollout.tokens=-1'",
+        str(file),
+    ]
+    with pytest.raises(ConfigError, match=r"^override 'train\.lr=-1': train\.lr: "):
+        override(load("thesis"), ["train.lr=-1"])
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

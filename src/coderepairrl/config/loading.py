@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import resources
@@ -37,19 +38,33 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
         data = _merge(_base(path, base), data)
     for text in overrides:
         _set(data, *parse_override(text))
-    return validate(data, str(path))
+    return validate(data, str(source if path in shipped().values() else path), overrides)
 
 
-def validate(data: dict[str, Any], where: str) -> Config:
-    """`data` as a `Config`. Raises `ConfigError`."""
+def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
+    """`data` as a `Config`. It came from `where`, but for what `overrides` set. Raises `ConfigError`."""
     for key, nearest in _unknown(data, Config):
         fix = f"did you mean {nearest!r}?" if nearest else "see docs/config.md for the known keys"
-        raise ConfigError(f"{where}: unknown key {key!r}", fix=fix)
+        raise ConfigError(f"{_origin(key, where, overrides)}: unknown key {key!r}", fix=fix)
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'config'}: {e['msg']}" for e in error.errors()]
-        raise ConfigError(f"{where}: " + "; ".join(lines), fix="see docs/config.md") from None
+        found: dict[str, list[str]] = {}
+        for each in error.errors():
+            key, what = ".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")
+            origin = _origin(key or what, where, overrides)
+            found.setdefault(origin, []).append(f"{key}: {what}" if key else what)
+        lines = (f"{origin}: {'; '.join(messages)}" for origin, messages in found.items())
+        raise ConfigError("; ".join(lines), fix="see docs/config.md") from None
+
+
+def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
+    """What set `key` (or a key that this text names, or something in it): the last override that did, else `where`."""
+    for text in reversed(overrides):
+        name = text.partition("=")[0].strip()
+        if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
+            return f"override {text!r}"
+    return where
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
@@ -57,7 +72,7 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
     data = config.model_dump(exclude_none=True)
     for text in overrides:
         _set(data, *parse_override(text))
-    return validate(data, "config")
+    return validate(data, "config", overrides)
 
 
 def to_toml(config: Config) -> str:

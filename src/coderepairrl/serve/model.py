@@ -88,7 +88,7 @@ def choose(
         if unused := [key for key, _ in map(configs.parse_override, overrides) if key.startswith("model")]:
             raise ConfigError(f"{unused[0]} is for models that are served here, not for {model}")
         options = [*defaults, f"engine={RELAY}", *overrides]
-        return _remote(model, configs.validate(configs.parse_options(options), command))
+        return _remote(model, configs.validate(configs.parse_options(options), command, options))
     path = Path(model).expanduser()
     if (path / "run.json").is_file():
         return _newest(path, configs.load(path, overrides))
@@ -98,7 +98,7 @@ def choose(
             return _remote(config.model.path, config)
         return Choice(config, folder=_with_weights(config.model.path))
     folder = _with_weights(model)
-    plain = configs.validate(configs.parse_options([*defaults, *overrides]), command)
+    plain = configs.validate(configs.parse_options([*defaults, *overrides]), command, overrides)
     return Choice(_trainer_of(model, overrides) or plain, folder=folder)
 
 

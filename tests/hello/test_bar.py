@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from random import Random
+from typing import Any
 
+import pytest
+
+from coderepairrl import config as configs
+from coderepairrl import train
 from coderepairrl.hello import bar
+from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score
 
 
@@ -79,3 +86,24 @@ def test_the_table_has_every_run_and_the_mean_of_the_pool() -> None:
     values = {row[0].strip("| "): float(row[5]) for row in rows if row[1] == "sampled" and row[2] == "tests"}
     seeds = [value for run, value in values.items() if run != "pooled"]
     assert abs(values["pooled"] - sum(seeds) / 3) < 2e-3
+
+
+def test_only_what_is_missing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished run starts no engine; an interrupted one, or one that is asked for more, goes on."""
+    asked: list[tuple[int, bool]] = []
+
+    async def run(config: configs.Config, *, resume: bool = False) -> dict[str, Any]:
+        folder = RunFolder(Path(config.run.dir) / config.run.name)
+        if not resume:
+            folder.create(configs.to_toml(config), {})
+        folder.write_config(configs.to_toml(config))
+        log = folder.writer()
+        log.append("end" if asked else "stop", step=config.run.steps)
+        log.close()
+        asked.append((config.run.steps, resume))
+        return {}
+
+    monkeypatch.setattr(train, "run", run)
+    for steps in (1, 1, 1, 2, 2):
+        bar.finished([f"run.dir={tmp_path}", f"run.steps={steps}", *bar.FULL])
+    assert asked == [(1, False), (1, True), (2, True)]

@@ -12,6 +12,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl import models, train
+from coderepairrl.config import Config
 from coderepairrl.evaluate import compare, pair
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
 from coderepairrl.hello.warmstart import STAGES, Stage, WarmStart
@@ -61,7 +63,7 @@ def main() -> None:
     options = parser.parse_args()
     name, settings = ("hello-short", SHORT) if options.short else ("hello-bar", FULL)
     overrides = [*settings, *options.overrides]
-    runs = {seed: _finished([f"run.name={name}-{seed}", f"run.seed={seed}", *overrides]) for seed in options.seeds}
+    runs = {seed: finished([f"run.name={name}-{seed}", f"run.seed={seed}", *overrides]) for seed in options.seeds}
     control = None if options.short else control_run(options.seeds[0], overrides)
     found = {f"seed {seed}": evaluations(path, path) for seed, path in runs.items()}
     if len(runs) > 1:
@@ -82,7 +84,7 @@ def control_run(seed: int, overrides: Sequence[str]) -> Path:
     if not (model / "done").exists():
         more_warm_start(models.folder(config.model.path), model)
     also = ["run.steps=0", "eval.after=false", f"model.path={model}"]
-    return _finished([f"run.name=hello-bar-control-{seed}", f"run.seed={seed}", *overrides, *also])
+    return finished([f"run.name=hello-bar-control-{seed}", f"run.seed={seed}", *overrides, *also])
 
 
 def more_warm_start(model: Path, out: Path) -> None:
@@ -104,14 +106,20 @@ def more_warm_start(model: Path, out: Path) -> None:
     (out / "done").write_text(f"{time.process_time() - began:.0f} CPU-s\n")
 
 
-def _finished(overrides: Sequence[str]) -> Path:
+def finished(overrides: Sequence[str]) -> Path:
+    """The folder of a finished run with these settings: one is started, gone on with, or there already."""
     config = configs.load("hello", overrides)
     path = Path(config.run.dir) / config.run.name
-    if (path / "run.json").exists():
-        asyncio.run(train.run(configs.load(path, overrides), resume=True))
-    else:
+    if not (path / "run.json").exists():
         asyncio.run(train.run(config))
+    elif not _has_ended(path, config := configs.load(path, overrides)):
+        asyncio.run(train.run(config, resume=True))
     return path
+
+
+def _has_ended(path: Path, config: Config) -> bool:
+    last = deque(open_run(path).records(), maxlen=1)
+    return config == configs.load(path) and any(record["type"] == "end" for record in last)
 
 
 def evaluations(first: Path, second: Path) -> dict[str, Episodes]:

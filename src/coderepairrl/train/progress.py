@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ class Progress:
         self._step = self._first_step = 0
         self._last: Mapping[str, Any] = {}
         self._alarm = ""
+        self._faults: Counter[str] = Counter()  # of this phase: a cause is said once, and then counted
         self._tokens, self._rate = 0, 0.0
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
@@ -41,6 +43,7 @@ class Progress:
     ) -> None:
         if self.console.is_terminal:
             self._live.stop()
+        self._count_faults()
 
     def resume_at(self, step: int) -> None:
         """Steps up to `step` were done by an earlier process."""
@@ -48,6 +51,7 @@ class Progress:
 
     def phase(self, name: str, expected: int = 0) -> None:
         """A new phase, in which `expected` episodes will finish."""
+        self._count_faults()
         self._phase, self._done, self._expected = name, 0, expected
         self._phase_began, self._tokens = time.monotonic(), 0
 
@@ -58,7 +62,10 @@ class Progress:
         rate = self._tokens / max(time.monotonic() - self._phase_began, 1e-9)
         self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
         if episode.ending is Ending.VOID:
-            self.say(f"void: {episode.id}: {episode.fault.splitlines()[0]}")
+            cause = episode.fault.partition("\n")[0]
+            self._faults[cause] += 1
+            if self._faults[cause] == 1:
+                self.say(f"void: {episode.id}: {cause}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A step is finished."""
@@ -74,6 +81,12 @@ class Progress:
         """A line of its own."""
         self.console.print(text, markup=False, soft_wrap=True)
 
+    def _count_faults(self) -> None:
+        for cause, count in self._faults.items():
+            if count > 1:
+                self.say(f"void: {count - 1} more: {cause}")
+        self._faults.clear()
+
     def _panel(self) -> Table:
         now = time.monotonic()
         steps = self._step - self._first_step
@@ -83,6 +96,8 @@ class Progress:
         table.add_row("step", f"{self._step}/{self.total_steps}")
         table.add_row("", _line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
+        if self._faults:
+            table.add_row("void", f"{self._faults.total()}")
         if self._alarm:
             table.add_row("ALARM", Text(self._alarm))
         table.add_row("time", f"{now - self._started:,.0f} s" + (f", about {left:,.0f} s left" if left else ""))

@@ -69,10 +69,14 @@ def train(
         plan: dict[str, Any] = {}
         try:
             plan["needs"] = train.needs(resolved)
+            if lacking := train.missing(resolved):
+                plan["missing"] = {"what": str(lacking), "fix": lacking.fix}
             plan |= train.plan(resolved)
         finally:  # what is known, though the rest is refused
             if plan:
                 print(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
+        if lacking:
+            raise lacking
         return
     result = asyncio.run(train.run(resolved, resume=resume))
     print(json.dumps(result) if as_json else _table(result))

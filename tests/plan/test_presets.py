@@ -23,8 +23,8 @@ TASK = {"id": "toy/add", "prompt": "add(2, 3) is -1.", "language": "python", "wo
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of six GPUs with the folders that presets name: real numbers, a small tokenizer, no weights to speak
-    of."""
+    """A machine of six GPUs and a vLLM, with the folders that presets name: real numbers, a small tokenizer, no weights
+    to speak of."""
     tiny = models.folder("builtin:tiny")
     spec = json.loads((tiny / "config.json").read_text())
     for name, shape in KNOWN.items():
@@ -39,7 +39,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "curriculum.jsonl").write_text(json.dumps(TASK))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    with_vllm(tmp_path / "site", "0.32.1")
     return tmp_path
+
+
+def with_vllm(site: Path, version: str) -> None:
+    """A folder in which Python finds that vLLM is installed."""
+    about = site / f"vllm-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
 
 
 def crrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -166,3 +175,52 @@ def test_a_plan_needs_nothing_but_the_name(tmp_path: Path, monkeypatch: pytest.M
     assert needs["parameters"] == KNOWN["Qwen3-14B"].parameters
     assert needs["gpu 1, 2 (learner)"]["weights_gb"] == 29.54
     assert "hf download Qwen/Qwen3-14B" in said.err
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "what"),
+    [
+        (None, sys.executable, f"there is no vLLM in {sys.executable}"),
+        ("0.31.2", sys.executable, f"{sys.executable} has vLLM 0.31.2, and its routes are known here for 0.32.x only"),
+        (None, "/nowhere", "engine.options.python='/nowhere' does not run"),
+    ],
+)
+def test_a_plan_says_that_vllm_is_missing(
+    version: str | None, python: str, what: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """All of the plan, what is missing, and exit code 3; the run itself leaves nothing."""
+    shutil.rmtree(place / "site")
+    if version:
+        with_vllm(place / "site", version)
+    run = ("train", "qwen3-0.6b", f"engine.options.python={python}")
+    assert crrl(monkeypatch, *run, "--dry-run", "--json") == 3
+    said = capsys.readouterr()
+    plan = json.loads(said.out.splitlines()[-1])
+    assert plan["missing"]["what"].startswith(what) and "pip install 'vllm==0.32.*'" in plan["missing"]["fix"]
+    assert plan["needs"]["kv_tokens"] > 0 and plan["steps"] > 0
+    assert what in said.err
+    assert crrl(monkeypatch, *run, "--dry-run") == 3
+    assert f"missing\n  what                       {what}" in capsys.readouterr().out
+    assert crrl(monkeypatch, *run) == 3
+    assert what in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "engine.options.slots=0",
+        "engine.options.url=http://127.0.0.1:1",  # beside what the preset has for a server of ours
+        "engine.options.args=['--max-num-seqs=4']",
+        "engine.options.args=['--quantization=fp8']",
+        "engine.options.lora_rank=8",
+        "train.lora.rank=1024",
+    ],
+)
+def test_options_that_cannot_be_cost_no_run_folder(
+    override: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for mode in ([], ["--dry-run"]):
+        assert crrl(monkeypatch, "train", "qwen3-0.6b", override, *mode) == 2
+        assert "error: " in capsys.readouterr().err
+    assert not (place / "runs").exists()

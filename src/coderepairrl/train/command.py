@@ -10,9 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import models
+from coderepairrl import engines, models
 from coderepairrl.config import Config, load, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan import DoesNotFit, require
 from coderepairrl.runs import RunFolder, open_run
@@ -45,6 +45,8 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
     either way, and ``resume`` continues it.
     """
     check(config)  # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
+    if lacking := missing(config):
+        raise lacking
     with stoppable() as received:
         try:
             folder = _resumed(config) if resume else folder_of(config)
@@ -139,6 +141,15 @@ def needs(config: Config) -> dict[str, Any]:
     """
     check_named(config)
     return require(config, settings)
+
+
+def missing(config: Config) -> PrerequisiteError | None:
+    """What this machine lacks for the engine of `run`, which would raise it; a plan can be made without."""
+    try:
+        engines.require(config.engine.name, config.engine.options)
+    except PrerequisiteError as error:
+        return error
+    return None
 
 
 def _what_may_not_fit(config: Config) -> str:

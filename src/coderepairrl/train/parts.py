@@ -173,6 +173,7 @@ def engine_options(config: Config) -> dict[str, Any]:
                 f"train.lora.rank={lora.rank}, and engine.options.lora_rank={largest}",
                 fix="leave engine.options.lora_rank out, or set it to 0 to send merged weights",
             )
+        engines.check(config.engine.name, options)  # the adapters may be larger than it ever takes
     if env := devices.split(config).engine:
         options["env"] = {**options.get("env", {}), **env}
     return options

@@ -13,12 +13,12 @@ def void(number: int, fault: str) -> Episode:
 
 
 def test_a_cause_is_said_once_a_phase_and_then_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    dead, full = "EngineFault: it is dead\nlast words", "SandboxFault: the disk is full"
+    full = "SandboxFault: the disk is full"
     with Progress(3) as progress:
         for phase in ("train", "eval"):
             progress.phase(phase, 400)
             for number in range(380):
-                progress.episode(void(number, dead))
+                progress.episode(void(number, f"EngineFault: it died at request {number}\nlast words"))
             progress.episode(void(380, full))
-    each = ["void: train-0: EngineFault: it is dead", f"void: train-380: {full}"]
-    assert capsys.readouterr().err.splitlines() == [*each, "void: 379 more: EngineFault: it is dead"] * 2
+    each = ["void: train-0: EngineFault: it died at request 0", f"void: train-380: {full}"]
+    assert capsys.readouterr().err.splitlines() == [*each, "void: 379 more like EngineFault: it died at request 0"] * 2

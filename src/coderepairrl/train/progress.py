@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections import Counter
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,8 @@ class Progress:
         self._step = self._first_step = 0
         self._last: Mapping[str, Any] = {}
         self._alarm = ""
-        self._faults: Counter[str] = Counter()  # of this phase: a cause is said once, and then counted
+        self._faults: dict[str, list[str]] = {}
+        """Of this phase, by what they say but for numbers (requests, processes): said once, and then counted."""
         self._tokens, self._rate = 0, 0.0
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
@@ -63,8 +64,9 @@ class Progress:
         self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
         if episode.ending is Ending.VOID:
             cause = episode.fault.partition("\n")[0]
-            self._faults[cause] += 1
-            if self._faults[cause] == 1:
+            alike = self._faults.setdefault(re.sub(r"\d+", "0", cause), [])
+            alike.append(cause)
+            if len(alike) == 1:
                 self.say(f"void: {episode.id}: {cause}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -82,9 +84,9 @@ class Progress:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def _count_faults(self) -> None:
-        for cause, count in self._faults.items():
-            if count > 1:
-                self.say(f"void: {count - 1} more: {cause}")
+        for first, *more in self._faults.values():
+            if more:
+                self.say(f"void: {len(more)} more like {first}")
         self._faults.clear()
 
     def _panel(self) -> Table:
@@ -97,7 +99,7 @@ class Progress:
         table.add_row("", _line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
         if self._faults:
-            table.add_row("void", f"{self._faults.total()}")
+            table.add_row("void", f"{sum(map(len, self._faults.values()))}")
         if self._alarm:
             table.add_row("ALARM", Text(self._alarm))
         table.add_row("time", f"{now - self._started:,.0f} s" + (f", about {left:,.0f} s left" if left else ""))

@@ -300,3 +300,24 @@ async def test_a_dead_engine_is_replaced_with_the_current_weights(
         with pytest.raises(EngineFault):
             await ask(engine)
     assert len(made) <= 7, "it does not restart for ever"
+
+
+async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(b"w")
+    checksum = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
+    made: list[ScriptedEngine] = []
+
+    async def start() -> ScriptedEngine:
+        made.append(ScriptedEngine(lambda ids, sampling, seed: [65]))
+        return made[-1]
+
+    engine = SupervisedEngine(await start(), start, restarts=1)
+    await engine.load(weights, 1, checksum)
+    made[0].kill("killed")
+    for version in (2, 3):
+        with pytest.raises(EngineFault, match="SHA-256"):
+            await engine.load(weights, version, "0" * 64)
+    assert [chunk.version async for chunk in engine.generate([1], Sampling(), 0)] == [1], "what was served before"
+    assert await engine.load(weights, 4, checksum) == made[1].version == 4
+    assert len(made) == 2 and (await engine.health())["restarts"] == 1

@@ -16,6 +16,10 @@ LONGEST_WAIT = 60.0
 """Seconds. The first restart is at once, the next waits one, the next three, and so on."""
 
 
+class _Refused(EngineFault):
+    """The engine is alive, and does not take the weights."""
+
+
 class SupervisedEngine:
     """`Engine` around a factory of engines.
 
@@ -34,7 +38,9 @@ class SupervisedEngine:
         self._in_a_row = 0
         self._dead = False
         self._weights: Weights | None = None
-        self._begun_with: Weights | None = None
+        """What is to be served, None for what engines start with."""
+        self._loaded: Weights | None = None
+        """What the engine has."""
         self._lock = asyncio.Lock()
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
@@ -55,20 +61,28 @@ class SupervisedEngine:
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. A dead engine is restarted with these weights; a refused load is raised."""
         wanted = (path, version, checksum)
-        engine = self._engine
         try:
-            await self._give(wanted)
-        except EngineFault:
-            if not await self._bury(engine):
-                raise  # it is alive and refused the weights
-            await self._give(wanted)
+            await self._take(wanted)
+        except _Refused:
+            raise
+        except EngineFault:  # it died
+            await self._take(wanted)
         self._weights = wanted
         return version
 
-    async def _give(self, weights: Weights) -> None:
+    async def _take(self, weights: Weights) -> None:
         engine = await self._alive(weights)
-        if self._begun_with is not weights:
+        if self._loaded is not weights:
+            await self._give(engine, weights)
+
+    async def _give(self, engine: Engine, weights: Weights) -> None:
+        try:
             await engine.load(*weights)
+        except EngineFault as fault:
+            if await self._bury(engine):
+                raise
+            raise _Refused(str(fault), fix=fault.fix) from fault
+        self._loaded = weights
 
     async def pause(self) -> None:
         """See `Engine.pause`."""
@@ -97,23 +111,25 @@ class SupervisedEngine:
         return self._dead
 
     async def _alive(self, weights: Weights | None = None) -> Engine:
-        """The engine, restarted if it is dead: with `weights`, or those that were loaded last."""
+        """The engine, restarted if it is dead, with what is to be served; one that was restarted is given `weights`
+        instead."""
         async with self._lock:
-            if not self._dead:
-                return self._engine
-            if self._in_a_row >= self._allowed:
-                raise EngineFault(
-                    f"the engine died {self._in_a_row + 1} times in a row",
-                    fix="read logs/engine.log in the run folder, then continue with --resume",
-                )
-            await asyncio.sleep(min(2.0**self._in_a_row - 1.0, LONGEST_WAIT))
-            self._in_a_row += 1
-            self.restarted += 1
-            with contextlib.suppress(EngineFault):  # it is dead already: this frees what it left
-                await self._engine.close()
-            self._engine = await self._start()
-            self._begun_with = weights or self._weights
-            if self._begun_with is not None:
-                await self._engine.load(*self._begun_with)
-            self._dead = False
+            if self._dead:
+                await self._restart()
+            if self._loaded is not self._weights and (wanted := weights or self._weights):
+                await self._give(self._engine, wanted)
             return self._engine
+
+    async def _restart(self) -> None:
+        if self._in_a_row >= self._allowed:
+            raise EngineFault(
+                f"the engine died {self._in_a_row + 1} times in a row",
+                fix="read logs/engine.log in the run folder, then continue with --resume",
+            )
+        await asyncio.sleep(min(2.0**self._in_a_row - 1.0, LONGEST_WAIT))
+        self._in_a_row += 1
+        self.restarted += 1
+        with contextlib.suppress(EngineFault):  # it is dead already: this frees what it left
+            await self._engine.close()
+        self._engine = await self._start()
+        self._dead, self._loaded = False, None

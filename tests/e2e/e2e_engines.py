@@ -17,7 +17,7 @@ KILLED = Path("killed")
 
 
 class ReceivingTiny(TinyEngine):
-    """Tiny, with one receiver of weights without a file. The first time that it is sent some, it kills the sender."""
+    """Tiny, with one receiver of weights without a file."""
 
     patience = 240.0
 
@@ -26,11 +26,8 @@ class ReceivingTiny(TinyEngine):
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`."""
-        assert weights.is_offer(path) and not list(path.glob("*.safetensors"))
-        if not KILLED.exists():
-            KILLED.touch()
-            [learner] = [child for child in psutil.Process().children() if "coderepairrl.learn" in str(child.cmdline())]
-            learner.kill()
+        if not weights.is_offer(path):
+            return await super().load(path, version, checksum)
         try:
             tensors, found = await asyncio.to_thread(crrl_wire.receive, path, 1, 1, self.patience)
         except crrl_wire.Torn as torn:
@@ -40,3 +37,16 @@ class ReceivingTiny(TinyEngine):
         file = path / "arrived.safetensors"
         save_file(tensors, file)
         return await super().load(file, version, weights.checksum(file))
+
+
+class MurderousTiny(ReceivingTiny):
+    """The first time that it is sent weights, it kills the sender."""
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """See `Engine.load`."""
+        assert weights.is_offer(path) and not list(path.glob("*.safetensors"))
+        if not KILLED.exists():
+            KILLED.touch()
+            [learner] = [child for child in psutil.Process().children() if "coderepairrl.learn" in str(child.cmdline())]
+            learner.kill()
+        return await super().load(path, version, checksum)

@@ -14,7 +14,7 @@ from e2e.conftest import Project
 @pytest.mark.slow
 @pytest.mark.parametrize("route", ["gloo", "ipc"])
 def test_a_run_without_files(route: str, project: Project) -> None:
-    terms = ("engine.name=e2e_engines:ReceivingTiny", f"engine.weights={route}", "run.checkpoint_every=1")
+    terms = ("engine.name=e2e_engines:MurderousTiny", f"engine.weights={route}", "run.checkpoint_every=1")
     summary = project.train("run.steps=2", *terms)
     assert summary["version"] == 2 and summary["account"]["balanced"]
     assert (project.path / "killed").exists()
@@ -26,3 +26,19 @@ def test_a_run_without_files(route: str, project: Project) -> None:
     assert refused.returncode == 2 and "cannot change in the middle of a run" in refused.stderr
     resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+
+
+@pytest.mark.slow
+def test_the_exam_of_a_route(project: Project) -> None:
+    passed = project.crrl("check", "engine", "e2e_engines:ReceivingTiny", "engine.weights=ipc", "--json")
+    checks = json.loads(passed.stdout)
+    assert checks[-1]["name"] == "the learner's own weights go live" and all(check["ok"] for check in checks)
+
+
+def test_routes_that_have_no_exam(project: Project) -> None:
+    for engine, route, why in (
+        ("tiny", "gloo", "takes weights as files only"),
+        ("vllm", "iCP", "one of gloo, ipc, nccl"),
+    ):
+        refused = project.crrl("check", "engine", engine, f"engine.weights={route}", check=False)
+        assert refused.returncode == 2 and why in refused.stderr

@@ -55,9 +55,10 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
         routes: tuple[Route, ...] = ("gloo", "ipc")
         for version, route in enumerate(routes, 1):
             await learner.step(rows(version))
-            stream = real.generate([1, 2, 3], Sampling(max_tokens=400), 1)
+            offer = await learner.offer(route)
+            stream = real.generate([1, 2, 3], Sampling(max_tokens=1000), 1)
             first = await anext(stream)
-            assert await streamed.load(*await learner.offer(route)) == version
+            assert await streamed.load(*offer) == version
             after = await ask(real)
             assert after[2] == {version} and after[1] != before[1]
             [truth] = await learner.logprobs([[*PROMPT, *after[0]]])

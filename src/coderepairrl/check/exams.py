@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks
 from coderepairrl.check.report import Entry
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.learn import Learner, LearnSettings, init_random
+from coderepairrl.learn import Learner, LearnSettings, Published, Receiving, Route, Streamed, init_random
 from coderepairrl.registry import Check, check_options, nearest
+from coderepairrl.types import Sample
 
 Options = Mapping[str, Any]
 
@@ -51,22 +53,55 @@ async def _sandbox(name: str, options: Options) -> AsyncIterator[Check]:
 
 
 async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
-    """Against the real learner on a random policy, since engine and learner must agree to the fourth digit."""
+    """Against the real learner on a random policy, since engine and learner must agree to the fourth digit.
+
+    With ``engine.weights`` among the options, the learner also sends it weights by that route.
+    """
+    from coderepairrl.engines.exam import Publish
     from coderepairrl.engines.exam import examine as sit
 
+    route, options = _route(name, options)
     with tempfile.TemporaryDirectory(prefix="crrl-exam-") as folder:
         work = Path(folder)
         model = work / "model"
         await init_random(models.folder("builtin:tiny"), model, 0, log_dir=work)
-        learner = await Learner.start(model, LearnSettings(), log_dir=work, publish_dir=work)
+        settings = LearnSettings("grpo", lr=1e-3, old_logprobs="recomputed")
+        learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
         engine = await engines.make(name, model, log_dir=work, **options)
+        publish: Publish | None = None
+        if route is not None:
+            assert isinstance(engine, Receiving)  # or `_route` had refused it
+            engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
         try:
-            checks = await sit(engine, model, reference=learner.logprobs, work=work)
+            checks = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish)
         finally:
             await engine.close()
             await learner.close()
     for check in checks:
         yield check
+
+
+def _route(name: str, options: Options) -> tuple[Route | None, Options]:
+    """``engine.weights``, and the engine's own options. Raises `ConfigError` for a route that the engine has not."""
+    if "engine" not in options:
+        return None, options
+    match options["engine"]:
+        case {"weights": route, **others} if route in get_args(Route) and not others:
+            if not engines.receives(name):
+                raise ConfigError(f"engine.weights={route}, and engine {name!r} takes weights as files only")
+            return route, {key: value for key, value in options.items() if key != "engine"}
+    routes = ", ".join(get_args(Route))
+    raise ConfigError(f"engine={options['engine']} is no option here", fix=f"engine.weights is one of {routes}")
+
+
+async def _offer(learner: Learner, route: Route, version: int) -> Published:
+    """What the learner has after so many steps that it is of a later version."""
+    trained, old, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
+    rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}
+    samples = [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign, ids in rows.items()]
+    while learner.version <= version:
+        await learner.step(samples)
+    return await learner.offer(route)
 
 
 async def _agent(name: str, options: Options) -> AsyncIterator[Check]:

@@ -18,7 +18,7 @@ from coderepairrl.engines.tiny import TinyEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine
 
-__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "check_model", "make", "require"]
+__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "check_model", "make", "receives", "require"]
 
 SHIPPED = {
     "tiny": "coderepairrl.engines.tiny:TinyEngine",
@@ -76,3 +76,8 @@ def require(name: str, options: Mapping[str, Any]) -> None:
     it needs (``require(options)``)."""
     if (own := getattr(registry.resolve("engine", name, SHIPPED), "require", None)) is not None:
         own(options)
+
+
+def receives(name: str) -> bool:
+    """Whether the engine `name` also takes full weights without a file (`coderepairrl.learn.Receiving`)."""
+    return hasattr(registry.resolve("engine", name, SHIPPED), "receivers")

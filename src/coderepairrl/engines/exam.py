@@ -27,6 +27,10 @@ from coderepairrl.types import Sampling
 Reference = Callable[[list[list[int]], float], Awaitable[list[list[float]]]]
 """``(sequences, T)`` to, per sequence, ``log softmax(logits / T)`` of its ids from the second on: len - 1 numbers."""
 
+Publish = Callable[[int], Awaitable[tuple[Path, int, str]]]
+"""``(version)`` to new weights of the learner, of a later version than that, as `Engine.load` takes them: `Reference`
+speaks of them from then on."""
+
 TOLERANCE = 1e-4
 """In nats: the engine and the learner may sum in another order, and no more."""
 
@@ -48,16 +52,22 @@ class Failed(Exception):
     """The engine does not have the property; the message says how it shows."""
 
 
-async def examine(engine: Engine, model: Path, *, reference: Reference, work: Path) -> list[Check]:
+async def examine(
+    engine: Engine, model: Path, *, reference: Reference, work: Path, publish: Publish | None = None
+) -> list[Check]:
     """Examine `engine`, which serves the folder `model` and nobody else meanwhile.
 
     `reference` gives the learner's logprobs under the weights in `model` (fp32). Weights of about the model's size are
-    written to the folder `work`. Ends with the engine serving the model's own weights again, under a later version.
+    written to the folder `work`. With `publish`, the learner's own new weights are loaded, too.
+    Ends with the engine serving the model's own weights again, under a later version.
     Raises `ConfigError` when the weights cannot be read; what the engine does wrong is a failed `Check`.
     """
     candidate = _Candidate(engine, model, reference, work)
+    questions = dict(CHECKS)
+    if publish is not None:
+        questions["the learner's own weights go live"] = lambda candidate: _learned(candidate, publish)
     checks: list[Check] = []
-    for name, examiner in CHECKS.items():
+    for name, examiner in questions.items():
         try:
             async with asyncio.timeout(PATIENCE):
                 detail = await examiner(candidate)
@@ -324,6 +334,28 @@ async def _limits(candidate: _Candidate) -> str:
     except ValueError:
         return "stop ids are emitted and end; 20 of 20 tokens; a full context ends, a longer prompt is refused"
     raise Failed("a prompt as long as the context was accepted")
+
+
+async def _learned(candidate: _Candidate, publish: Publish) -> str:
+    """The way that a run's weights take: refused whole under another checksum, then live as the learner has them."""
+    prompt = candidate.prompt(60)
+    before = await candidate.ask(prompt, GREEDY)
+    path, version, checksum = await publish(int((await candidate.engine.health())["version"]))
+    moved = await candidate.off([prompt], [before])
+    _require(moved > TOLERANCE, "the learner has not moved, so nothing can be seen")
+    try:
+        await candidate.engine.load(path, version, checksum[::-1])
+    except EngineFault:
+        pass
+    else:
+        raise Failed("what arrived was accepted under another checksum")
+    _require(await candidate.ask(prompt, GREEDY) == before, "refused weights changed what is served")
+    said = await candidate.engine.load(path, version, checksum)
+    _require(said == version, f"a load of version {version} was acknowledged as {said}")
+    off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])
+    _require(off <= TOLERANCE, f"logprobs are off by {off:.1e}: other weights are served than the learner has")
+    await candidate.load(candidate.own)
+    return f"refused under another checksum, then served: logprobs, which moved by {moved:.1g}, are equal to {off:.1e}"
 
 
 CHECKS: dict[str, Callable[[_Candidate], Awaitable[str]]] = {

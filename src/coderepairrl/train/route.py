@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl import engines, registry
+from coderepairrl import engines
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
 from coderepairrl.train import devices
@@ -13,7 +13,7 @@ def check_route(config: Config) -> None:
     route, engine = config.engine.weights, config.engine
     if route == "file":
         return
-    if not hasattr(registry.resolve("engine", engine.name, engines.SHIPPED), "receivers"):
+    if not engines.receives(engine.name):
         raise ConfigError(
             f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",
             fix="leave engine.weights out, or take engine=vllm",

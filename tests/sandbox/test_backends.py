@@ -107,8 +107,19 @@ async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task
     backend.close()
 
 
-def test_what_cannot_be_bound_is_named(bwrap: Bubblewrap, tmp_path: Path) -> None:
-    backend = Bubblewrap(binds=[str(tmp_path / "nowhere")])
+@pytest.mark.parametrize(
+    "place", ["/tmp/checks", "/var/tmp/checks", "/tmp", "/dev/shm/x", "/workspace", "/opt/../tmp/x"]
+)
+def test_what_a_sandbox_would_hide_is_refused(place: str) -> None:
+    with pytest.raises(ConfigError, match=f"{place}, for it has a") as caught:
+        sandbox.make("bwrap", show=[place])
+    assert "CRRL_CACHE" in caught.value.fix
+    with pytest.raises(ConfigError, match="'checks' does not begin with a slash"):
+        sandbox.make("bwrap", binds=["/opt", "checks"])
+
+
+def test_what_cannot_be_bound_is_named(bwrap: Bubblewrap) -> None:
+    backend = Bubblewrap(binds=["/nowhere"])
     with pytest.raises(PrerequisiteError, match="nowhere") as caught:
         backend.check()
     assert "sandbox.options.binds" in caught.value.fix

@@ -25,7 +25,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coderepairrl.errors import PrerequisiteError
+from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.sandbox import seccomp
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.guesthost import GuestProcess
@@ -46,6 +46,8 @@ chown "$3:$3" layers/upper && mount -t overlay -o \
 "lowerdir=../$4/tree,upperdir=layers/upper,workdir=layers/work,nosuid,nodev,$5" overlay merged && shift 5 && exec "$@"
 """
 
+_OWN = (WORKDIR, "/tmp", "/var/tmp", "/dev", "/proc", "/etc")
+"""Folders of which a sandbox has one of its own: what it is shown below would be hidden, or its to move away."""
 _PROGRAMS = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/usr/games", "/bin", "/sbin")
 
 
@@ -64,10 +66,10 @@ _FILES = {
 class Bubblewrap(GuestBackend):
     """Sandboxes of bubblewrap.
 
-    `binds` are further host paths to show read-only (a tool chain under ``/opt``, say), `env` variables for every
-    command; `commands`, if given, are the only programs there are beside ``bash`` (REQUIREMENTS A9); `copy` workspaces
-    of any size, where large ones would be overlays; the rest are the fields of `ResourceLimits`. Prerequisites are
-    checked when first opened.
+    `binds` are further host paths to show read-only (a tool chain under ``/opt``, say, and none where a sandbox has its
+    own: `_OWN`), `env` variables for every command; `commands`, if given, are the only programs there are beside
+    ``bash`` (REQUIREMENTS A9); `copy` workspaces of any size, where large ones would be overlays; the rest are the
+    fields of `ResourceLimits`. Prerequisites are checked when first opened.
 
     An allow-list makes a task look like another tool set. It is no further wall: the guest's interpreter has to exist,
     and can be called by its path; a shell can write files without any program.
@@ -85,6 +87,8 @@ class Bubblewrap(GuestBackend):
         **limits: int,
     ) -> None:
         super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
+        for bind in binds:
+            _check_bind(bind)
         self._commands = tuple(commands)
         self._given = dict(env or {})
         self._binds = tuple(binds)
@@ -300,6 +304,17 @@ class Bubblewrap(GuestBackend):
         finally:
             for folder in (box, lower):
                 shutil.rmtree(folder)
+
+
+def _check_bind(bind: str) -> None:
+    if not bind.startswith("/"):
+        raise ConfigError(f"sandbox.options.binds: {bind!r} does not begin with a slash", fix="write the whole path")
+    for place in _OWN:
+        if Path(os.path.normpath(bind)).is_relative_to(place):
+            raise ConfigError(
+                f"a sandbox cannot be shown {bind}, for it has a {place} of its own",
+                fix="move it, and name the new place in sandbox.options.binds (CRRL_CACHE for installed agents)",
+            )
 
 
 def _pipe_with(data: bytes) -> int:

@@ -93,6 +93,12 @@ def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> Non
     assert crrl("data", "verify", "jsonl", "path=lies.jsonl", "--limit", "1", code=1).stdout.endswith(
         "1 tasks, 1 failed\n"
     )
+    first["checks"] = {"commands": [["python3", "-m", "not_in_a_sandbox"]]}
+    (tmp_path / "lacks.jsonl").write_text(json.dumps(first))
+    done = crrl("data", "verify", "jsonl", "path=lacks.jsonl", code=1)
+    assert "No module named not_in_a_sandbox" in done.stdout
+    assert "docs/tasks.md" in done.stdout.splitlines()[-1]
+    assert done.stderr == ""
 
 
 def test_exams_take_options(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]

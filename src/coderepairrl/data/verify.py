@@ -85,8 +85,9 @@ async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
 @contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
     console = Console(stderr=True, quiet=quiet, highlight=False)
-    columns = (SpinnerColumn(), TextColumn("verifying"), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[name]}", markup=False), console=console, transient=True) as bar:
+    name = TextColumn("{task.fields[name]}", markup=False)
+    columns = (SpinnerColumn(), TextColumn("verifying"), MofNCompleteColumn(), TimeElapsedColumn(), name)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task("", total=total, name="")
         begun = 0
 
@@ -108,4 +109,6 @@ def table(verdicts: Sequence[Verdict]) -> str:
         lines += [f"        {check.name}: no ({check.detail})" for check in verdict.checks if not check.ok]
     failed = sum(not verdict.ok for verdict in verdicts[1:])
     lines.append(f"{len(verdicts) - 1} tasks, {failed} failed")
+    if any("No module named" in line for line in lines):
+        lines.append("  fix: checks see the system's packages; docs/tasks.md says how to show them others")
     return "\n".join(lines)

@@ -93,7 +93,7 @@ def bugs(
         if not passed:
             raise TaskError(
                 f"the tests fail before any bug is injected: {' '.join(command)}\n{output}",
-                fix="give the command that passes: tasks.options.command",
+                fix="give the command that passes, here and in the sandbox: the option command (docs/tasks.md)",
             )
         pool = candidates(files, only)
         Random(seed).shuffle(pool)
@@ -108,7 +108,10 @@ def bugs(
                 yield Bug(path, mutation, broken, source, output)
         if not found:
             tried = min(attempts, len(pool))
-            raise TaskError(f"the tests notice none of {tried} injected bugs", fix="choose a package with better tests")
+            raise TaskError(
+                f"the tests notice none of {tried} injected bugs: {' '.join(command)}",
+                fix="give the command that runs them (the option command), or choose a package with better tests",
+            )
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -35,6 +35,9 @@ def attach(model: nn.Module, settings: LoraSettings) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         inject_adapter_in_model(_config(settings), model)
+    for module in model.modules():
+        if isinstance(module, LoraLayer):  # else each would widen its input, which autocast narrows again
+            module.cast_input_dtype_enabled = False
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ class Alone:
     def __init__(self, settings: LearnSettings) -> None:
         self.settings = settings
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device.type == "cuda":
+            _same_bits()
 
     @property
     def load_device(self) -> torch.device:
@@ -98,6 +101,19 @@ class Alone:
     def gather(self, value: T) -> list[T]:
         """The `value` of each process, by rank."""
         return [value]
+
+
+def _same_bits() -> None:
+    """Let the same samples give the same weights on a GPU, too: a run that is resumed repeats steps and compares.
+
+    Torch's attention then is FlashAttention. cuDNN's, which it prefers on an H100, is planned anew for each length of a
+    row, besides.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or torch refuses products of matrices
+    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # transformers asks this for the package flash-attn
+    torch.use_deterministic_algorithms(True)
+    # nothing here reads what nobody wrote
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:

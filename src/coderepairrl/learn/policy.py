@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
@@ -32,6 +33,7 @@ ATTENTION = "coderepairrl_rows"
 _MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for the weights too
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")
+_PROBE_LAYERS = 4
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest value
 
 
@@ -50,17 +52,30 @@ def rows_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each row of a packed sequence: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out.
 
-    Without `row_lengths` the sequence is one row. On a GPU a variable-length FlashAttention kernel takes its place.
+    Without `row_lengths` the sequence is one row.
     """
     if attention_mask is not None or sliding_window is not None or dropout:
         raise UsageError("packed training knows full causal attention only: no mask, sliding window or dropout")
     lengths = list(row_lengths or (query.shape[2],))
+    if _spreads(query):
+        key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
     grouped = query.shape[1] != key.shape[1]
     rows = zip(*(torch.split(tensor, lengths, 2) for tensor in (query, key, value)), strict=True)
     parts = [
         scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped) for q, k, v in rows
     ]
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+
+
+def _spreads(query: Tensor) -> bool:
+    """Whether every head gets keys of its own: in float32 torch has no kernel for grouped heads on a GPU but one that
+    holds the square of a row's length."""
+    half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
+    return query.device.type == "cuda" and not half
+
+
+def _spread(tensor: Tensor, heads: int) -> Tensor:
+    return tensor[:, :, None].expand(-1, -1, heads // tensor.shape[1], -1, -1).flatten(1, 2)
 
 
 AttentionInterface.register(ATTENTION, rows_attention)
@@ -95,10 +110,18 @@ class Packed(nn.Module):
         out = self.model.base_model(
             input_ids=batch.ids_T[None],
             position_ids=batch.positions_T[None],
-            row_lengths=batch.lengths,
             use_cache=False,
+            **self._rows(batch),
         )
         return cast(Tensor, out.last_hidden_state[0])
+
+    def _rows(self, batch: MicroBatch) -> dict[str, Any]:
+        """Where rows end, as attention wants to know it; FlashAttention would ask the device in every layer."""
+        if self.model.config._attn_implementation == ATTENTION:
+            return {"row_lengths": batch.lengths}
+        ends_R = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32, device=batch.ids_T.device)
+        longest = max(batch.lengths)
+        return {"cu_seq_lens_q": ends_R, "cu_seq_lens_k": ends_R, "max_length_q": longest, "max_length_k": longest}
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Their logits in float32."""
@@ -248,22 +271,36 @@ class Policy:
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Packed rows give the hidden states and logits of the plain model on each row. Raises `UsageError` if not."""
+        """Packed rows give the hidden states of the plain model on each row, whose logits are a linear head on them.
+
+        Of the first layers, among them one of each kind: the whole depth of a large model takes long on a CPU, where
+        one that is divided lies, and adds up what bfloat16 rounds. Raises `UsageError` if not.
+        """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 9, 6)]
         ids = [torch.tensor([row], device=self.device) for row in rows]
-        plain = [self.model(input_ids=row, output_hidden_states=True) for row in ids]
-        hidden_TD = self._packed.hidden(pack(scored(rows)).to(self.device))
-        pairs = (
-            (hidden_TD, torch.cat([out.hidden_states[-1][0] for out in plain])),
-            (self._packed.head(hidden_TD), torch.cat([out.logits[0] for out in plain]).float()),
-        )
+        with _shallow(self.model.config.get_text_config()):
+            plain = [self.model(input_ids=row, output_hidden_states=True, use_cache=False) for row in ids]
+            hidden_TD = self._packed.hidden(pack(scored(rows)).to(self.device))
+        alone_TD = torch.cat([out.hidden_states[-1][0] for out in plain])
+        pairs = ((hidden_TD, alone_TD), (self._packed.head(alone_TD), torch.cat([out.logits[0] for out in plain])))
         error = max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
         if not error <= _PROBE_TOLERANCE[self.model.dtype]:
             raise UsageError(
                 f"{type(self.model).__name__} cannot be trained on packed rows: they change by a fraction {error:.2g}",
                 fix="use an architecture of plain causal attention, such as Qwen3, Qwen2, Llama or Mistral.",
             )
+
+
+@contextmanager
+def _shallow(config: PretrainedConfig) -> Iterator[None]:
+    """A model of this `config` runs its first layers alone, among them one of each kind."""
+    depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or ())
+    config.num_hidden_layers = min(depth, max([_PROBE_LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]))
+    try:
+        yield
+    finally:
+        config.num_hidden_layers = depth
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:

@@ -2,7 +2,7 @@
 
 Counted per packed token and layer, with h hidden, q queries, k keys, f intermediate, r rank: what autograd keeps of a
 layer of `learn.policy` (tests compare it with the sizes of the tensors). Attention keeps no square of the length, for
-kernels compute it in tiles, but in one case: torch has none for grouped queries in float32 on a GPU.
+kernels compute it in tiles.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
 ROUND = 3
 """Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
+PROCESSORS = 132
+"""Of an H100, among which FlashAttention's backward pass deals out heads; few GPUs have more."""
 BLOCK = 256
 """Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
 
@@ -60,7 +62,7 @@ def learner_memory(
         settings: the learner's.
         longest: tokens of the longest row, which is never divided.
         trained: trained tokens of a micro-batch, all of them if 0.
-        gpu: whether it is on one, where attention in float32 may hold the square of a row's length.
+        gpu: whether it is on one, whose kernels for attention need more.
     """
     lora, half = settings.lora, settings.precision == "bf16"
     divided = settings.strategy in ("fsdp2", "zero3")
@@ -77,8 +79,7 @@ def learner_memory(
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
     chunk = min(trained or tokens, max(1, LOGITS // model.vocabulary))
     logits = 3 * 4 * chunk * model.vocabulary
-    square = 4 * model.heads * longest if gpu and not half and model.kv_heads < model.heads else 0
-    activations, work = _activations(model, settings, tokens, count, square)
+    activations, work = _activations(model, settings, tokens, count, gpu=gpu)
     if not lora:  # the head's gradient: of this chunk and of those before; a tied one is there until the end
         logits += (10 if half else 8) * model.embedding
         work += 4 * model.embedding * model.tied
@@ -94,17 +95,22 @@ def learner_memory(
     )
 
 
-def _activations(model: Architecture, settings: LearnSettings, tokens: int, count: int, square: int) -> tuple[int, int]:
-    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds.
+def _activations(
+    model: Architecture, settings: LearnSettings, tokens: int, count: int, *, gpu: bool
+) -> tuple[int, int]:
+    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds; `count` weights are trained.
 
-    `count` weights are trained, and a token's scores in attention take `square` bytes where they are kept.
+    On a GPU every head gets keys of its own in float32 (`learn.policy.rows_attention`), and in bfloat16 FlashAttention
+    sums the queries' gradients in one float32 copy for each share of the keys, to give the same bits again.
     """
     lora, half = settings.lora, settings.precision == "bf16"
-    layer = (_kept(model, settings) + square) * tokens
+    spread = 2 * 4 * (model.queries - model.keys) if gpu and not half else 0
+    copies = 4 * model.queries * -(-PROCESSORS // model.heads) if gpu and half else 0
+    layer = (_kept(model, settings) + spread) * tokens
     stream = model.hidden * (2 if lora and half else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
     casts = 2 * (count if lora else model.layers * model.products) if half else 0  # weights in bfloat16
-    passing = (_passing(model, settings) + square) * tokens + (0 if lora else 4 * model.hidden * model.intermediate)
+    passing = max(_passing(model, settings), copies) * tokens + (0 if lora else 4 * model.hidden * model.intermediate)
     if not settings.gradient_checkpointing:
         return model.layers * layer + ends + casts, passing
     shared = 0 if lora and half else stream  # the layer's input is kept once
@@ -125,7 +131,7 @@ def _kept(model: Architecture, settings: LearnSettings) -> int:
         case _, False:  # norms in float32, and an input in bfloat16 for each of five matrices
             return 26 * h + (12 if norm else 6) * q + (10 if norm else 4) * k + 8 * f + scales
         case _:
-            return 18 * h + (10 if norm else 6) * q + (8 if norm else 4) * k + 8 * f + 2 * rank + scales
+            return 12 * h + (10 if norm else 6) * q + (8 if norm else 4) * k + 8 * f + 2 * rank + scales
 
 
 def _passing(model: Architecture, settings: LearnSettings) -> int:
@@ -133,4 +139,4 @@ def _passing(model: Architecture, settings: LearnSettings) -> int:
     h, f = model.hidden, model.intermediate
     if settings.precision == "fp32":
         return 4 * (h + 2 * f)
-    return max(2 * h + 4 * f, 10 * h) if settings.lora is None else 10 * h + 6 * f
+    return max(2 * h + 4 * f, 10 * h) if settings.lora is None else max(2 * h + 5 * f // 2, 8 * h)

@@ -1,0 +1,147 @@
+"""What the learner does on a GPU, as far as a CPU can show it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import modeling_flash_attention_utils as transformers_flash
+
+from coderepairrl.errors import UsageError
+from coderepairrl.learn import LearnSettings, LoraSettings, policy
+from coderepairrl.learn.learner import Service
+from coderepairrl.learn.pack import pack
+from coderepairrl.learn.parallel import Alone
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.trainer import Trainer
+
+SIZES = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+SIZES |= {"intermediate_size": 64, "max_position_embeddings": 128}
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU, as far as torch says; what is switched on for it is switched off again."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def test_a_learner_that_is_given_gpus_needs_a_torch_that_sees_them(miniature, monkeypatch):
+    """A large model that learned on the CPU instead would look like a slow GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    start = {"op": "start", "model": str(miniature), "settings": asdict(LearnSettings()), "gpu": True}
+    refused = Service().answer(start)
+    assert refused["kind"] == "prerequisite" and "sees none: it is built" in refused["error"]
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
+def test_a_step_has_only_deterministic_kernels(algorithm, miniature, make_rows, found, monkeypatch):
+    """Torch refuses others: those that a CPU has, too, in a step with a KL term and all weights trained."""
+    assert Alone(LearnSettings()).device.type == "cuda"
+    assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
+    monkeypatch.undo()
+    trainer = Trainer(miniature, LearnSettings(algorithm, beta=0.1, gradient_checkpointing=True))
+    assert trainer.step(make_rows([30, 12, 45]))["loss"] != 0.0
+
+
+def test_heads_get_keys_of_their_own_in_float32_on_a_gpu_alone(miniature, make_rows, monkeypatch):
+    tensor = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"))
+    assert policy._spreads(tensor) and not policy._spreads(torch.zeros(1))
+    assert not policy._spreads(SimpleNamespace(dtype=torch.bfloat16, device=tensor.device))
+    batch = pack(make_rows([30, 12, 45]))
+    values = []
+    for spread in (False, True):
+        monkeypatch.setattr(policy, "_spreads", lambda query, spread=spread: spread)
+        seen: list[bool] = []
+
+        def kernel(*arguments: torch.Tensor, enable_gqa: bool, seen: list[bool] = seen, **options: Any) -> torch.Tensor:
+            seen.append(enable_gqa)
+            return scaled_dot_product_attention(*arguments, enable_gqa=enable_gqa, **options)
+
+        monkeypatch.setattr(policy, "scaled_dot_product_attention", kernel)
+        values.append(Policy.load(miniature).logprobs(batch, 1.0))
+        assert set(seen) == {not spread}
+    assert (values[0] - values[1]).abs().max().item() < 1e-5
+
+
+def flash(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale, **rest):
+    """FlashAttention's variable-length kernel by its interface (flash-attn 2): ``(T, heads, d)`` in and out."""
+    assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and causal and not rest.get("dropout_p")
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32 and cu_seqlens_q.tolist() == cu_seqlens_k.tolist()
+    lengths = cu_seqlens_q.diff().tolist()
+    assert max_seqlen_q == max_seqlen_k == max(lengths) and sum(lengths) == len(q)
+    parts = zip(*(t.transpose(0, 1).split(lengths, 1) for t in (q, k, v)), strict=True)
+    rows = [
+        scaled_dot_product_attention(a[None], b[None], c[None], is_causal=True, scale=softmax_scale, enable_gqa=True)
+        for a, b, c in parts
+    ]
+    return torch.cat(rows, 2)[0].transpose(0, 1)
+
+
+def through_transformers(name: str = "") -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What transformers would find in the package, by the options that its kernel has."""
+    supported = defaultdict(bool, dict.fromkeys(["dropout_p", "deterministic", "max_seqlen_q", "max_seqlen_k"], True))
+    process = partial(transformers_flash._process_flash_attention_kwargs, supports_mapping=supported)
+    return (None, flash, None, None, None), (process, None)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=8)])
+def test_flash_attention_is_told_the_rows(lora, miniature, make_rows, monkeypatch):
+    """Through transformers, to a stand-in for the package: the same logprobs, and no layer asks where rows end."""
+    settings = LearnSettings(precision="bf16", lora=lora, gradient_checkpointing=True)
+    batch = pack(make_rows([30, 12, 45]))
+    rows = Policy.load(miniature, settings)
+    monkeypatch.setattr(policy, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setattr(transformers_flash, "lazy_import_flash_attention", through_transformers)
+    monkeypatch.setattr(transformers_flash, "_is_packed_sequence", None)
+    monkeypatch.setattr(  # transformers' own looks for the package's files
+        type(rows.model),
+        "set_attn_implementation",
+        lambda model, name: setattr(model.config, "_attn_implementation", name),
+    )
+    varlen = Policy.load(miniature, replace(settings, attention="flash_attention_2"))
+    ours, theirs = rows.logprobs(batch, 1.0), varlen.logprobs(batch, 1.0)
+    assert varlen.model.config._attn_implementation == "flash_attention_2"
+    assert (ours - theirs).abs().max().item() < 0.02
+    theirs.sum().backward()
+    assert all(parameter.grad is not None for parameter in varlen.parameters.values())
+
+
+def test_a_deep_model_is_probed_by_its_first_layers(tmp_path, monkeypatch):
+    ran: set[int] = set()
+
+    def counted(module, *arguments, **options):
+        ran.add(module.layer_idx)
+        return policy.rows_attention(module, *arguments, **options)
+
+    monkeypatch.setattr(policy, "ATTENTION", "counted")
+    policy.AttentionInterface.register("counted", counted)
+    Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=9, head_dim=16)).save_pretrained(tmp_path)
+    assert Policy.load(tmp_path).model.config.num_hidden_layers == 9
+    assert ran == {0, 1, 2, 3}
+
+
+def test_a_kind_of_layer_that_comes_late_is_probed(tmp_path):
+    kinds = ["full_attention"] * 6 + ["conv", "full_attention"]
+    config = Lfm2Config(**SIZES, num_hidden_layers=8, layer_types=kinds, pad_token_id=0, initializer_range=0.2)
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="packed rows"):
+        Policy.load(tmp_path)

@@ -12,11 +12,12 @@ from coderepairrl import engines, models
 from coderepairrl.config import Config, load
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import ConfigError
+from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
 from coderepairrl.train.command import plan
 from coderepairrl.train.devices import split, visible
 from coderepairrl.train.parts import engine_options
-from coderepairrl.train.policy import start_learner
+from coderepairrl.train.policy import settings, start_learner
 from coderepairrl.train.shared import shared_folder, shared_path
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
@@ -59,11 +60,26 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
         assert (seen[GPUS], seen["PYTHONPATH"].split(":")[-1]) == ("4,6", str(package.parents[2]))
     finally:
         await engine.close()
-    learner = await start_learner(parted, RunFolder(tmp_path / "run"), model, tmp_path)
+    learner = await Learner.start(
+        model, settings(parted), log_dir=tmp_path, publish_dir=tmp_path, env=split(parted).learner
+    )
     try:
         assert [environment(pid)[GPUS] for pid in learner.pids] == ["GPU-5f3c"]
     finally:
         await learner.close()
+
+
+async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    async def start(*_: object, gpu: bool, **__: object) -> None:
+        asked.append(gpu)
+
+    monkeypatch.setattr(Learner, "start", start)
+    for named in ("[1]", "[]"):
+        chosen = config(tmp_path, f"train.devices={named}", "engine.devices=[2]")
+        await start_learner(chosen, RunFolder(tmp_path / "run"), models.folder("builtin:tiny"), tmp_path)
+    assert asked == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -74,6 +90,7 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
         (("train.devices=[2]",), "both take GPU 2 of 3"),
         (("engine.devices=[0,1]", "train.devices=[1,2]", "train.processes=2"), "both take GPU 1 of 3"),
         (("engine.devices=[0,3]", "train.devices=[1]"), "there is no GPU 3; 3 are visible"),
+        (("engine=tiny", "train.processes=4"), "train.processes=4 take a GPU each, and 3 are visible"),
         (("engine.devices=[0]", "train.devices=[1,1]", "train.processes=2"), "names a GPU twice"),
         (("engine.devices=[0]", "train.devices=[1,2]"), "for train.processes=1"),
         (("engine=tiny", "engine.devices=[0]"), "starts no process that takes GPUs"),

@@ -64,17 +64,19 @@ class Learner:
         log_dir: Path,
         publish_dir: Path,
         env: Mapping[str, str] | None = None,
+        gpu: bool = False,
         patience: float = PATIENCE,
     ) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
         It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
-        `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment.
+        `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. They learn on GPUs
+        where there are some; with `gpu` they must.
         """
         learner = cls([], publish_dir, patience)
         try:
             learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
-            await learner._call("start", model=str(model.resolve()), settings=asdict(settings))
+            await learner._call("start", model=str(model.resolve()), settings=asdict(settings), gpu=gpu)
         except BaseException:
             await learner.close()
             raise

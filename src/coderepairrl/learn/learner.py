@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError
 
@@ -63,7 +64,14 @@ class Service:
             raise ValueError("the learner was given no model yet")
         return self._trainer
 
-    def _start(self, model: str, settings: dict[str, Any]) -> None:
+    def _start(self, model: str, settings: dict[str, Any], gpu: bool) -> None:
+        if gpu and not torch.cuda.is_available():
+            built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
+            raise PrerequisiteError(
+                f"train.devices names GPUs, and torch {torch.__version__} sees none: it {built}",
+                fix="install torch with CUDA (pip takes it from PyPI) and a driver that is as new, or leave"
+                " train.devices out to learn on the CPU",
+            )
         settings["betas"] = tuple(settings["betas"])
         if settings["lora"] is not None:
             settings["lora"] = LoraSettings(**settings["lora"] | {"targets": tuple(settings["lora"]["targets"])})

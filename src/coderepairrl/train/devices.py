@@ -39,6 +39,11 @@ def split(config: Config) -> Split:
     chosen = Split(
         _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
     )  # checked before they are compared
+    if there and not learning and config.train.processes > len(there):
+        raise ConfigError(
+            f"train.processes={config.train.processes} take a GPU each, and {len(there)} are visible here",
+            fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
+        )
     taken = set(serving or range(len(there))) & set(learning or range(len(there))[: config.train.processes])
     if taken and _starts_a_server(config) and not config.engine.share_devices:
         raise ConfigError(

@@ -35,10 +35,14 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 
 async def start_learner(config: Config, run: RunFolder, model: Path, publish_dir: Path) -> Learner:
     """A learner with the initial weights. Raises what `Learner.start` raises."""
-    env = devices.split(config).learner
-    patience = config.train.patience
     return await Learner.start(
-        model, settings(config), log_dir=run.logs, publish_dir=publish_dir, env=env, patience=patience
+        model,
+        settings(config),
+        log_dir=run.logs,
+        publish_dir=publish_dir,
+        env=devices.split(config).learner,
+        gpu=bool(config.train.devices),
+        patience=config.train.patience,
     )
 
 

@@ -147,7 +147,7 @@ def _switch(value: Any) -> Any:
 
 
 class Train(Section):
-    """How episodes become an update (REQUIREMENTS T1-T14); the terms are those of `learn.LearnSettings`."""
+    """How episodes become an update; the terms are those of `learn.LearnSettings`."""
 
     algorithm: Literal["gspo", "grpo", "dr_grpo"] = "gspo"
     """The loss: sequence-level ratio, token-level ratio, or the latter with constant denominators."""

@@ -186,6 +186,7 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"url": "http://localhost:1", "python": "python3"}, "python is for a server", ""),
     ({"args": "--enforce-eager"}, "args='--enforce-eager'", "list"),
     ({"args": ["-tp", 2]}, "args=", "list"),
+    ({"args": 2}, "args=2", "list"),
     ({"args": ["--tensor-parallel-size 2"]}, "is one word", "two"),
     ({"args": ["--max-model-len=4096"]}, "args has --max-model-len", "set engine.options.context"),
     ({"args": ["--max_model_len", "4096"]}, "args has --max_model_len", "set engine.options.context"),

@@ -148,7 +148,7 @@ def test_where_memory_is_not_known_nothing_is_refused(tmp_path: Path, monkeypatc
 def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: Path) -> None:
     plan = train.needs(config(tmp_path, "engine.options={url='http://127.0.0.1:1'}", "engine.devices=[]"))
     assert [key for key in plan if key.startswith("gpu")] == ["gpu 1 (learner)"]
-    for argument in ("--cpu-offload-gb=4", "--kv-cache-dtype nvfp4"):
+    for argument in ("--cpu-offload-gb=4", "--kv-cache-dtype nvfp4", "--speculative_config.method ngram"):
         given = f"engine.options.args={argument.split()}"
         assert train.needs(config(tmp_path, given))["memory"] == (
             f"not planned: it is not known what the server holds with {argument}"

@@ -46,7 +46,7 @@ class Argument:
     """
 
     name: str
-    """With dashes, as vLLM has it."""
+    """With dashes, as vLLM has it, and without what it may say after a dot."""
     value: str
     """What follows it, empty if nothing does."""
     words: tuple[str, ...]
@@ -54,7 +54,8 @@ class Argument:
 
     def means(self, *names: str) -> bool:
         """Whether it is one of vLLM's `names`, which vLLM lets one shorten."""
-        return self.name in names or (self.name[2:] != "" and any(name.startswith(self.name) for name in names))
+        short = self.name.startswith("--") and len(self.name) > 2
+        return self.name in names or (short and any(name.startswith(self.name) for name in names))
 
 
 def parse(args: Sequence[str]) -> list[Argument]:
@@ -68,7 +69,9 @@ def parse(args: Sequence[str]) -> list[Argument]:
     for first, *more in found:
         name, equals, value = first.partition("=")
         value = value if equals else "".join(more[:1])
-        given.append(Argument(name.replace("_", "-") if name.startswith("--") else name, value, (first, *more)))
+        if name.startswith("--"):
+            name = name.partition(".")[0].replace("_", "-")
+        given.append(Argument(name, value, (first, *more)))
     return given
 
 
@@ -101,7 +104,7 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def _check_args(args: Any) -> None:
-    if isinstance(args, str) or not all(isinstance(word, str) for word in args):
+    if not isinstance(args, list | tuple) or not all(isinstance(word, str) for word in args):
         raise ConfigError(f"engine.options.args={args!r}", fix='a list of texts, for example ["-tp", "2"]')
     for given in parse(args):
         if " " in given.words[0].partition("=")[0]:

@@ -141,7 +141,7 @@ async def collective_rpc(request: web.Request) -> web.Response:
     return web.json_response({"results": [{}, {}]})
 
 
-def receive(state: State, offer: str, receivers: int, seconds: float) -> dict[str, str]:
+def receive(state: State, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
     """What the worker's extension does, to the letter."""
     from coderepairrl.engines.vllm.extension import crrl_wire  # it loads torch
 

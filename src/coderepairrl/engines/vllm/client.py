@@ -361,7 +361,8 @@ class VllmEngine:
         if self._loaded:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._fits(offer)
-        body = {"method": "receive_policy", "args": [str(offer.resolve()), await self.receivers(), self.patience]}
+        arguments = [str(offer.resolve()), await self.receivers(), self.patience, checksum]
+        body = {"method": "receive_policy", "args": arguments}
         self._admit.clear()  # a server that receives samples nothing
         try:  # the workers give up after their patience, and once more that for a step in progress
             said = await self._call("POST", "/collective_rpc", body=body, seconds=3 * self.patience)

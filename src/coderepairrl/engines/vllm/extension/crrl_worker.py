@@ -28,29 +28,31 @@ class Extension:
     def reload_policy(self, path: str) -> dict[str, str]:
         """Take on the weights in the folder `path`, and be sure of it; whoever calls has paused the server.
 
-        Returns nothing, or the ``error``: an exception would cost the caller its connection, and so the reason.
+        Returns nothing, or the ``error`` (`_refusal`).
         """
         try:
             if current_platform.is_cpu():
                 _check(_stored(Path(path)))  # once they are packed, nobody can look at them
             self._reload(weights_path=path)
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+            return self._refusal(error)
         return {}
 
-    def receive_policy(self, offer: str, receivers: int, seconds: float) -> dict[str, str]:
+    def receive_policy(self, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
         """Take the weights that the learner offers in the folder `offer` into host memory, and change nothing.
 
-        Returns their ``checksum``, or the ``error``. `receivers` are all workers of the server.
+        Returns their ``checksum``, or the ``error`` (`_refusal`). `receivers` are all workers of the server.
         """
         config = self.vllm_config.parallel_config
         place = config.data_parallel_index * config.world_size + self.rank
         self._arrived = {}
         try:
-            self._arrived, checksum = crrl_wire.receive(Path(offer), 1 + place, receivers, seconds)
+            self._arrived, found = crrl_wire.receive(Path(offer), 1 + place, receivers, seconds)
+            if config.data_parallel_index and found != checksum:
+                raise ValueError(f"what arrived has checksum {found}, not {checksum}")
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
-        return {"checksum": checksum}
+            return self._refusal(error)
+        return {"checksum": found}
 
     def load_received(self) -> dict[str, str]:
         """Take on what arrived last, as `reload_policy` does; it arrived once and is loaded once."""
@@ -60,8 +62,18 @@ class Extension:
                 raise ValueError("nothing has arrived")
             self._reload(weights_iterator=iter(arrived.items()))
         except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+            return self._refusal(error)
         return {}
+
+    def _refusal(self, error: Exception) -> dict[str, str]:
+        """What the caller is told: an exception would cost it the connection, and so the reason.
+
+        But of several replicas (``--data-parallel-size``) vLLM 0.32 hands on the first one's answers alone: that another
+        failed, only an exception shows, after which nobody goes on with this server.
+        """
+        if self.vllm_config.parallel_config.data_parallel_index:
+            raise error
+        return {"error": f"{type(error).__name__}: {error}"}
 
     def _reload(self, **source: Any) -> None:
         """A head that is tied to the embedding is in no file, and on a CPU vLLM 0.32 serves a packed copy of the old

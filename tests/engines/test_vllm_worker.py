@@ -1,0 +1,64 @@
+"""What vLLM's workers answer, without vLLM: a replica whose answers it drops must not fail in silence."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coderepairrl.engines.vllm.server import EXTENSION
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A worker of a server of two replicas with two workers each."""
+    layers, platforms = ModuleType("layers"), ModuleType("platforms")
+    layers.VocabParallelEmbedding = type("VocabParallelEmbedding", (), {})  # type: ignore[attr-defined]
+    platforms.current_platform = SimpleNamespace(is_cpu=lambda: False)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.layers.vocab_parallel_embedding", layers)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
+    monkeypatch.syspath_prepend(EXTENSION)
+    found = importlib.import_module("crrl_worker").Extension()
+    found.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=0, world_size=2))
+    found.rank = 1
+    yield found
+    for name in ("crrl_worker", "crrl_wire"):
+        sys.modules.pop(name, None)
+
+
+def refuse(**_: Any) -> None:
+    raise ValueError("no room on the device")
+
+
+def test_a_replica_that_vllm_does_not_ask_ends_the_server(worker: Any, tmp_path: Path) -> None:
+    worker.reload_weights = refuse
+    worker._arrived = {"weight": object()}
+    assert worker.reload_policy(str(tmp_path)) == {"error": "ValueError: no room on the device"}
+    assert worker.load_received() == {"error": "ValueError: no room on the device"}
+    worker.vllm_config.parallel_config.data_parallel_index = 1
+    worker._arrived = {"weight": object()}
+    for call in (lambda: worker.reload_policy(str(tmp_path)), worker.load_received):
+        with pytest.raises(ValueError, match="no room"):
+            call()
+
+
+def test_every_worker_receives_in_a_place_of_its_own(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[int] = []
+
+    def receive(offer: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Any], str]:
+        places.append(rank)
+        return {}, "found"
+
+    monkeypatch.setattr(sys.modules["crrl_wire"], "receive", receive)
+    for replica in (0, 1):
+        for worker.rank in (0, 1):
+            worker.vllm_config.parallel_config.data_parallel_index = replica
+            assert worker.receive_policy("offer", 4, 1.0, "found") == {"checksum": "found"}
+    assert places == [1, 2, 3, 4]
+    with pytest.raises(ValueError, match="what arrived has checksum found, not another"):
+        worker.receive_policy("offer", 4, 1.0, "another")

@@ -50,7 +50,7 @@ async def test_frames_of_any_size_arrive_in_order(modules: dict[str, str], tmp_p
     sending = asyncio.create_task(_send_all(child, frames))
     assert [await child.receive() for _ in frames] == frames
     await sending
-    await child.close()
+    await child.close(grace=240.0)
     assert child.process.returncode == 0
 
 

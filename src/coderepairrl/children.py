@@ -123,7 +123,11 @@ class Child:
         return frame
 
     async def close(self, grace: float = 5.0) -> None:
-        """Hang up, which asks the child to end; kill it after `grace` seconds."""
+        """Hang up, which asks the child to end; kill it after `grace` seconds.
+
+        It has nothing to lose, for what is wanted of it was asked for before: being killed here is nobody's fault, and
+        nobody is told of it.
+        """
         with contextlib.suppress(ConnectionError, OSError):
             self._writer.close()
             await self._writer.wait_closed()

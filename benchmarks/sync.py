@@ -14,10 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import statistics
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +61,21 @@ def build(folder: Path, width: int) -> int:
 
 
 async def measure(folder: Path, repeat: int) -> dict[str, Any]:
-    engine = await VllmEngine.start(
-        folder / "full", log_dir=folder, slots=8, lora_rank=RANK, args=["--skip-tokenizer-init"], start_seconds=1800
-    )
-    learner = await Learner.start(folder / "full", LearnSettings(), log_dir=folder, publish_dir=folder)
+    full, adapter = folder / "full", folder / "adapter"
     times: dict[str, list[float]] = defaultdict(list)
-
-    async def used() -> None:
-        """Something is in the cache, and the last version is in use."""
-        async for _ in engine.generate([1, 2, 3], Sampling(max_tokens=2), 0):
-            pass
-
-    try:
+    async with AsyncExitStack() as running:
+        options: dict[str, Any] = {"slots": 8, "lora_rank": RANK, "args": ["--skip-tokenizer-init"]}
+        engine = await VllmEngine.start(full, log_dir=folder, start_seconds=1800, **options)
+        running.push_async_callback(engine.close)
+        learner = await Learner.start(full, LearnSettings(), log_dir=folder, publish_dir=folder)
+        running.push_async_callback(learner.close)
         streamed = Streamed(engine, learner.send)
+
+        async def used() -> None:
+            """Something is in the cache, and the last version is in use."""
+            async for _ in engine.generate([1, 2, 3], Sampling(max_tokens=2), 0):
+                pass
+
         for _ in range(repeat + 1):
             for way in ("file", *WIRES):
                 await used()
@@ -81,15 +85,14 @@ async def measure(folder: Path, repeat: int) -> dict[str, Any]:
                 await streamed.load(*published)
                 times[f"{way}_publish"].append(ready - began)
                 times[f"{way}_load"].append(time.perf_counter() - ready)
+                shutil.rmtree(published.path)  # as a run does: nobody else is to pay for it
+        digest = weights.checksum(adapter)
         for version in range(1, repeat + 2):  # full weights cannot follow an adapter
             await used()
             began = time.perf_counter()
-            await engine.load(folder / "adapter", version, weights.checksum(folder / "adapter"))
+            await engine.load(adapter, version, digest)
             times["adapter_load"].append(time.perf_counter() - began)
-    finally:
-        await learner.close()
-        await engine.close()
-    sizes = {f"{kind}_bytes": weights.size(folder / kind) for kind in ("full", "adapter")}
+    sizes = {"full_bytes": weights.size(full), "adapter_bytes": weights.size(adapter)}
     return {**sizes, **{name: [round(seconds, 4) for seconds in each[1:]] for name, each in times.items()}}
 
 

@@ -30,8 +30,8 @@ MEET = "meet-"
 """What the names of files begin with that belong to one attempt."""
 CALLED_OFF = MEET + "off"
 """A file that whoever drives both ends leaves when one of them has ended: the other need not wait for it."""
-WINDOW = 1 << 26
-"""Bytes of memory that the ends share with the backend ``ipc``."""
+WINDOW = 1 << 24
+"""Bytes of memory that the ends share with the backend ``ipc``. In the host a new page costs more than its copy."""
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By their names in safetensors."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}

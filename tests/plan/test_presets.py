@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_a_preset_is_a_run(
     assert needs["longest_sequences_at_once"] >= 4
     assert needs["step"]["episodes"] == plan["episodes_per_step"]
     assert needs["step"]["seconds"] > 0
+
+
+def test_the_documented_plan_is_the_plan(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    shown, refused = page.partition("$ crrl train thesis --dry-run\n...\n")[2].partition("\n```")[0].split("\n\n$ ")
+    command, _, said = refused.partition("\n")
+    assert crrl(monkeypatch, "train", "thesis", "--dry-run") == 0
+    assert shown in capsys.readouterr().out
+    assert crrl(monkeypatch, *shlex.split(command)[1:]) == 2
+    assert " ".join(said.split()) in " ".join(capsys.readouterr().err.split())
+    for name in PRESETS:
+        needs = train.needs(load(name))
+        most = max(gpu["needs_gb"] for key, gpu in needs.items() if key.startswith("gpu "))
+        assert f"{most:.1f}" in next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in GPUS])

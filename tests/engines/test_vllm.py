@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,14 @@ from .conftest import ask
 TEN = Sampling(max_tokens=10)
 
 
-def site(folder: Path, version: str = "0.32.0") -> dict[str, str]:
+def site(folder: Path, version: str = "0.32.0", package: str = "vllm") -> dict[str, str]:
     """The environment in which Python finds the fake where vLLM would be."""
-    package = folder / "vllm/entrypoints/openai"
-    package.mkdir(parents=True)
-    shutil.copy(fake_vllm.__file__, package / "api_server.py")
-    about = folder / f"vllm-{version}.dist-info"
+    code = folder / "vllm/entrypoints/openai"
+    code.mkdir(parents=True)
+    shutil.copy(fake_vllm.__file__, code / "api_server.py")
+    about = folder / f"{package.replace('-', '_')}-{version}.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
     return {"PYTHONPATH": str(folder)}
 
 
@@ -235,6 +236,22 @@ def test_what_a_machine_lacks_is_known_without_starting(tmp_path: Path, env: dic
         with pytest.raises(PrerequisiteError, match=message) as caught:
             require("vllm", {"python": sys.executable} | options)
         assert "make vllm-cpu" in caught.value.fix
+
+
+async def test_a_server_for_cpus_is_not_given_gpus(miniature: Path, tmp_path: Path) -> None:
+    """`make vllm-cpu` was run once: a model of any size would be served, slowly."""
+    given = {**site(tmp_path / "site", package="vllm-cpu"), "CUDA_VISIBLE_DEVICES": "0"}
+    with pytest.raises(PrerequisiteError, match="names GPUs, and the vLLM in .* is for CPUs"):
+        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=given)
+
+
+async def test_adapters_in_float32_are_not_for_a_gpu(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    start = partial(VllmEngine.start, miniature, log_dir=tmp_path, python=sys.executable, lora_rank=8)
+    with pytest.raises(ConfigError, match="adapters on a model in float32") as caught:
+        await start(env=env)
+    assert "dtype=bfloat16" in caught.value.fix
+    await (await start(env=env, dtype="bfloat16")).close()
+    await (await start(env=site(tmp_path / "other", package="vllm-cpu"))).close()
 
 
 async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:

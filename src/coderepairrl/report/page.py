@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from coderepairrl import plots
@@ -16,7 +16,7 @@ from coderepairrl.report.charts import is_reward, sections
 from coderepairrl.report.ledger import ACTIVITIES
 from coderepairrl.report.names import EFFORT, LESS_IS_BETTER, SECONDARY, spoken
 from coderepairrl.stats import Interval
-from coderepairrl.view.text import visible
+from coderepairrl.view.text import templates, visible
 
 _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
@@ -165,19 +165,12 @@ def _plain(value: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("coderepairrl.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return templates(
+        "coderepairrl.report",
+        visible=lambda value: visible(str(value)),
+        plain=_plain,
+        level=_level,
+        signed=_signed,
+        seconds=_seconds,
+        p=_p,
     )
-    environment.filters |= {
-        "visible": lambda value: visible(str(value)),
-        "plain": _plain,
-        "level": _level,
-        "signed": _signed,
-        "seconds": _seconds,
-        "p": _p,
-    }
-    return environment

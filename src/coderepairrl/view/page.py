@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from coderepairrl.agents.stats import tally
 from coderepairrl.types import Episode, TokenSpan, ToolCall, Turn
-from coderepairrl.view.text import diff_lines, marked, pieces, visible
+from coderepairrl.view.text import diff_lines, marked, pieces, templates, visible
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -199,15 +199,7 @@ def _seconds(value: float) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("coderepairrl.view"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"visible": visible, "number": _number, "signed": _signed, "seconds": _seconds}
-    return environment
+    return templates("coderepairrl.view", visible=visible, number=_number, signed=_signed, seconds=_seconds)
 
 
 def _fill(template: str, **values: Any) -> str:

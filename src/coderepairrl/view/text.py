@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
 _KEPT = frozenset("\n\t\u200d\ufe0f")
 _NEWLINE = Markup('<b class="nl"></b>\n')
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
+
+
+def templates(package: str, **filters: Callable[..., Any]) -> Environment:
+    """The templates of `package`, which escape whatever they are given and fail over what they are not."""
+    environment = Environment(
+        loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= filters
+    return environment
 
 
 def visible(text: str) -> str:

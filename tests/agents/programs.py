@@ -25,6 +25,7 @@ from coderepairrl.protocols import Agent, Chunk
 from coderepairrl.rollout import Rollout, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn, sequence
+from miniatures import save_policy
 
 ISSUE = "add() in calc/add.py subtracts: add(2, 3) is -1. {braces} and $HOME stay as they are."
 FILES = {
@@ -138,13 +139,8 @@ class Outcome:
 
 def build_policy(folder: Path) -> Path:
     """A random 2-layer Qwen3 for 64k tokens, its vocabulary of 8k learnt from Python's standard library."""
-    import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from conftest import ADDED, SPECIAL
-
-    torch.set_num_threads(1)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -152,26 +148,7 @@ def build_policy(folder: Path) -> Path:
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     trainer = trainers.BpeTrainer(vocab_size=8192 - 16, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train([str(path) for path in sources], trainer)
-    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    fast.save_pretrained(folder)
-    config = Qwen3Config(
-        vocab_size=8192,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=1 << 16,
-        tie_word_embeddings=True,
-        eos_token_id=fast.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=fast.convert_tokens_to_ids("<|endoftext|>"),
-    )
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    return folder
+    return save_policy(folder, tokenizer, context=1 << 16)
 
 
 class Forced(ScriptedEngine):

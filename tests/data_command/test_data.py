@@ -10,18 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import data, sandbox, tasks
-from coderepairrl.errors import PrerequisiteError
-
-
-@pytest.fixture(scope="module")
-def isolating() -> None:
-    try:
-        sandbox.default_name()
-    except PrerequisiteError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+from coderepairrl import data, tasks
 
 
 @pytest.fixture

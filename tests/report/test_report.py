@@ -6,7 +6,6 @@ import doctest
 import json
 import re
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,45 +20,16 @@ from coderepairrl.report import ledger, names, reading
 from coderepairrl.report.analysis import compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.types import Ending, Score, ToolCall
+from pages import Page
 
 from .runs import FUNCTIONS, Maker, written
 
-VOID_TAGS = {"meta", "br", "input", "img", "link", "path", "rect", "circle"}
 EVIL = "</style></svg><script>alert(1)</script><img src=x onerror=alert(1)>\u202e\x1b[31m\"' {{ 7*7 }}"
 
 
-class Reader(HTMLParser):
-    """Elements, attributes and text of a page; raises unless tags are balanced."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.elements: set[str] = set()
-        self.attributes: set[str] = set()
-        self.links: list[str] = []
-        self.text = ""
-        self.feed(page)
-        assert self.stack == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
-        if tag not in VOID_TAGS:
-            self.stack.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID_TAGS:
-            assert self.stack.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.stack[-1:] != ["style"]:
-            self.text += data + " "
-
-
-def read_page(runs: Sequence[Path]) -> Reader:
+def read_page(runs: Sequence[Path]) -> Page:
     page = report.render(report.load(runs))
-    reader = Reader(page)
+    reader = Page(page)
     assert reader.elements.isdisjoint({"script", "img", "iframe", "link", "object", "embed"})
     assert not any(name.startswith("on") for name in reader.attributes)
     assert reader.links == [] and "url(" not in page and "@import" not in page

@@ -7,7 +7,6 @@ import html
 import json
 import re
 from collections.abc import Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,9 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, ToolCall, Turn, VersionRange
 from coderepairrl.view import Row, render, render_episode, render_index
 from coderepairrl.view.text import pieces, visible
+from pages import Page
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)> \u202e\x1b[31m\x00 \"' {{ 7*7 }}"
-VOID = {"meta", "br", "input", "img", "link"}
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -59,39 +58,10 @@ def make(id: str = "s00001-g00-00", **more: object) -> Episode:
     return Episode(id, f"toy/{EVIL}", "train", 1, "s00001-g00", 0, Ending.DONE, **fields)  # type: ignore[arg-type]
 
 
-class Reader(HTMLParser):
-    """Elements, text of token spans, and whether tags are balanced."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.stack: list[str] = []
-        self.elements: set[str] = set()
-        self.attributes: set[str] = set()
-        self.tokens: list[tuple[str, str]] = []
-        self.feed(page)
-        assert self.stack == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        if tag not in VOID:
-            self.stack.append(tag)
-        if "data-i" in dict(attrs):
-            self.tokens.append((dict(attrs)["data-i"] or "", ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.tokens and self.stack[-1:] == ["span"]:
-            info, text = self.tokens[-1]
-            self.tokens[-1] = info, text + data
-
-
 def test_every_token_is_there_with_its_facts() -> None:
     episode = make()
     page = render_episode(episode, decode, {0: "trained", 1: "masked:sampling", 2: "dropped:aborted"}, 1.5)
-    tokens = Reader(page).tokens
+    tokens = Page(page).tokens
     spans = [part for each in episode.turns for part in (each.given, each.output, each.tail)]
     assert len(tokens) == sum(map(len, spans))
     infos = [info for info, _ in tokens]
@@ -109,7 +79,7 @@ def test_every_token_is_there_with_its_facts() -> None:
 
 def test_hostile_text_is_inert() -> None:
     for page in (render_episode(make(), decode, run=EVIL, notice=EVIL), render_index([Row(make(EVIL))], run=EVIL)):
-        reader = Reader(page)
+        reader = Page(page)
         assert not reader.elements & {"script", "img", "iframe", "object", "link", "svg"}
         assert not {name for name in reader.attributes if name.startswith("on")}
         assert "default-src 'none'" in page
@@ -186,7 +156,7 @@ def test_a_run_folder_has_an_index_and_pages(run: RunFolder) -> None:
     assert [id in index for id in ("a-00", "a-01", "b-00", "e-00")] == [True] * 4
     assert index.count("+1.00") == 1
     page = render(run.path, "a-00")
-    infos = [info for info, _ in Reader(page).tokens]
+    infos = [info for info, _ in Page(page).tokens]
     assert sum(info.endswith("trained") for info in infos) == 4 + len(make().turns[1].output)
     assert sum(info.endswith("dropped (aborted)") for info in infos) == 4
     assert "dropped (flat_group)" in render(run.path, "b-00")

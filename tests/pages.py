@@ -1,0 +1,43 @@
+"""What a browser would make of a page."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+ALONE = {"meta", "br", "input", "img", "link", "path", "rect", "circle"}
+"""Elements that are not closed."""
+
+
+class Page(HTMLParser):
+    """Elements, attributes, links, text, and the text of spans by their ``data-i``; raises unless tags are balanced."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.elements: set[str] = set()
+        self.attributes: set[str] = set()
+        self.links: list[str] = []
+        self.text = ""
+        self.tokens: list[tuple[str, str]] = []
+        self.feed(page)
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
+        if tag not in ALONE:
+            self.stack.append(tag)
+        if "data-i" in dict(attrs):
+            self.tokens.append((dict(attrs)["data-i"] or "", ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ALONE:
+            assert self.stack.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.stack[-1:] != ["style"]:
+            self.text += data + " "
+        if self.tokens and self.stack[-1:] == ["span"]:
+            info, text = self.tokens[-1]
+            self.tokens[-1] = info, text + data

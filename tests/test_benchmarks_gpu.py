@@ -8,8 +8,10 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu" / "learner.py"
 CPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -19,7 +21,8 @@ def test_every_contestant_runs() -> None:
     command = [sys.executable, str(SCRIPT), "--toy", "--rows", "3", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=CPU)
     assert done.returncode == 0, done.stderr
-    (entry,) = json.loads(done.stdout.splitlines()[-1])["results"]  # after what packages say while they load
+    (entry,) = json.loads(done.stdout)["results"]
+    assert done.stderr.count('{"seconds"') == sum(len(entry[kind]) for kind in ("step", "loss", "sync"))
     assert set(entry["step"]) == {"packed", "plain, padded", "plain, one by one"}
     assert set(entry["loss"]) == {"chunked", "whole", "plain"}
     assert set(entry["sync"]) == {"adapter", "model", "peft", "peft, merged"}
@@ -29,6 +32,38 @@ def test_every_contestant_runs() -> None:
     sizes = {name: found["bytes"] for name, found in entry["sync"].items()}
     assert sizes["adapter"] == sizes["peft"] < sizes["model"] < sizes["peft, merged"]  # which has adapters in it, too
     assert sizes["model"] == pytest.approx(4 * runpy.run_path(str(SCRIPT))["TOY"].parameters, rel=0.05)
+
+
+def test_what_fails_is_said_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Out of memory is a result; anything else is one, too, but the benchmark has failed."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    script = runpy.run_path(str(SCRIPT))
+
+    def fails(error: Exception) -> Any:
+        raise error
+
+    found = script["measured"](
+        {
+            "large": lambda: fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")),
+            "wrong": lambda: lambda: fails(RuntimeError("no kernel\nfor this")),
+            "well": lambda: lambda: None,
+        },
+        rounds=1,
+    )
+    assert found["large"] == {"failed": "out of memory: CUDA out of memory"}
+    assert found["wrong"] == {"failed": "RuntimeError: no kernel", "broken": True}
+    assert found["well"]["seconds"] >= 0
+    assert [line.split()[0] for line in capsys.readouterr().err.splitlines() if "{" in line] == [
+        "large",
+        "wrong",
+        "well",
+    ]
+    sizes = [
+        {"size": "14B", "failed": "out of memory"},
+        {"size": "4B", "length": 96, "step": {"packed": found["large"]}},
+    ]
+    table = script["markdown"]({"device": "a GPU", "torch": "2", "results": sizes})
+    assert "| 14B | | | | out of memory |" in table and "| 4B | 96 | step | packed | out of memory" in table
 
 
 def test_flops_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,12 @@
 """The learner on one GPU against a plain transformers + peft loop, in one run.
 
-    python benchmarks/gpu/learner.py [--sizes 0.6B 14B] [--lengths 4096 16384] [--json]
+    python benchmarks/gpu/learner.py [--sizes 0.6B 14B] [--lengths 4096 16384] [--parts step loss sync] [--json]
     python benchmarks/gpu/learner.py --toy        (a miniature, on a CPU too: shows that the script runs)
 
 Needs torch, transformers, peft and this package. Random weights of Qwen3's shapes, LoRA of rank 32 on all linear
 layers, bf16, gradient checkpointing, AdamW; rows of mixed lengths up to the given one, of which the latter half is
-trained. What does not fit is reported as such. One contestant is in memory at a time.
+trained. What does not fit is reported as such, and so is what fails otherwise, which the exit code then says, too. One
+contestant is in memory at a time. Each result is on stderr as soon as it is known; stdout has all of them at the end.
 
 Peak memory stands beside what the plan says of it (`coderepairrl.plan`, which ``crrl train --dry-run`` prints), and
 beside what the driver says is taken of the device, so that a run on a GPU checks the plan and its reserve.
@@ -27,15 +28,18 @@ here).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib.util
 import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +63,16 @@ Contestant = Callable[[], object]
 Result = dict[str, Any]
 SIZES = {name.removeprefix("Qwen3-"): shape for name, shape in KNOWN.items()}
 TOY = Architecture(32, 64, 2, 4, 97, kv_heads=2, head_dim=8, tied=True)
-PEAKS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0, "RTX 4090": 165.0}
+PARTS = ("step", "loss", "sync")
+PEAKS = {
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "H200": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "RTX 4090": 165.0,
+}
 """Dense bf16 TFLOP/s, by what a device's name contains (NVIDIA's data sheets)."""
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -89,7 +102,8 @@ def planned(given: Setting, samples: list[Sample]) -> float:
     tokens = max(sum(lengths[part]) for part in parts)
     trained = max(sum(sum(sample.trained) for sample in samples[part]) for part in parts)
     largest = replace(given.learn, micro_tokens=tokens)
-    return learner_memory(given.shape, largest, longest=1, trained=trained).peak / 2**30
+    gpu = DEVICE.type == "cuda"
+    return learner_memory(given.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30
 
 
 def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
@@ -123,6 +137,7 @@ def flops(config: Qwen3Config, samples: list[Sample]) -> float:
 def measure(build: Callable[[], Contestant], rounds: int) -> Result:
     """Median seconds of a run after one that warms up, and the most memory that it held with all it needs."""
     free()  # of the contestant before
+    torch.use_deterministic_algorithms(False)  # which our learner alone asks for
     try:
         run = build()
         run()
@@ -137,11 +152,23 @@ def measure(build: Callable[[], Contestant], rounds: int) -> Result:
             seconds.append(time.perf_counter() - began)
     except torch.OutOfMemoryError as error:
         return {"failed": f"out of memory: {str(error).split('.')[0]}"}
+    except Exception as error:  # the others still say something
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", "broken": True}
     result: Result = {"seconds": statistics.median(seconds), "peak_gib": None, "device_gib": None}
     if DEVICE.type == "cuda":
         left, there = torch.cuda.mem_get_info()
         result |= {"peak_gib": torch.cuda.max_memory_allocated() / 2**30, "device_gib": (there - left) / 2**30}
     return result
+
+
+def measured(contestants: Mapping[str, Callable[[], Contestant]], rounds: int) -> dict[str, Result]:
+    """`measure` of each by its name, said at once."""
+    found = {}
+    for name, build in contestants.items():
+        found[name] = measure(build, rounds)
+        print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
+    return found
 
 
 def free() -> None:
@@ -204,9 +231,8 @@ def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | Non
     if given.dtype != torch.bfloat16 or importlib.util.find_spec("flash_attn") is None:
         del contestants["packed, flash"]
     work = flops(given.config, samples)
-    found = {}
-    for name, build in contestants.items():
-        found[name] = result = measure(build, given.rounds)
+    found = measured(contestants, given.rounds)
+    for name, result in found.items():
         if name.startswith("packed"):
             result["planned_gib"] = planned(given, samples)
         if "seconds" in result:
@@ -227,7 +253,7 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
     size = len(batch.at_N) * given.config.vocab_size
 
     def ours(logits: int) -> Contestant:
-        policy = Policy.load(folder, replace(given.learn, gradient_checkpointing=False), DEVICE)
+        policy = _policy(folder, given)
 
         def run() -> None:
             (-policy.logprobs(batch, 1.0, logits).mean()).backward()  # type: ignore[no-untyped-call]
@@ -237,7 +263,7 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
     def fused() -> Contestant:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-        policy = Policy.load(folder, replace(given.learn, gradient_checkpointing=False), DEVICE)
+        policy = _policy(folder, given)
         loss, head = LigerFusedLinearCrossEntropyLoss(), policy.model.get_output_embeddings()
 
         def run() -> None:
@@ -268,7 +294,11 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
     }
     if DEVICE.type != "cuda" or importlib.util.find_spec("liger_kernel") is None:
         del contestants["fused"]
-    return {name: measure(build, given.rounds) for name, build in contestants.items()}
+    return measured(contestants, given.rounds)
+
+
+def _policy(folder: Path, given: Setting) -> Policy:
+    return Trainer(folder, replace(given.learn, gradient_checkpointing=False)).policy
 
 
 def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:
@@ -297,10 +327,10 @@ def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:
         "peft": lambda: peft(False),
         "peft, merged": lambda: peft(True),
     }
-    found = {}
-    for name, build in contestants.items():
-        found[name] = measure(build, given.rounds)
-        found[name]["bytes"] = sum(file.stat().st_size for file in (work / name).rglob("*.safetensors"))
+    found = measured(contestants, given.rounds)
+    for name, result in found.items():
+        if "failed" not in result:
+            result["bytes"] = sum(file.stat().st_size for file in (work / name).rglob("*.safetensors"))
     return found
 
 
@@ -319,8 +349,10 @@ def markdown(report: Result) -> str:
     columns += ["peak GiB", "planned", "taken", "MB"]
     lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for entry in report["results"]:
-        for kind in ("step", "loss", "sync"):
-            for name, found in entry[kind].items():
+        if "failed" in entry:
+            lines.append(f"| {entry['size']} | | | | {entry['failed']} |" + " |" * 6)
+        for kind in PARTS:
+            for name, found in entry.get(kind, {}).items():
                 cells = [entry["size"], entry["length"], kind, name]
                 if "failed" in found:
                     cells += [found["failed"], *[""] * 3, f"{found.get('planned_gib', 0):.3g}", "", ""]
@@ -344,6 +376,7 @@ def main() -> None:
     parser.add_argument(
         "--scratch", type=Path, help="where models are written: 30 GB for 14B, and twice as much again to sync"
     )
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--toy", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -354,25 +387,41 @@ def main() -> None:
         if not options.toy:
             parser.error("there is no GPU: only --toy makes sense here")
     peak = options.peak or next((peak for name, peak in PEAKS.items() if name in device), None)
-    results = []
-    for size in ["toy"] if options.toy else options.sizes:
-        given = setting(size, options.micro_tokens, options.rounds)
-        with tempfile.TemporaryDirectory(dir=options.scratch) as name:
-            model = build_model(given.config, given.dtype, Path(name) / "model")
-            config = Qwen3Config(**given.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None})
-            shallow = build_model(config, given.dtype, Path(name) / "shallow")
-            synced = sync(model, given, Path(name) / "sync")
-            for length in [96] if options.toy else options.lengths:
-                samples = rows(options.rows, length, given.config.vocab_size)
-                tokens = sum(len(sample.ids) for sample in samples)
-                entry: Result = {"size": size, "length": length, "tokens": tokens}
-                entry["padding"] = len(samples) * length / tokens
-                entry["step"] = steps(model, samples, given, peak)
-                entry["loss"] = losses(shallow, samples[0], given)
-                entry["sync"], synced = synced, {}  # it does not depend on the length
-                results.append(entry)
+    results: list[Result] = []
+    with contextlib.redirect_stdout(sys.stderr):  # packages say what they like while they load
+        for size in ["toy"] if options.toy else options.sizes:
+            try:
+                results += of_size(size, options, peak)
+            except torch.OutOfMemoryError as error:
+                results.append({"size": size, "failed": f"out of memory: {str(error).split('.')[0]}"})
     report = {"device": device, "torch": torch.__version__, "peak_tflops": peak, "results": results}
     print(json.dumps(report) if options.json else f"{markdown(report)}\n\n{json.dumps(report)}")
+    if any(found.get("broken") for entry in results for kind in PARTS for found in entry.get(kind, {}).values()):
+        sys.exit(1)
+
+
+def of_size(size: str, options: argparse.Namespace, peak: float | None) -> list[Result]:
+    """Of one model, an entry for each length."""
+    given = setting(size, options.micro_tokens, options.rounds)
+    entries: list[Result] = []
+    with tempfile.TemporaryDirectory(dir=options.scratch) as name:
+        model = build_model(given.config, given.dtype, Path(name) / "model")
+        config = Qwen3Config(**given.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None})
+        shallow = build_model(config, given.dtype, Path(name) / "shallow")
+        for length in [96] if options.toy else options.lengths:
+            print(f"{size}, {length} tokens", file=sys.stderr, flush=True)
+            samples = rows(options.rows, length, given.config.vocab_size)
+            tokens = sum(len(sample.ids) for sample in samples)
+            entry: Result = {"size": size, "length": length, "tokens": tokens}
+            entry["padding"] = len(samples) * length / tokens
+            if "step" in options.parts:
+                entry["step"] = steps(model, samples, given, peak)
+            if "loss" in options.parts:
+                entry["loss"] = losses(shallow, samples[0], given)
+            entries.append(entry)
+        if "sync" in options.parts:
+            entries[0]["sync"] = sync(model, given, Path(name) / "sync")  # it does not depend on the length
+    return entries
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ memory that both ends have open: the host's here, a GPU's where there is one."""
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +348,42 @@ def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for gpus in ("0", ""):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
         check_route(config(tmp_path, "engine=vllm", "engine.weights=ipc", "engine.share_devices=true"))
+
+
+def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch reads how from the environment, which stays as it was for the groups of a learner and of vLLM."""
+    seen: list[tuple[str, timedelta]] = []
+
+    class Group:
+        class Options:
+            _timeout = timedelta()
+
+        def __init__(self, store: object, rank: int, ranks: int, options: Options) -> None:
+            seen.append((os.environ["TORCH_NCCL_BLOCKING_WAIT"], options._timeout))
+
+    monkeypatch.setattr(crrl_wire.dist, "ProcessGroupNCCL", Group, raising=False)
+    for before in (None, "0"):
+        monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
+        if before is not None:
+            monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", before)
+        crrl_wire._nccl(object(), 0, 2, timedelta(seconds=7))
+        assert os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == before
+    assert seen == [("1", timedelta(seconds=7))] * 2
+
+
+async def test_ends_of_nccl_part_together_unless_one_failed(tmp_path: Path) -> None:
+    """What the one takes down the other may still read; one that failed keeps nobody waiting."""
+
+    def end(rank: int, name: str, seconds: float = WAIT) -> crrl_wire.Wire:
+        store = crrl_wire.dist.FileStore(str(tmp_path / name), 2)  # type: ignore[attr-defined]
+        store.set_timeout(timedelta(seconds=seconds))
+        wire = object.__new__(crrl_wire.Wire)
+        wire._place = rank, 2, store
+        return wire
+
+    for name, failed in (("well", False), ("failed", True)):
+        waiting = asyncio.create_task(asyncio.to_thread(end(0, name)._part, failed=False))
+        await asyncio.to_thread(end(1, name)._part, failed=failed)
+        await waiting
+    with pytest.raises(crrl_wire.Torn, match="the ends did not part"):
+        end(0, "alone", seconds=0.1)._part(failed=False)

@@ -35,6 +35,7 @@ WINDOW = 1 << 24
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By their names in safetensors."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _FOLD = 1 << 16  # numbers of 32 bits that become one
 # Odd, and unlike their neighbours': Fibonacci hashing (Knuth, The Art of Computer Programming, 6.4) of the place.
 _PLACES = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFFF | 1).to(torch.int32)
@@ -140,12 +141,10 @@ class Wire:
             file_store: Any = dist.FileStore  # type: ignore[attr-defined]
             store = file_store(str(folder / f"{MEET}store"), ranks)
             store.set_timeout(wait)
+            self._place = rank, ranks, store
             if backend == "nccl":
                 self.device = torch.device("cuda", torch.cuda.current_device())
-                nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
-                options = nccl.Options()
-                options._timeout = wait
-                self._group = nccl(store, rank, ranks, options)
+                self._group = _nccl(store, rank, ranks, wait)
             else:
                 self.device = torch.device("cpu")
                 gloo: Any = dist.ProcessGroupGloo
@@ -194,8 +193,39 @@ class Wire:
             self._settle()
             if self._window is not None:
                 self._window.close(failed=failed is not None)
+            elif self.device.type == "cuda":
+                self._part(failed=failed is not None)
         finally:
             del self._group
+
+    def _part(self, *, failed: bool) -> None:
+        """Return when nobody reads any more what NCCL takes down with this end; at once if it `failed`."""
+        rank, ranks, store = self._place
+        store.set(f"done-{rank}", "1")
+        if not failed:
+            try:
+                store.wait([f"done-{other}" for other in range(ranks)])
+            except RuntimeError as error:
+                raise Torn(f"the ends did not part: {_first_line(error)}") from error
+
+
+def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
+    """A group whose `wait` waits, and raises when it took longer than `wait`.
+
+    Else it returns at once, and when a step takes too long, a thread of torch's ends the process: a server's worker,
+    which is to go on serving what it has. Torch looks at the environment while it makes the group.
+    """
+    nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
+    options = nccl.Options()
+    options._timeout = wait
+    before = os.environ.get(_BLOCKING)
+    os.environ[_BLOCKING] = "1"
+    try:
+        return nccl(store, rank, ranks, options)
+    finally:
+        del os.environ[_BLOCKING]
+        if before is not None:
+            os.environ[_BLOCKING] = before
 
 
 class _Window:

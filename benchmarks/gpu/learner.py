@@ -45,6 +45,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which torch reads at its first product, whoever's it is
 
 import torch
 from peft import LoraConfig, get_peft_model

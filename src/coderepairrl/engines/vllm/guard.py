@@ -15,9 +15,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL; the controller waits a little longer (`Server.close`)."""
+SWEEP = 2.0
+"""Seconds in which Python's resource trackers may remove the shared memory of those that were killed."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -31,22 +36,41 @@ def main() -> None:
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # if this process is killed
     )
 
-    def at_once(*_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)
-
-    signal.signal(signal.SIGTERM, at_once)
+    signal.signal(signal.SIGTERM, lambda *_: _kill(server.pid))
     ended = os.pidfd_open(server.pid)
     owner = sys.stdin.fileno()
     ready, _, _ = select.select([owner, ended], [], [])
     if ended not in ready:
         server.terminate()
         select.select([ended], [], [], GRACE)
-    with contextlib.suppress(ProcessLookupError):  # the group lives as long as one of it does, unreaped ones included
-        os.killpg(server.pid, signal.SIGKILL)
+    _kill(server.pid)
     status = server.wait()
     shutil.rmtree(sys.argv[1], ignore_errors=True)
     sys.exit(status if status >= 0 else 128 - status)
+
+
+def _kill(group: int) -> None:
+    """All of the process group, resource trackers last: when nobody else is left, they clear /dev/shm and end."""
+    deadline = time.monotonic() + SWEEP
+    while time.monotonic() < deadline and (alive := list(_alive(group))):
+        for pid, tracks in alive:
+            if not tracks:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):  # the group lives as long as one of it does, unreaped ones included
+        os.killpg(group, signal.SIGKILL)
+
+
+def _alive(group: int) -> Iterator[tuple[int, bool]]:
+    """Processes of the group that have not ended, and whether each is a resource tracker."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, _, of = (process / "stat").read_text().rpartition(") ")[2].split()[:3]
+            if int(of) == group and state not in "ZX":
+                yield int(process.name), b"multiprocessing.resource_tracker" in (process / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):  # it has just gone
+            continue
 
 
 if __name__ == "__main__":

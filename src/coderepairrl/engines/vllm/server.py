@@ -33,6 +33,7 @@ _SETTINGS = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",  # that it cleared up after the killed
 }
 _CPU_SETTINGS = {
     "OMP_NUM_THREADS": "1",  # ten times faster than threads that compete for cores

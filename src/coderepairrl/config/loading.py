@@ -59,7 +59,7 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
 
 
 def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
-    """What set `key` (or a key that this text names, or something in it): the last override that did, else `where`."""
+    """Who set `key` or something in it: the last override that did, else `where`. A message that names keys will do."""
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):

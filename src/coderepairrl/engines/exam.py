@@ -28,8 +28,8 @@ Reference = Callable[[list[list[int]], float], Awaitable[list[list[float]]]]
 """``(sequences, T)`` to, per sequence, ``log softmax(logits / T)`` of its ids from the second on: len - 1 numbers."""
 
 Publish = Callable[[int], Awaitable[tuple[Path, int, str]]]
-"""``(version)`` to new weights of the learner, of a later version than that, as `Engine.load` takes them: `Reference`
-speaks of them from then on."""
+"""``(version)`` to trained weights of a later version than that, as `Engine.load` takes them. `Reference` computes with
+them from then on."""
 
 TOLERANCE = 1e-4
 """In nats: the engine and the learner may sum in another order, and no more."""

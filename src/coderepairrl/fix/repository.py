@@ -87,7 +87,7 @@ def _check_clean(root: Path) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Signals wait: git, which inherits this, must not be stopped between two files."""
+    """Signals are ignored, by git too, which inherits it: it must not be stopped between two files."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in STOPPING}
     try:
         yield

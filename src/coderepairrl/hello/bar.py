@@ -112,12 +112,15 @@ def finished(overrides: Sequence[str]) -> Path:
     path = Path(config.run.dir) / config.run.name
     if not (path / "run.json").exists():
         asyncio.run(train.run(config))
-    elif not _has_ended(path, config := configs.load(path, overrides)):
+        return path
+    config = configs.load(path, overrides)
+    if not _has_ended(path, config):
         asyncio.run(train.run(config, resume=True))
     return path
 
 
 def _has_ended(path: Path, config: Config) -> bool:
+    """Whether the run in `path` is at its end, with `config` as its settings."""
     last = deque(open_run(path).records(), maxlen=1)
     return config == configs.load(path) and any(record["type"] == "end" for record in last)
 

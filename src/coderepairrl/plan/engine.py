@@ -52,8 +52,8 @@ def unknown(args: Sequence[str]) -> str:
                 f"engine.options.args has {given.words[0]}: quantised weights are not those that are trained",
                 fix="leave it out; --tensor-parallel-size divides the weights, --kv-cache-dtype fp8 halves the cache",
             )
-        other_type = given.means(_KV_DTYPE) and given.value not in (*KV_BYTES, "auto")
-        if not found and (other_type or (given.means(*_UNKNOWN) and not given.means(_KV_DTYPE))):
+        known = given.means(_KV_DTYPE) and given.value in (*KV_BYTES, "auto")
+        if not found and not known and given.means(_KV_DTYPE, *_UNKNOWN):
             found = " ".join(given.words)
     return found
 

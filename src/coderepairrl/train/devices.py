@@ -81,8 +81,8 @@ def shared(config: Config) -> set[int]:
     return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes])
 
 
-def common(config: Config) -> bool:
-    """Whether a server of ours has one GPU, and the learner's first process has the same."""
+def on_one_gpu(config: Config) -> bool:
+    """Whether a server of ours has one GPU alone, and the learner's first process has the same."""
     there = tuple(range(len(visible())))
     serving, learning = config.engine.devices or there, config.train.devices or there
     return _starts_a_server(config) and len(serving) == 1 and serving == learning[:1]

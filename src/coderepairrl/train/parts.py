@@ -74,7 +74,7 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             assert isinstance(made, Receiving)  # or `check_route` had refused it
             return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
 
-        # vLLM takes for its own what anybody else takes of its GPU while it measures what it needs
+        # while vLLM measures what it needs of a GPU, it counts as its own what a learner takes of it meanwhile
         started, learner = await _both(
             start_engine(), lambda: start_learner(config, folder, model, outbox), in_turn=bool(devices.shared(config))
         )

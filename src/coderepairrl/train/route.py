@@ -33,7 +33,7 @@ def check_route(config: Config) -> None:
             "engine.weights=nccl with engine.share_devices: NCCL wants a GPU for each process",
             fix="engine.weights=file, or part them with engine.devices and train.devices",
         )
-    if route == "ipc" and devices.visible() and not devices.common(config):
+    if route == "ipc" and devices.visible() and not devices.on_one_gpu(config):
         raise ConfigError(
             "engine.weights=ipc: a server of ours must have one GPU, that of the learner's first process",
             fix="engine.weights=file or gloo, or nccl between GPUs; for one GPU: engine.devices=[0] train.devices=[0]"

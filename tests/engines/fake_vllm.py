@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -225,7 +226,8 @@ def main() -> None:
         time.sleep(1000)
     if options.fake == "family":  # as vLLM has workers
         worker = subprocess.Popen(["sleep", "1000"])
-        options.note.write_text(f"{os.getppid()} {os.getpid()} {worker.pid} {options.uds}")
+        left = tempfile.mkstemp()[1]  # as vLLM leaves sockets
+        options.note.write_text(f"{os.getppid()} {os.getpid()} {worker.pid} {options.uds} {left}")
     web.run_app(make_app(), path=options.uds, print=None, shutdown_timeout=0.1)
 
 

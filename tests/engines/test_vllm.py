@@ -594,11 +594,12 @@ async def test_nothing_of_the_family_is_left(
     note = tmp_path / "pids"
     arguments = ["--fake", "family", "--note", str(note)]
     engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, args=arguments)
-    *pids, socket = note.read_text().split()
+    *pids, socket, left = note.read_text().split()
     await engine._server.close(grace)
     await engine.close()
     assert all(gone(int(pid)) for pid in pids)
     assert not Path(socket).parent.exists()
+    assert not Path(left).exists()
 
 
 def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
@@ -618,9 +619,10 @@ def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGKILL)
-    *pids, socket = note.read_text().split()
+    *pids, socket, left = note.read_text().split()
     assert all(gone(int(pid)) for pid in pids)
     assert not Path(socket).parent.exists()
+    assert not Path(left).exists()
 
 
 def test_a_run_of_adapters_asks_for_room_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

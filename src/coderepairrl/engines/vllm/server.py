@@ -94,7 +94,8 @@ class Server:
         address = str(folder / "socket")
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
-        variables = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), **os.environ, **env}
+        settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
+        variables = {**settings, **os.environ, "TMPDIR": str(folder), **env}  # it leaves sockets there at every start
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         server = cls(
             _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True)), f"vLLM {version}"
@@ -235,6 +236,11 @@ class Server:
             raised = _RAISED.search(file.read().decode(errors="replace"))
         cause = f"the first error was {raised[1]}; " if raised else ""
         return "\n".join([f"{what}; {cause}{self._log} ends with:", *lines])
+
+
+def _cache() -> str:
+    """Where all servers keep what torch compiles for them: not in the folder that goes with each of them."""
+    return str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
 
 
 def default_python() -> str:

@@ -106,8 +106,9 @@ class Alone:
 def _same_bits() -> None:
     """Let the same samples give the same weights on a GPU, too: a run that is resumed repeats steps and compares.
 
-    Torch's attention then is FlashAttention. cuDNN's, which it prefers on an H100, is planned anew for each length of a
-    row, besides.
+    Torch raises for what has no deterministic kernel, of which a step uses nothing. With ``warn_only`` it would not
+    raise, but attention would not be deterministic: `_flash_attention_backward` then only warns. Attention in half
+    precision is FlashAttention now, not cuDNN's, which torch prefers on an H100 and plans anew for each row's length.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or torch refuses products of matrices
     os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # transformers asks this for the package flash-attn

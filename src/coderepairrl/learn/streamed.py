@@ -67,7 +67,7 @@ class Streamed:
         try:
             return loading.result()  # it has the checksum: whatever the sender says of the end, all has arrived
         except EngineFault as refusal:
-            if called_off or not sending.result():
+            if called_off or not sending.result():  # a sender that is called off complains of us
                 raise
             raise EngineFault(f"{refusal}; the learner broke off: {sending.result()}", fix=refusal.fix) from refusal
 

@@ -94,6 +94,8 @@ def test_verifying_leaves_no_sandbox(home: Path, isolating: None) -> None:
     output, errors = process.communicate()
     assert (process.returncode, output) == (130, ""), errors
     assert "SIGTERM" in errors and "Traceback" not in errors
+    while any("4242" in words_of(each) for each in started):  # killed, and perhaps not gone yet
+        time.sleep(0.05)
     assert not list((home / "tmp").iterdir())
 
 

@@ -27,7 +27,7 @@ FLOORS = [
 FLOOR = {name: level for level, names in enumerate(FLOORS) for name in names}
 SIBLINGS_ALLOWED = {
     # F6 commands are built from the loop and from each other's pages.
-    ("hello", "train"), ("report", "view"), ("fix", "train"), ("fix", "serve"), ("serve", "train"),
+    ("hello", "train"), ("report", "view"), ("fix", "train"), ("fix", "serve"), ("serve", "train"), ("check", "train"),
 }  # fmt: skip
 
 

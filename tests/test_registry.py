@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -45,6 +47,24 @@ def test_unknown_options() -> None:
     assert "'slots'" in caught.value.fix
 
 
+def test_types_are_those_of_a_configuration() -> None:
+    def start(path: Path | str, pair: tuple[float, ...] = (), env: Mapping[str, str] | None = None) -> None: ...
+
+    for fits in ({"path": "a"}, {"path": Path("a")}, {"pair": [1, 2.5]}, {"env": {"A": "b"}}, {"more": 1}):
+        registry.check_types("engine", "mine", start, fits)
+    for wrong in ({"path": ["a"]}, {"path": date(2026, 1, 1)}, {"pair": "ab"}, {"pair": ["1"]}, {"env": {"A": 1}}):
+        with pytest.raises(ConfigError, match=f"engine 'mine': option {next(iter(wrong))}"):
+            registry.check_types("engine", "mine", start, wrong)
+
+
+@pytest.mark.parametrize("annotation", ["OnlyForTypeCheckers", "Lamp"])
+def test_types_that_say_nothing_refuse_nothing(annotation: str) -> None:
+    def start(value: object) -> None: ...
+
+    start.__annotations__["value"] = annotation
+    registry.check_types("engine", "mine", start, {"value": Red(9)})
+
+
 @runtime_checkable
 class Lamp(Protocol):
     colour: str
@@ -64,5 +84,7 @@ def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:
         registry.make("lamp", "red", shipped, Lamp, {})
     with pytest.raises(ConfigError, match="no option 'wats'"):
         registry.make("lamp", "red", shipped, Lamp, {"wats": 9})
+    with pytest.raises(ConfigError, match=r"'red': option watts: .*integer, not '9'"):
+        registry.make("lamp", "red", shipped, Lamp, {"watts": "9"})
     with pytest.raises(ConfigError, match="'path' is no Lamp"):
         registry.make("lamp", "path", shipped, Lamp, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -68,11 +69,42 @@ def check_options(kind: str, name: str, call: Callable[..., Any], options: Mappi
             raise ConfigError(f"{kind} {name!r} has no option {option!r}", fix=nearest(option, keywords))
 
 
+def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a value in `options` that is not of the type that `call` annotates it with.
+
+    A class of the user's own may have annotations that say nothing here, such as names imported for type checkers only.
+    """
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+    try:
+        parameters = inspect.signature(call, eval_str=True).parameters
+        types = {option: parameters[option].annotation for option in options if option in parameters}
+        adapters = {
+            option: TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+            for option, annotation in types.items()
+            if annotation is not inspect.Parameter.empty
+        }
+    except (NameError, PydanticUserError):
+        return
+    for option, adapter in adapters.items():
+        try:
+            try:
+                written = json.dumps(options[option])
+            except TypeError:  # a date, or what only code can give
+                adapter.validate_python(options[option])
+            else:  # where a list may be a tuple, and a text a path
+                adapter.validate_json(written, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, (option, *first["loc"])))
+            raise ConfigError(f"{kind} {name!r}: option {where}: {first['msg']}, not {first['input']!r}") from None
+
+
 def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:
     """An instance of the class that `resolve` finds, made with `options`. It is a `protocol`, whatever its class.
 
-    Raises `ConfigError` for an unknown name or option (naming the nearest), an option that is missing, and a class
-    that does not have what `protocol` asks for.
+    Raises `ConfigError` for an unknown name or option (naming the nearest), an option that is missing or of another
+    type, and a class that does not have what `protocol` asks for.
     """
     found = resolve(kind, name, shipped)
     check_options(kind, name, found, options)
@@ -80,6 +112,7 @@ def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, optio
         inspect.signature(found).bind(**options)
     except TypeError as error:
         raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in the options of the {kind}") from None
+    check_types(kind, name, found, options)
     made = found(**options)
     methods = [member for member, value in vars(protocol).items() if inspect.isfunction(value)]
     if lacking := [member for member in (*inspect.get_annotations(protocol), *methods) if not hasattr(made, member)]:

@@ -159,6 +159,6 @@ def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypa
 
 
 def test_a_sandbox_shows_what_an_agent_needs(tmp_path: Path) -> None:
-    made: Any = sandbox.make("bwrap", show=["/a"], binds=["/b"])
+    made: Any = sandbox.make("bwrap", ["/a"], binds=["/b"])
     assert made._binds == ("/b", "/a")
-    sandbox.make("unsafe-local", show=["/a"])  # hides nothing
+    sandbox.make("unsafe-local", ["/a"])  # hides nothing

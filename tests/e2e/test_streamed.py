@@ -35,10 +35,12 @@ def test_the_exam_of_a_route(project: Project) -> None:
     assert checks[-1]["name"] == "the learner's own weights go live" and all(check["ok"] for check in checks)
 
 
-def test_routes_that_have_no_exam(project: Project) -> None:
+def test_routes_that_have_no_exam(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     for engine, route, why in (
         ("tiny", "gloo", "takes weights as files only"),
         ("vllm", "iCP", "one of gloo, ipc, nccl"),
+        ("vllm", "nccl", "between GPUs"),
     ):
         refused = project.crrl("check", "engine", engine, f"engine.weights={route}", check=False)
         assert refused.returncode == 2 and why in refused.stderr

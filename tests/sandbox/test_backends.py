@@ -112,7 +112,7 @@ async def test_what_is_bound_is_seen_and_read_only(bwrap: Bubblewrap, task: Task
 )
 def test_what_a_sandbox_would_hide_is_refused(place: str) -> None:
     with pytest.raises(ConfigError, match=f"{place}, for it has a") as caught:
-        sandbox.make("bwrap", show=[place])
+        sandbox.make("bwrap", [place])
     assert "CRRL_CACHE" in caught.value.fix
     with pytest.raises(ConfigError, match="'checks' does not begin with a slash"):
         sandbox.make("bwrap", binds=["/opt", "checks"])

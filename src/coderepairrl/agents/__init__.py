@@ -20,7 +20,7 @@ SHIPPED = {
 """The agents that ship as code, by name; others ship as recipes of `command`."""
 
 
-def make(name: str, **options: Any) -> Agent:
+def make(name: str, /, **options: Any) -> Agent:
     """The agent called `name` in a configuration, of a recipe file, or the class at an import path ``module:Class``.
 
     Raises `ConfigError`, which names the nearest known name, for an unknown agent or option, and `PrerequisiteError`

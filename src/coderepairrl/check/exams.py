@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, get_args
 
@@ -61,34 +62,39 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
     from coderepairrl.engines.exam import examine as sit
 
     route, options = _route(name, options)
+    engines.check(name, options)
+    engines.require(name, options)
     with tempfile.TemporaryDirectory(prefix="crrl-exam-") as folder:
         work = Path(folder)
         model = work / "model"
         await init_random(models.folder("builtin:tiny"), model, 0, log_dir=work)
         settings = LearnSettings("grpo", lr=1e-3, old_logprobs="recomputed")
-        learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
-        engine = await engines.make(name, model, log_dir=work, **options)
-        publish: Publish | None = None
-        if route is not None:
-            assert isinstance(engine, Receiving)  # or `_route` had refused it
-            engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
-        try:
+        async with AsyncExitStack() as parts:
+            learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
+            parts.push_async_callback(learner.close)
+            engine = await engines.make(name, model, log_dir=work, **options)
+            parts.push_async_callback(engine.close)
+            publish: Publish | None = None
+            if route is not None:
+                assert isinstance(engine, Receiving)  # or `_route` had refused it
+                engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
             checks = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish)
-        finally:
-            await engine.close()
-            await learner.close()
     for check in checks:
         yield check
 
 
 def _route(name: str, options: Options) -> tuple[Route | None, Options]:
     """``engine.weights``, and the engine's own options. Raises `ConfigError` for a route that the engine has not."""
+    from coderepairrl.train.devices import visible
+
     if "engine" not in options:
         return None, options
     match options["engine"]:
         case {"weights": route, **others} if route in get_args(Route) and not others:
             if not engines.receives(name):
                 raise ConfigError(f"engine.weights={route}, and engine {name!r} takes weights as files only")
+            if route == "nccl" and not visible():
+                raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
             return route, {key: value for key, value in options.items() if key != "engine"}
     routes = ", ".join(get_args(Route))
     raise ConfigError(f"engine={options['engine']} is no option here", fix=f"engine.weights is one of {routes}")
@@ -111,7 +117,7 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
 
     agent = agents.make(name, **options)
     if isinstance(agent, Program):
-        backend = sandbox.make(sandbox.default_name(), show=agent.binds)
+        backend = sandbox.make(sandbox.default_name(), agent.binds)
         sandbox.require(backend)
         checks = await programs.examine(agent, backend)
     else:

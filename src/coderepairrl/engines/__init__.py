@@ -29,7 +29,7 @@ SHIPPED = {
 """The engines that ship, by name."""
 
 
-async def make(name: str, model: Path, *, log_dir: Path, **options: Any) -> Engine:
+async def make(name: str, model: Path, /, *, log_dir: Path, **options: Any) -> Engine:
     """Start the engine `name` on the weights in the folder `model`; its log goes to `log_dir`.
 
     Raises:
@@ -59,6 +59,7 @@ def check(name: str, options: Mapping[str, Any]) -> Callable[..., Awaitable[Engi
         raise ConfigError(f"engine {name!r}: {error}", fix="name it in engine.options") from None
     if (own := getattr(engine, "check", None)) is not None:
         own(options)
+    registry.check_types("engine", name, start, options)
     return start
 
 

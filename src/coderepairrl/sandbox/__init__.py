@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.registry import check_options, resolve
+from coderepairrl.registry import check_options, check_types, resolve
 from coderepairrl.sandbox.patch import apply_patch
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ WEAKER = (
 """What a user of `sandlock` must know; its module says more."""
 
 
-def make(name: str, *, show: Sequence[str] = (), **options: Any) -> SandboxBackend:
+def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
     """The backend `name`, one of `SHIPPED` or ``module:Class`` of your own; `options` go to its constructor.
 
     `show` are folders of the host that its commands must see, read-only, beside its option `binds`; a backend
@@ -40,9 +40,10 @@ def make(name: str, *, show: Sequence[str] = (), **options: Any) -> SandboxBacke
     place. Raises `ConfigError` for an unknown name or option, naming the nearest.
     """
     backend = resolve("sandbox", name, SHIPPED)
+    check_options("sandbox", name, backend, options)
+    check_types("sandbox", name, backend, options)
     if show and "binds" in inspect.signature(backend).parameters:
         options["binds"] = [*options.get("binds", ()), *show]
-    check_options("sandbox", name, backend, options)
     made: SandboxBackend = backend(**options)
     return made
 

@@ -17,7 +17,7 @@ SHIPPED = {
 """The sources that ship, by name."""
 
 
-def make(source: str, **options: Any) -> TaskSource:
+def make(source: str, /, **options: Any) -> TaskSource:
     """The source of that name, or of that import path ``module:Class``, made with `options`.
 
     Raises `ConfigError` for an unknown name or option, with the nearest known one, and for a missing option.

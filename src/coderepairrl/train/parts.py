@@ -164,7 +164,7 @@ def placed_agent(config: Config) -> tuple[Agent, SandboxBackend]:
     """
     agent = agents.make(config.agent.name, **config.agent.options)
     show = getattr(agent, "binds", ())
-    backend = sandbox.make(sandbox_name(config), show=show, **config.sandbox.options)
+    backend = sandbox.make(sandbox_name(config), show, **config.sandbox.options)
     sandbox.require(backend)
     return agent, backend
 

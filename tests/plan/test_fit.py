@@ -80,6 +80,7 @@ CASES = [
     ),
     (("model.path=Qwen/Qwen3-14B",), "GPU 0: the engine has 22.1 GB", "--tensor-parallel-size"),
     (("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=48"), "GPU 0 has 48.0 GB", "utilization"),
+    (("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=20"), "GPU 0 has 20.0 GB", "train.devices=[1]"),
 ]
 
 
@@ -125,6 +126,7 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.context=40961",), "positions of Qwen/Qwen3-4B reach to 40,960"),
         (("train.devices=[1,2]",), "for train.processes=1"),
         (("engine.devices=[0,0]",), "names a GPU twice"),
+        (("train.devices=[0]",), "both take GPU 0"),
         (("engine.options.slotz=1",), "slotz"),
     ],
 )

@@ -87,10 +87,10 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ((), "both take GPU 0 of 3"),
-        (("engine.devices=[0,1]",), "both take GPU 0 of 3"),
-        (("train.devices=[2]",), "both take GPU 2 of 3"),
-        (("engine.devices=[0,1]", "train.devices=[1,2]", "train.processes=2"), "both take GPU 1 of 3"),
+        ((), "both take GPU 0"),
+        (("engine.devices=[0,1]",), "both take GPU 0"),
+        (("train.devices=[2]",), "both take GPU 2"),
+        (("engine.devices=[0,1]", "train.devices=[1,2]", "train.processes=2"), "both take GPU 1"),
         (("engine.devices=[0,3]", "train.devices=[1]"), "there is no GPU 3; 3 are visible"),
         (("engine=tiny", "train.processes=4"), "train.processes=4 take a GPU each, and 3 are visible"),
         (("engine.devices=[0]", "train.devices=[1,1]", "train.processes=2"), "names a GPU twice"),

@@ -69,11 +69,13 @@ def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
     """Of all `moves`, and of the GPUs that they take, which are those that nobody has yet."""
     found = [part for move in moves for part in move.overrides]
     engine, train = given.config.engine.devices, given.config.train.devices
+    if any(move.kind == "apart" for move in moves):
+        train = tuple(gpu for gpu in train if gpu not in engine)
     free = max((*given.serving, *given.learning, *engine)) + 1
     if engine and (more := sum(move.serving for move in moves)):
         found.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
         free += more
-    if train and (more := sum(move.learning for move in moves)):
+    if given.config.train.devices and (more := sum(move.learning for move in moves)):
         found.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
     return tuple(found)
 
@@ -111,6 +113,8 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("optimizer", ("train.optimizer=adamw_8bit",))
     if train.lora is None:
         yield Move("lora", ("train.lora=true",))
+    if both := set(config.engine.devices) & set(train.devices):
+        yield Move("apart", ("engine.share_devices=false",), learning=len(both))
     for processes in (2, 4, 8):
         if processes > train.processes:
             overrides = (f"train.processes={processes}", "train.strategy=fsdp2")

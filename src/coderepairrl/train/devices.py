@@ -44,12 +44,7 @@ def split(config: Config) -> Split:
             f"train.processes={config.train.processes} take a GPU each, and {len(there)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
-    if (taken := shared(config)) and not config.engine.share_devices:
-        raise ConfigError(
-            f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))} of {len(there)}",
-            fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
-            ' the learner room: engine.options.args=["--gpu-memory-utilization", "0.4"]',
-        )
+    _check_apart(config, shared(config))
     return chosen
 
 
@@ -71,6 +66,16 @@ def check_named(config: Config) -> None:
     for key, wanted in (("engine.devices", serving), ("train.devices", learning)):
         if len(set(wanted)) < len(wanted):
             raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
+    _check_apart(config, set(serving) & set(learning))
+
+
+def _check_apart(config: Config, taken: set[int]) -> None:
+    if taken and not config.engine.share_devices:
+        raise ConfigError(
+            f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))}",
+            fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
+            ' the learner room: engine.options.args=["--gpu-memory-utilization", "0.4"]',
+        )
 
 
 def shared(config: Config) -> set[int]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from coderepairrl import __version__
-from coderepairrl.errors import CodeRepairError, ExitCode, UsageError
+from coderepairrl.errors import ExitCode, UsageError, told
 
 app = typer.Typer(
     name="crrl",
@@ -398,14 +398,8 @@ def main() -> None:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _interrupt)
     try:
-        app()
-    except CodeRepairError as error:
-        print(f"error: {error}", file=sys.stderr)
-        if error.fix:
-            print(f"  fix: {error.fix}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
+        with told():
+            app()
     except BrokenPipeError:  # `crrl view RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)

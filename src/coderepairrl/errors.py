@@ -7,6 +7,9 @@ command with the exit code that its class carries.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -32,6 +35,20 @@ class CodeRepairError(Exception):
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(message)
         self.fix = fix
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """End the process on this project's errors, with a message, a fix and the exit code, and on Ctrl-C."""
+    try:
+        yield
+    except CodeRepairError as error:
+        print(f"error: {error}", file=sys.stderr)
+        if error.fix:
+            print(f"  fix: {error.fix}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 class ConfigError(CodeRepairError):

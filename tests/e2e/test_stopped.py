@@ -59,16 +59,23 @@ def crrl(home: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("command", "number"),
-    [("agents install", signal.SIGHUP), ("train", signal.SIGINT), ("train", signal.SIGTERM)],
+    [
+        ("agents install", signal.SIGHUP),
+        ("train", signal.SIGINT),
+        ("train", signal.SIGTERM),
+        ("check tasks", signal.SIGINT),
+    ],
 )
 def test_a_program_ends_with_us(home: Path, command: str, number: signal.Signals) -> None:
-    (home / "mine.toml").write_text(
-        {
-            "agents install": RECIPE,
-            "train": MUTANTS.format(path=home / "package", hanging=home / "bin" / "npm"),
-        }[command]
-    )
-    process = crrl(home, [*command.split(), "mine.toml"])
+    hanging = home / "bin" / "npm"
+    (home / "recipe.toml").write_text(RECIPE)
+    (home / "run.toml").write_text(MUTANTS.format(path=home / "package", hanging=hanging))
+    arguments = {
+        "agents install": ["recipe.toml"],
+        "train": ["run.toml"],
+        "check tasks": ["mutants", "path=package", "n=1", f"command={hanging}"],
+    }
+    process = crrl(home, [*command.split(), *arguments[command]])
     with process, (home / "pipe").open("rb") as held:  # which waits until the program runs
         process.send_signal(number)
         assert held.read() == b"", "until the last one is gone"

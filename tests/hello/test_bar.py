@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -107,3 +109,9 @@ def test_only_what_is_missing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for steps in (1, 1, 1, 2, 2):
         bar.finished([f"run.dir={tmp_path}", f"run.steps={steps}", *bar.FULL])
     assert asked == [(1, False), (1, True), (2, True)]
+
+
+def test_mistakes_are_told_as_by_crrl(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "coderepairrl.hello.bar", "engine=tinny"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown engine 'tinny'\n  fix: did you mean 'tiny'?")

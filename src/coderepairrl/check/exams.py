@@ -13,6 +13,7 @@ from coderepairrl import agents, engines, models, rewards, sandbox, tasks
 from coderepairrl.check.report import Entry
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, Published, Receiving, Route, Streamed, init_random
+from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import Check, check_options, nearest
 from coderepairrl.types import Sample
 
@@ -28,7 +29,7 @@ async def examine_sandboxes() -> AsyncIterator[Entry]:
                 yield entry._replace(name=f"{name}: {entry.name}")
 
 
-async def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Entry]:
+def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Entry]:
     """The exam of implementation `name` of seam `kind`, made with `options`, one entry per question.
 
     Those of sandboxes come as they are answered, the others at the end. Raises `UsageError` for an unknown seam,
@@ -37,7 +38,11 @@ async def examine(kind: str, name: str | None, options: Options | None = None) -
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
     default, sit = KINDS[kind]
-    async for check in sit(name or default, options or {}):
+    return _entries(sit(name or default, options or {}))
+
+
+async def _entries(checks: AsyncIterator[Check]) -> AsyncIterator[Entry]:
+    async for check in checks:
         yield Entry(check.name, check.ok, check.detail)
 
 
@@ -136,10 +141,18 @@ async def _reward(name: str, options: Options) -> AsyncIterator[Check]:
         yield check
 
 
-async def _tasks(name: str, options: Options) -> AsyncIterator[Check]:
+def _tasks(name: str, options: Options) -> AsyncIterator[Check]:
+    """The source prepares itself before an event loop runs, which would keep signals from ending that: it may take
+    minutes."""
+    source = tasks.make(name, **options)
+    source.prepare()
+    return _prepared(source)
+
+
+async def _prepared(source: TaskSource) -> AsyncIterator[Check]:
     from coderepairrl.tasks.exam import examine as sit
 
-    for check in await sit(tasks.make(name, **options), sandbox.make(sandbox.default_name())):
+    for check in await sit(source, sandbox.make(sandbox.default_name())):
         yield check
 
 

@@ -21,6 +21,7 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import models, train
 from coderepairrl.config import Config
+from coderepairrl.errors import told
 from coderepairrl.evaluate import compare, pair
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
 from coderepairrl.hello.warmstart import STAGES, Stage, WarmStart
@@ -224,4 +225,5 @@ def as_json(found: Mapping[str, Mapping[str, Episodes]], verdicts: Sequence[Verd
 
 
 if __name__ == "__main__":
-    main()
+    with told():
+        main()

@@ -189,6 +189,8 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"args": ["-tp", 2]}, "args=", "list"),
     ({"args": 2}, "args=2", "list"),
     ({"args": ["--tensor-parallel-size 2"]}, "is one word", "two"),
+    ({"args": ["--", "-tp", "2"]}, "belongs to no argument", "leave it out"),
+    ({"args": ["other-model", "-tp", "2"]}, "belongs to no argument", "leave it out"),
     ({"args": ["--max-model-len=4096"]}, "args has --max-model-len", "set engine.options.context"),
     ({"args": ["--max_model_len", "4096"]}, "args has --max_model_len", "set engine.options.context"),
     ({"args": ["--max-model", "4096"]}, "args has --max-model", "set engine.options.context"),  # vLLM lets one

@@ -107,6 +107,8 @@ def _check_args(args: Any) -> None:
     if not isinstance(args, list | tuple) or not all(isinstance(word, str) for word in args):
         raise ConfigError(f"engine.options.args={args!r}", fix='a list of texts, for example ["-tp", "2"]')
     for given in parse(args):
+        if given.words[0] == "--" or not given.words[0].startswith("-"):
+            raise ConfigError(f"engine.options.args: {given.words[0]!r} belongs to no argument", fix="leave it out")
         if " " in given.words[0].partition("=")[0]:
             raise ConfigError(f"engine.options.args: {given.words[0]!r} is one word", fix="write it as two")
         for name, fix in _SET_OTHERWISE.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from dataclasses import replace
 
@@ -109,6 +110,8 @@ def test_a_checkpoint_is_a_hugging_face_model(miniature, make_rows, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights(trainer).items())
     assert AutoTokenizer.from_pretrained(tmp_path / "c").eos_token == "<|im_end|>"
+    index = json.loads((tmp_path / "c" / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == {"model.safetensors"}  # else vLLM loads the optimiser's state, too
 
 
 def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniature, make_rows, tmp_path):

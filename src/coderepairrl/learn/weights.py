@@ -28,7 +28,10 @@ SHARD = 2 << 30
 def write(
     folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]], *, here: bool = True, shard: int = SHARD
 ) -> None:
-    """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors`` with an index, as transformers reads them.
+    """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index, as transformers reads them.
+
+    One file has an index, too: without, vLLM takes every safetensors file of a folder for weights, a checkpoint's
+    optimiser state as well.
 
     Where `here` is false nothing is written, but `tensors` are drawn all the same: making one may take every process.
     They are drawn to the end even when the disk is full, for that reason.
@@ -60,12 +63,10 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
         size += tensor.nbytes
         total += tensor.nbytes
     flush()
-    if len(shards) == 1:
-        shards[0][0].rename(folder / f"{stem}.safetensors")
-        return
     weight_map: dict[str, str] = {}
     for number, (file, names) in enumerate(shards, 1):
-        renamed = file.rename(folder / f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors")
+        part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        renamed = file.rename(folder / f"{stem}{part}.safetensors")
         weight_map |= dict.fromkeys(names, renamed.name)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,14 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.runs import open_run
+from coderepairrl.types import Sampling
 from engines.conftest import require_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 FEWER = ("run.steps=2", "eval.options={split='test',n=16}", "rollout.tasks_per_step=4", "rollout.seconds=300")
 
 
-@pytest.mark.parametrize("weights", [(), ("train.lora=true",)], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        pytest.param((), id="all weights"),
+        pytest.param(("train.lora=true",), id="adapters", marks=pytest.mark.by_hand),
+    ],
+)
 def test_it_trains_on_what_vllm_sampled(weights: tuple[str, ...], tmp_path: Path) -> None:
     require_vllm()
     settings = ["engine=vllm", "engine.options.start_seconds=1500", *weights, *FEWER]
@@ -32,3 +41,15 @@ def test_it_trains_on_what_vllm_sampled(weights: tuple[str, ...], tmp_path: Path
         account = step["account"]
         lost = [*account["masked"].values(), *account["dropped"].values()]
         assert account["sampled"] == account["trained"] + sum(lost)
+    if not weights:  # an adapter alone is no model
+        assert asyncio.run(serves(tmp_path / told["run"] / "checkpoints" / "00002", tmp_path))
+
+
+async def serves(model: Path, log_dir: Path) -> list[int]:
+    """What another server of a run's checkpoint, the optimiser's state beside the weights, says."""
+    engine = await VllmEngine.start(model, log_dir=log_dir, start_seconds=1500)
+    try:
+        chunks = engine.generate([1, 2, 3], Sampling(max_tokens=4), 0)
+        return [token async for chunk in chunks for token in chunk.ids]
+    finally:
+        await engine.close()

@@ -12,11 +12,19 @@ import pytest
 from coderepairrl.engines.vllm import guard
 
 SERVER = """
-import multiprocessing, os, signal, sys
+import multiprocessing, os, signal, time
+from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+def ready(tracker):
+    ignored = Path(f"/proc/{{tracker}}/status").read_text().partition("SigIgn:")[2].split()[0]
+    return int(ignored, 16) >> (signal.SIGTERM - 1) & 1
 
 def work(wire):
     memory = SharedMemory(create=True, size=4096)
+    while not ready(resource_tracker._resource_tracker._pid):
+        time.sleep(0.01)
     wire.send((os.getpid(), memory.name))
     signal.pause()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL; the controller waits a little longer (`Server.close`)."""
-SWEEP = 2.0
+SWEEP = 5.0
 """Seconds in which Python's resource trackers may remove the shared memory of those that were killed."""
 _PR_SET_PDEATHSIG = 1
 

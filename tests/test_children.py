@@ -9,11 +9,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from coderepairrl.children import Child, ChildDied
+from coderepairrl.children import Child, ChildDied, run
 
 ECHO = """
     import os, subprocess, sys
@@ -130,3 +132,41 @@ async def test_a_start_that_is_called_off_leaves_no_process(tmp_path: Path) -> N
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["within Popen", "before communicate"])
+def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Struck(subprocess.Popen[bytes]):
+        def __init__(self, command: Sequence[str], **options: Any) -> None:
+            super().__init__(command, **options)
+            started.append(self)
+            if not late:
+                signal.raise_signal(signal.SIGINT)
+
+        def communicate(self, *arguments: Any, **options: Any) -> tuple[bytes, bytes]:
+            if late and self.poll() is None and not struck:
+                struck.append(True)
+                signal.raise_signal(signal.SIGINT)
+            return super().communicate(*arguments, **options)
+
+    struck: list[bool] = []
+    monkeypatch.setattr(subprocess, "Popen", Struck)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(["sleep", "1000"], stdout=subprocess.PIPE)
+    [process] = started
+    assert process.returncode == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+async def test_a_signal_of_the_loop_s_is_heard_once_a_program_has_started() -> None:
+    heard: list[int] = []
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.append, signal.SIGTERM)
+    try:
+        assert run(["sh", "-c", f"kill -TERM {os.getpid()}; echo done"], stdout=subprocess.PIPE).stdout == b"done\n"
+        await asyncio.sleep(0.1)
+    finally:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    assert heard

@@ -2,7 +2,7 @@
 
 A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair. The child is a module run
 with ``python -m``; it dies with its parent, ignores the terminal's Ctrl-C (the controller decides when to
-stop), and writes what it has to say to a log file of its own.
+stop), and writes what it has to say to a log file of its own. Programs of others talk to nobody: `run`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from types import FrameType
+from typing import IO, Any, Self
 
 _LENGTH = struct.Struct(">I")
 _FD = "CRRL_FRAMES_FD"
@@ -43,6 +46,56 @@ def last_words(log: Path, start: int = 0) -> list[str]:
             return file.read().decode(errors="replace").splitlines()[-12:]
     except OSError:  # the log was removed: the exit status is all there is
         return []
+
+
+def run(
+    command: Sequence[str], *, stdout: int | IO[bytes], timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """`subprocess.run` of somebody else's program: whatever ends this call ends its whole process group.
+
+    `stdout` takes its errors, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
+    """
+    process = None
+    try:
+        with _handled_later():  # a handler that raises once there is a process, and no `process`, would orphan it
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **options,
+            )
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        if process is not None and process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+@contextmanager
+def _handled_later() -> Iterator[None]:
+    """Signals that arrive within are handled after it."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler runs
+        yield
+        return
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for caught in arrived:
+        signal.raise_signal(caught)
 
 
 class ChildDied(Exception):

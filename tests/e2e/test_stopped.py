@@ -57,7 +57,6 @@ def crrl(home: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.slow  # not for its time: on a busy machine `train` has been seen to wait for ever after Ctrl-C (open)
 @pytest.mark.parametrize(
     ("command", "number"),
     [

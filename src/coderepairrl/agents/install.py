@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.agents.recipe import Recipe, is_recipe, label, load, names
+from coderepairrl.children import run
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.registry import nearest
 
@@ -156,5 +157,5 @@ def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
 
 def _run(command: Sequence[str], failure: PrerequisiteError | RunError) -> None:
     """Run an installer, its words to stderr; once more if it fails, for a download may break off. Raises `failure`."""
-    if all(subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR).returncode != 0 for _ in range(2)):
+    if all(run(command, stdout=_STDERR).returncode != 0 for _ in range(2)):
         raise failure

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
+from coderepairrl.children import run
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 
@@ -125,25 +125,12 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 def _run(command: Sequence[str], tree: Path, timeout: float) -> tuple[bool | None, str]:
     """Whether the tests pass (None: they did not end in time), and the end of what they print."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
-    process = subprocess.Popen(
-        list(command),
-        cwd=tree,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
     try:
-        output, _ = process.communicate(timeout=timeout)
+        done = run(command, stdout=subprocess.PIPE, timeout=timeout, cwd=tree, env=environment)
     except subprocess.TimeoutExpired:
         return None, ""
-    finally:
-        if process.returncode is None:  # too slow, or we are told to stop
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-    lines = output.decode("utf-8", "replace").replace(f"{tree}/", "").strip().splitlines()
-    return process.returncode == 0, "\n".join(lines[-SHOWN_LINES:])
+    lines = done.stdout.decode("utf-8", "replace").replace(f"{tree}/", "").strip().splitlines()
+    return done.returncode == 0, "\n".join(lines[-SHOWN_LINES:])
 
 
 def _git(root: Path, *arguments: str) -> bytes:

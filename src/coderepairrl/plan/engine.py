@@ -28,6 +28,7 @@ KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 TENSOR_NAMES, SHARE_NAMES = ("--tensor-parallel-size", "-tp"), ("--gpu-memory-utilization",)
 _PIPELINE, _DATA = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
 _BATCHED, _KV_DTYPE = ("--max-num-batched-tokens",), "--kv-cache-dtype"
+_UNITS = {unit: base**power for base, units in ((1000, "kmgt"), (1024, "KMGT")) for power, unit in enumerate(units, 1)}
 _QUANTISED = ("--quantization", "-q", "--quantization-config")
 _UNKNOWN = (
     *("--cpu-offload-gb", "--offload-backend", "--kv-cache-memory-bytes", "--num-gpu-blocks-override"),
@@ -61,14 +62,19 @@ def unknown(args: Sequence[str]) -> str:
 def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> float:
     """The number that follows one of `names` in a command line; the last one counts. Raises `ConfigError`.
 
+    As vLLM writes them, ``8k`` is 8,000 and ``8K`` 8,192.
+
     >>> argument(["--a", "1", "--gpu-memory-utilization=0.5"], ("--gpu-memory-utilization",), 0.92)
     0.5
+    >>> argument(["--max-num-batched-tokens", "8K"], ("--max-num-batched-tokens",), 2048)
+    8192.0
     """
     found = default
     for given in parse(args):
         if given.means(*names):
+            unit = _UNITS.get(given.value[-1:], 1)
             try:
-                found = float(given.value)
+                found = float(given.value if unit == 1 else given.value[:-1]) * unit
             except ValueError:
                 raise ConfigError(f"engine.options.args: {given.name} wants a number, not {given.value!r}") from None
             if not 0 < found < math.inf:

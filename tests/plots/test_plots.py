@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 import re
 from xml.etree import ElementTree
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coderepairrl.plots import Baseline, Panel, Series, ema, figure, forest, scale, smooth
+from coderepairrl.plots import Baseline, Panel, Series, ema, figure, forest
 from coderepairrl.plots.scale import thin, ticks
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
@@ -25,11 +24,6 @@ def drawn(svg: str) -> ElementTree.Element:
 
 def texts(root: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in root.iter(f"{SVG}text")]
-
-
-def test_worked_examples() -> None:
-    assert doctest.testmod(scale).failed == 0
-    assert doctest.testmod(smooth).failed == 0
 
 
 @given(numbers, numbers)

@@ -161,6 +161,13 @@ def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_too_slow_a_program_ends_though_one_that_left_it_still_writes() -> None:
+    program = "setsid sleep 1000 & echo $!; sleep 1000"
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        run(["sh", "-c", program], stdout=subprocess.PIPE, timeout=1.0)
+    os.kill(int(caught.value.stdout), signal.SIGKILL)  # or it is not there
+
+
 async def test_a_signal_of_the_loop_s_is_heard_once_a_program_has_started() -> None:
     heard: list[int] = []
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.append, signal.SIGTERM)

@@ -68,9 +68,10 @@ def run(
             )
         output, _ = process.communicate(timeout=timeout)
     finally:
-        if process is not None and process.returncode is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        if process is not None:
+            with process:  # waits for it, not for whoever else has its pipe open
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 

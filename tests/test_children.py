@@ -161,6 +161,14 @@ def test_a_signal_leaves_no_program(monkeypatch: pytest.MonkeyPatch, late: bool)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_what_a_program_left_in_the_background_ends_with_it() -> None:
+    done = run(["sh", "-c", "sleep 1000 > /dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    left = Path("/proc", done.stdout.decode().strip(), "stat")
+    while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":  # or pytest's limit says so
+        time.sleep(0.02)
+
+
 def test_too_slow_a_program_ends_though_one_that_left_it_still_writes() -> None:
     program = "setsid sleep 1000 & echo $!; sleep 1000"
     with pytest.raises(subprocess.TimeoutExpired) as caught:

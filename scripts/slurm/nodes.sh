@@ -4,6 +4,7 @@
 #     MODEL=/shared/models/Qwen3-14B VLLM_ARGS="--tensor-parallel-size 4 --enable-lora --max-lora-rank 32" \
 #         sbatch --export=ALL scripts/slurm/nodes.sh CONFIG train.processes=4 train.devices=[0,1,2,3] [KEY=VALUE]...
 #
+# VLLM_PYTHON is the Python that has vLLM, PORT a free one of the first node (.venv/bin/python and 8000, if not given).
 # MODEL is on a file system of both nodes, and so is the folder from which this is submitted. The server's routes can run
 # anything, so it listens on a socket of this user, which ssh brings to the first node; --exclusive keeps others away.
 #
@@ -26,7 +27,8 @@ mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 serving=${nodes[1]}
 read -ra python <<<"${VLLM_PYTHON:-.venv/bin/python}"
 read -ra arguments <<<"${VLLM_ARGS:-}"
-extension=$("${python[@]}" -c 'from coderepairrl.engines.vllm.server import EXTENSION; print(EXTENSION)')
+where='from coderepairrl.engines.vllm.server import EXTENSION; print(EXTENSION)'
+extension=$("${python[@]}" -c "$where" 2>/dev/null || .venv/bin/python -c "$where") # vLLM may have a Python of its own
 private=/tmp/crrl-$SLURM_JOB_ID # on the serving node
 port=${PORT:-8000}
 mkdir -p weights logs

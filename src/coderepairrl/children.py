@@ -51,7 +51,7 @@ def last_words(log: Path, start: int = 0) -> list[str]:
 def run(
     command: Sequence[str], *, stdout: int | IO[bytes], timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess[bytes]:
-    """`subprocess.run` of somebody else's program: whatever ends this call ends its whole process group.
+    """`subprocess.run` of somebody else's program: when this call ends, nothing of its process group is left.
 
     `stdout` takes its errors, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
     """
@@ -69,9 +69,9 @@ def run(
         output, _ = process.communicate(timeout=timeout)
     finally:
         if process is not None:
-            with process:  # waits for it, not for whoever else has its pipe open
-                if process.returncode is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+            # its group lives as long as one of it does; waits for the program, not for whoever else has its pipe open
+            with process, contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, output)
 
 
@@ -95,8 +95,8 @@ def _handled_later() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for caught in arrived:
-        signal.raise_signal(caught)
+        for caught in arrived:
+            signal.raise_signal(caught)
 
 
 class ChildDied(Exception):

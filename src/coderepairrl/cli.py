@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 
 T = TypeVar("T")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example train.lr=3e-6")]
 Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example path=tasks.jsonl")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
@@ -387,14 +388,22 @@ def _table(data: dict[Any, Any], indent: str = "") -> str:
 def _interrupt(number: int, frame: object) -> None:
     """Unwind, wherever we are, so that children and temporary folders go, too; `train.signals` has gentler ways.
 
+    Once: a second signal must not tear what the first is tidying up.
+
     Not Python's own handler, which `asyncio.run` would replace by one that waits for the code that runs just now.
     """
+    _deafen()
     raise KeyboardInterrupt
+
+
+def _deafen() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def main() -> None:
     """Entry point: turns this project's errors into a message, a fix and an exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _interrupt)
     try:
@@ -403,6 +412,8 @@ def main() -> None:
     except BrokenPipeError:  # `crrl view RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
+    finally:
+        _deafen()  # what is done at exit is done
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ command with the exit code that its class carries.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,9 +39,13 @@ class CodeRepairError(Exception):
         self.fix = fix
 
 
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
+
+
 @contextmanager
 def told() -> Iterator[None]:
-    """End the process on this project's errors, with a message, a fix and the exit code, and on Ctrl-C."""
+    """End the process on this project's errors, with a message, a fix and the exit code, on Ctrl-C, and on paths that
+    this user may not go."""
     try:
         yield
     except CodeRepairError as error:
@@ -47,6 +53,11 @@ def told() -> Iterator[None]:
         if error.fix:
             print(f"  fix: {error.fix}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:  # of paths that a user names, which are looked at in many places
+        if error.errno not in _CLOSED or error.filename is None:
+            raise
+        print(f"error: {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
+        sys.exit(ExitCode.USAGE)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
 

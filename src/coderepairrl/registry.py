@@ -82,7 +82,7 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
         parameters = inspect.signature(call, eval_str=True).parameters
         types = {option: parameters[option].annotation for option in options if option in parameters}
         adapters = {
-            option: TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+            option: TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
             for option, annotation in types.items()
             if annotation is not inspect.Parameter.empty
         }

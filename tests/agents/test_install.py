@@ -81,6 +81,22 @@ def test_an_installation_that_fails_is_none(mine: str) -> None:
     assert asked(mine) == 3
 
 
+def test_a_record_that_was_torn_is_none(mine: str) -> None:
+    target, versions = install_named(mine)
+    (target / "installed.json").write_text("")
+    with pytest.raises(PrerequisiteError):
+        agents.make(mine)
+    assert install_named(mine) == (target, versions)
+    assert asked(mine) == 2
+
+
+def test_a_cache_that_is_none_is_refused(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRRL_CACHE", mine)
+    with pytest.raises(PrerequisiteError) as raised:
+        install_named(mine)
+    assert raised.value.fix == "set CRRL_CACHE"
+
+
 def test_a_download_that_breaks_off_is_begun_again(mine: str) -> None:
     flaky = Path(mine).with_name("cache") / "flaky"
     flaky.touch()

@@ -96,3 +96,5 @@ def test_exams_take_options(crrl, tmp_path: Path, isolating: None) -> None:  # t
     assert [entry["detail"] for entry in report if entry["name"] == "there are tasks"] == ["2"]
     assert "has no option 'retries'" in crrl("check", "reward", "patch_lines", "retries=3", code=2).stderr
     assert "did you mean" in crrl("check", "sandbox", "bwrap", "memry=1", code=2).stderr
+    as_in_a_run = crrl("check", "tasks", "jsonl", "tasks.options.path=tasks.jsonl", "--json").stdout
+    assert json.loads(as_in_a_run) == report

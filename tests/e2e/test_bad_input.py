@@ -52,6 +52,7 @@ GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
         ("model.path=Qwen/Qwen3-14B", "Qwen/Qwen3-14B", "hf download Qwen/Qwen3-14B"),
         ("tasks.split=nix", "nix", "train"),
         ("train.lr=inf", "train.lr", ""),
+        ("run.steps=10000000000000", "run.steps", ""),
         ("rollout.temperature=nan", "rollout.temperature", ""),
         ("run.seed=99999999999999999999", "run.seed", ""),
     ],
@@ -64,6 +65,14 @@ def test_a_mistake_costs_no_run_folder(project: Project, override: str, message:
     with pytest.raises(CodeRepairError, match=message):
         asyncio.run(train.run(configs.load(project.config, [override]), quiet=True))
     assert not project.run.path.exists()
+
+
+@pytest.mark.parametrize("option", ["model.path", "run.dir"])
+def test_a_path_that_cannot_be_is_named(project: Project, option: str) -> None:
+    with project.started("train", str(project.config), f"{option}={'x' * 300}") as process:
+        _, errors = process.communicate()
+    assert process.returncode == 2
+    assert "File name too long" in errors and "Traceback" not in errors
 
 
 def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Project) -> None:
@@ -109,7 +118,7 @@ async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project:
         process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 130, errors
-    assert "before the first step" in errors
+    assert "before its first step" in errors
     assert "Traceback" not in errors
     assert not shared_path(project.run).exists()
     assert project.train("run.steps=1", "train.lr=2e-3")["steps"] == 1, "another try may have other settings"

@@ -78,6 +78,7 @@ def test_a_program_ends_with_us(home: Path, command: str, number: signal.Signals
     process = crrl(home, [*command.split(), *arguments[command]])
     with process, (home / "pipe").open("rb") as held:  # which waits until the program runs
         process.send_signal(number)
+        process.send_signal(number)  # the second must not tear what the first tidies up
         assert held.read() == b"", "until the last one is gone"
         output, errors = process.communicate()
     assert (process.returncode, output) == (130, ""), errors

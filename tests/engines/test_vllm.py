@@ -6,6 +6,7 @@ The script proves nothing about vLLM itself: `test_vllm_real.py` asks the real o
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import shutil
@@ -338,6 +339,21 @@ async def test_a_load_is_paused_tagged_and_cleared(
     assert (await ask(joined, [1], TEN))[2] == [7] * 10
     assert state(wire).requests[-1]["cache_salt"] == "7"
     assert [path.name for path in tmp_path.iterdir()] == ["new.safetensors"]
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+async def test_a_checkpoint_is_a_model_whatever_else_is_in_it(
+    wire: TestServer, miniature: Path, tmp_path: Path, indexed: bool
+) -> None:
+    checkpoint = shutil.copytree(miniature, tmp_path / "checkpoint")
+    save_file({"exp_avg.model.norm.weight": np.zeros(4, np.float32)}, checkpoint / "optimizer.safetensors")
+    if indexed:
+        names = dict.fromkeys(weights.tensors(miniature), "model.safetensors")
+        (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    engine = await VllmEngine.start(checkpoint, log_dir=tmp_path, url=str(wire.make_url("/")))
+    new, checksum = weights_named(miniature, tmp_path / "new.safetensors")
+    assert await engine.load(new, 1, checksum) == 1
+    await engine.close()
 
 
 async def test_requests_in_flight_carry_both_versions(joined: VllmEngine, miniature: Path, tmp_path: Path) -> None:

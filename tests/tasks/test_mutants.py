@@ -188,11 +188,18 @@ def test_bad_packages_are_refused_with_a_reason(tmp_path: Path) -> None:
     assert "fail before any bug" in refused({**PACKAGE, "tests/test_cart.py": "assert False\n"})
     assert "unreadable: shop/cart.py" in refused({**PACKAGE, "shop/cart.py": "def f(:\n"}, command="true")
     assert "notice none" in refused({**PACKAGE, "tests/test_cart.py": ""})
+    assert "did not end in 0.5 s" in refused(PACKAGE, command="sleep 1000", timeout=0.5)
+    assert "no-such-program cannot be run" in refused(PACKAGE, command="no-such-program")
+    with pytest.raises(TaskError, match="cannot be read"):
+        tasks(tmp_path / "cache", path=str(tmp_path / ("x" * 300)), n=1)
     with pytest.raises(TaskError, match="not a folder"):
         tasks(tmp_path / "cache", path=str(tmp_path / "nowhere"), n=1)
 
 
+WRONG = ({"timeout": 0.0}, {"timeout": -1.0}, {"timeout": 1e300}, {"command": " "}, {"command": "sh -c 'x"})
+
+
 def test_options_that_cannot_work_are_refused() -> None:
-    for options in ({"split": "dev"}, {"quoted": 2.0}, {"quoted": "some"}, {"n": -1}, {"path": "x"}):
+    for options in ({"split": "dev"}, {"quoted": 2.0}, {"quoted": "some"}, {"n": -1}, {"path": "x"}, *WRONG):
         with pytest.raises(ConfigError):
             MutantSource(**options)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ from coderepairrl.agents.recipe import Recipe, is_recipe, label, load, names
 from coderepairrl.children import run
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.registry import nearest
+from coderepairrl.runs.storage import replace_file
 
 _DONE = "installed.json"
 _STDERR = 2
@@ -55,7 +56,7 @@ def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
     """What came with it: versions by package, for ``pip`` and ``npm``. None if it is not installed."""
     try:
         found: dict[str, Any] = json.loads((folder(name, recipe) / _DONE).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a record that a full disk tore is none
         return None
     return found
 
@@ -90,7 +91,8 @@ def install(name: str, recipe: Recipe) -> Path:
                 versions["pip"] = _pip(target / "venv", recipe.install.pip)
             if recipe.install.npm:
                 versions["npm"] = _npm(target / "npm", recipe.install.npm)
-            (target / _DONE).write_text(json.dumps(versions, indent=1) + "\n")
+            with replace_file(target / _DONE) as record:
+                record.write_text(json.dumps(versions, indent=1) + "\n")
     return target
 
 
@@ -103,7 +105,7 @@ def _alone(target: Path) -> Iterator[None]:
         with target.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
-    except PermissionError as error:
+    except OSError as error:
         raise PrerequisiteError(f"cannot write to {target.parent}: {error}", fix="set CRRL_CACHE") from error
     finally:
         os.umask(before)

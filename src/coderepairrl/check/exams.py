@@ -38,7 +38,16 @@ def examine(kind: str, name: str | None, options: Options | None = None) -> Asyn
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
     default, sit = KINDS[kind]
-    return _entries(sit(name or default, options or {}))
+    return _entries(sit(name or default, _plain(kind, options or {})))
+
+
+def _plain(kind: str, options: Options) -> Options:
+    """``engine.options.slots=1``, as a run's settings and error messages have it, means ``slots=1`` here."""
+    match options.get(kind):
+        case {"options": Mapping() as own, **rest}:
+            others = {key: value for key, value in options.items() if key != kind}
+            return {**others, **own, **({kind: rest} if rest else {})}
+    return options
 
 
 async def _entries(checks: AsyncIterator[Check]) -> AsyncIterator[Entry]:

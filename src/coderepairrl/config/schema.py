@@ -28,7 +28,7 @@ class Run(Section):
     """Where run folders live."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """All randomness derives from it: task order, request seeds, random weights."""
-    steps: int = Field(default=20, ge=0)
+    steps: int = Field(default=20, ge=0, le=1_000_000)
     """Training steps: batches of episodes, each followed by an update."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints; the last step always has one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 from coderepairrl import tasks
 from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
+from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Task
 
 
@@ -60,14 +60,9 @@ def export(source: Iterable[Task], target: Path) -> int:
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another file")
     found = list(source)
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        tasks.write_jsonl(found, partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(target)
+        with replace_file(target) as partial:
+            tasks.write_jsonl(found, partial)
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror}", fix="name a file in a folder that you may write to") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return len(found)

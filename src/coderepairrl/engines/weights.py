@@ -19,6 +19,7 @@ from coderepairrl.errors import EngineFault
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
+MODEL = "model.safetensors"
 OFFER = "offer.json"
 MEET = "meet-"
 CALLED_OFF = MEET + "off"
@@ -45,9 +46,20 @@ def is_offer(path: Path) -> bool:
 
 
 def files(path: Path) -> list[Path]:
-    """The safetensors files of weights, by name. Raises `EngineFault` when there are none."""
+    """The safetensors files of weights, by name: those that a folder's index lists, `MODEL`, or all there are.
+
+    A checkpoint also has its optimiser's, and some models come twice, in their makers' layout, too.
+    Raises `EngineFault` when there are none.
+    """
     if is_adapter(path):
         found = [path / ADAPTER]
+    elif (index := path / f"{MODEL}.index.json").is_file():
+        try:
+            found = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EngineFault(f"{index} lists no files: {error!r}") from None
+    elif (path / MODEL).is_file():
+        found = [path / MODEL]
     elif path.is_dir():
         found = sorted(path.glob("*.safetensors"))
     else:

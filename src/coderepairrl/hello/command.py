@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool 
     config = configs.load("hello", overrides)
     if not resume and not any(override.startswith("run.name=") for override in overrides):
         name = _free(Path(config.run.dir), config.run.name)
+        if name != config.run.name:
+            print(f"a new run, {name}: crrl hello --resume goes on with {config.run.name}", file=sys.stderr)
         config = configs.load("hello", [*overrides, f"run.name={name}"])
     began = time.monotonic()
     asyncio.run(train.run(config, resume=resume))

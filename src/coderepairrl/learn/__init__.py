@@ -5,7 +5,7 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 
 from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
 from coderepairrl.learn.client import Learner, Published, init_random, merge
-from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route
+from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route, require_packages
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
 from coderepairrl.learn.streamed import Receiving, Streamed
 
@@ -25,5 +25,6 @@ __all__ = [
     "group_advantages",
     "init_random",
     "merge",
+    "require_packages",
     "stitch",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal, get_args
 
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.registry import nearest
 
 Algorithm = Literal["gspo", "grpo", "dr_grpo"]
@@ -197,3 +198,14 @@ class LearnSettings:
             )
         if self.attention == "flash_attention_2" and self.precision != "bf16":
             raise ConfigError("flash_attention_2 computes in 16 bits", fix="precision=bf16, or attention=rows")
+
+
+def require_packages(settings: LearnSettings) -> None:
+    """Raise `PrerequisiteError` for a package that these settings need and that is not installed."""
+    extras = {"deepspeed": settings.strategy.startswith("zero"), "bitsandbytes": settings.optimizer == "adamw_8bit"}
+    for package, wanted in extras.items():
+        if wanted and find_spec(package) is None:
+            what = f"strategy={settings.strategy}" if package == "deepspeed" else f"optimizer={settings.optimizer}"
+            raise PrerequisiteError(
+                f"train.{what} needs the package {package}", fix=f"pip install 'coderepairrl[{package}]'"
+            )

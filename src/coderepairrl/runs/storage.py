@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -17,8 +17,10 @@ def replace_file(path: Path) -> Iterator[Path]:
         yield temporary
         _sync(temporary)
         temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):  # what went wrong first is what is told
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 from coderepairrl import engines, models
 from coderepairrl.config import Config, load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, UsageError
+from coderepairrl.learn import require_packages
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan import DoesNotFit, require
 from coderepairrl.runs import RunFolder, open_run
@@ -66,7 +67,8 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
         except asyncio.CancelledError:
             if not received:
                 raise
-            raise Interrupted(f"{received[0]}: stopped before the first step", fix="start it again") from None
+            fix = f"crrl train {folder_of(config).path} --resume" if resume else "start it again"
+            raise Interrupted(f"{received[0]}: stopped before its first step", fix=fix) from None
 
 
 async def _until_stopped(parts: Parts, history: History, received: Sequence[str]) -> None:
@@ -144,9 +146,10 @@ def needs(config: Config) -> dict[str, Any]:
 
 
 def missing(config: Config) -> PrerequisiteError | None:
-    """What this machine lacks for the engine of `run`, which would raise it; a plan can be made without."""
+    """What this machine lacks for engine or learner of `run`, which would raise it; a plan can be made without."""
     try:
         engines.require(config.engine.name, config.engine.options)
+        require_packages(settings(config))
     except PrerequisiteError as error:
         return error
     return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ def check_named(config: Config) -> None:
     if learning and len(learning) != config.train.processes:
         raise ConfigError(
             f"train.devices={list(learning)} for train.processes={config.train.processes}",
-            fix="each learner process takes one GPU: give as many of one as of the other",
+            fix=f"each learner process takes one GPU: train.devices={_so_many(config)}",
         )
     for key, wanted in (("engine.devices", serving), ("train.devices", learning)):
         if len(set(wanted)) < len(wanted):
@@ -76,6 +76,13 @@ def _check_apart(config: Config, taken: set[int]) -> None:
             fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
             ' the learner room: engine.options.args=["--gpu-memory-utilization", "0.4"]',
         )
+
+
+def _so_many(config: Config) -> list[int]:
+    """The learner's GPUs if there were one for each process."""
+    own = config.train.devices
+    others = (number for number in count() if number not in (*own, *config.engine.devices))
+    return list(islice((*own, *islice(others, config.train.processes)), config.train.processes))
 
 
 def shared(config: Config) -> set[int]:

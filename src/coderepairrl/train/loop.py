@@ -68,6 +68,11 @@ async def train(parts: Parts, history: History) -> None:
         parts.log.sync()
         history.steps.append(record)
         parts.progress.step(step, metrics)
+        if batch.account.sampled == 0:
+            parts.progress.say(
+                f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
+                f" rollout.tokens and the model's context (crrl view {parts.folder.path} {episodes[0].id})"
+            )
         await export(parts, history, episodes)
         if alarm is not None:
             raise_alarm(parts, str(alarm))

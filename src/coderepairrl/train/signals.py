@@ -34,7 +34,8 @@ def stoppable() -> Iterator[list[str]]:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     received: list[str] = []
-    numbers = [n for n in STOPPING if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    numbers = [n for n in STOPPING if n != signal.SIGHUP or before[n] != signal.SIG_IGN]
     terminals = [stream.fileno() for stream in (sys.__stdout__, sys.__stderr__) if stream and stream.isatty()]
 
     def stop(number: signal.Signals) -> None:
@@ -52,6 +53,7 @@ def stoppable() -> Iterator[list[str]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+            signal.signal(number, before[number])  # which asyncio would leave to end the process at once
 
 
 async def until_told(job: Coroutine[Any, Any, T]) -> T:

@@ -44,6 +44,13 @@ def read_tree(root: Path) -> dict[str, bytes]:
 
     A folder that is itself a package (it has an ``__init__.py``) keeps its name, so that it can be imported.
     """
+    try:
+        return _read_tree(root)
+    except OSError as error:
+        raise TaskError(f"{root} cannot be read: {error}", fix="give a folder that you may read") from error
+
+
+def _read_tree(root: Path) -> dict[str, bytes]:
     if not root.is_dir():
         raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
     if (root / ".git").exists():
@@ -90,6 +97,10 @@ def bugs(
         tree = Path(scratch) / "tree"
         write_tree(tree, files)
         passed, output = _run(command, tree, timeout)
+        if passed is None:
+            raise TaskError(
+                f"the tests did not end in {timeout:g} s: {' '.join(command)}", fix="raise the option timeout"
+            )
         if not passed:
             raise TaskError(
                 f"the tests fail before any bug is injected: {' '.join(command)}\n{output}",
@@ -129,6 +140,10 @@ def _run(command: Sequence[str], tree: Path, timeout: float) -> tuple[bool | Non
         done = run(command, stdout=subprocess.PIPE, timeout=timeout, cwd=tree, env=environment)
     except subprocess.TimeoutExpired:
         return None, ""
+    except OSError as error:
+        raise TaskError(
+            f"{' '.join(command)} cannot be run: {error}", fix="name a program in the option command"
+        ) from error
     lines = done.stdout.decode("utf-8", "replace").replace(f"{tree}/", "").strip().splitlines()
     return done.returncode == 0, "\n".join(lines[-SHOWN_LINES:])
 

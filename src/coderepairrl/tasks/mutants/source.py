@@ -23,6 +23,8 @@ from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree, write
 from coderepairrl.types import Checks, Command, Task
 
 CHECK_SECONDS = 5.0
+LONGEST = 86_400.0
+"""Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"
 
 
@@ -64,12 +66,14 @@ class MutantSource:
             raise ConfigError("tasks.options.n must be positive", fix="say how many bugs to inject: n=64")
         if not (quoted == "both" or (not isinstance(quoted, str) and 0 <= quoted <= 1)):
             raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
+        if not 0 < timeout <= LONGEST:
+            raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
         self.path = path
         self.split = split
         self.n = n
         self.seed = seed
         self.quoted = quoted
-        self.command = command
+        self.command = _words(command)
         self.only = only
         self.timeout = timeout
         self.cache = Path(cache or os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl").expanduser() / "mutants"
@@ -122,11 +126,10 @@ class MutantSource:
         """A quarter of the bugs is held out; both splits come from one sequence, so they never share a bug."""
         root = Path(self.path).expanduser().resolve()
         files = read_tree(root)
-        command = shlex.split(self.command)
-        found = self._verified(files, command)
+        found = self._verified(files, self.command)
         test = len(found) // 4
         chosen = found[:test] if self.split == "test" else found[test:]
-        return [self._bug_task(bug, files, command, Random(f"{bug.key}/{self.seed}")) for bug in chosen]
+        return [self._bug_task(bug, files, self.command, Random(f"{bug.key}/{self.seed}")) for bug in chosen]
 
     def _verified(self, files: Mapping[str, bytes], command: list[str]) -> list[Bug]:
         """Bugs that the tests notice, remembered: each costs a run of the tests, and a training run asks thrice."""
@@ -178,11 +181,22 @@ class MutantSource:
                 scratch.chmod(0o755)  # a sandbox under another user id reads it
                 write_tree(scratch, files)
                 scratch.rename(folder)
-            except OSError:
+            except BaseException as error:
                 shutil.rmtree(scratch, ignore_errors=True)
-                if not folder.exists():  # else somebody else made the same folder meanwhile
+                if not isinstance(error, OSError) or not folder.exists():  # whoever else made the same folder meanwhile
                     raise
         return folder
+
+
+def _words(command: str) -> list[str]:
+    """Of a command line. Raises `ConfigError`."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"tasks.options.command={command!r}: {error}", fix="write it as in a shell") from None
+    if not words:
+        raise ConfigError("tasks.options.command is empty", fix="leave it out, or name what runs the tests")
+    return words
 
 
 def _digest(files: Mapping[str, bytes]) -> str:

@@ -29,7 +29,7 @@ app = typer.Typer(
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example train.lr=3e-6")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/config.md")]
 Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example path=tasks.jsonl")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
@@ -87,7 +87,7 @@ def train(
 def fix(
     repo: Annotated[Path, typer.Argument(help="a clean git repository")],
     issue: Annotated[Path, typer.Option(help="a file that says what is wrong")],
-    model: Annotated[str, typer.Option(help="a run folder, a model folder, builtin:NAME, or an OpenAI-compatible URL")],
+    model: Annotated[str, typer.Option(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
     agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/agents.md")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
+from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Policy, Server
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.serve.admin import Admin
@@ -117,7 +118,10 @@ def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log
     if folder is None:
         return None
     run = RunFolder(folder)
-    run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name})
+    try:
+        run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name})
+    except UsageError as error:
+        raise UsageError(str(error), fix="name another folder with --log") from None
     log = run.writer()
     parts.callback(log.close)
     return log

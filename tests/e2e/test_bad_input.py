@@ -192,3 +192,8 @@ def test_a_folder_with_other_files_is_not_taken_over(project: Project) -> None:
     with pytest.raises(UsageError, match="other files"):
         asyncio.run(train.run(configs.load(project.config), quiet=True))
     assert project.run.config.read_text() == "mine = true\n"
+
+
+def test_a_step_without_a_token_says_why(project: Project) -> None:
+    done = project.crrl("train", str(project.config), "rollout.tokens=16", "rollout.turn_tokens=16", "run.steps=1")
+    assert "nothing was sampled" in done.stdout + done.stderr

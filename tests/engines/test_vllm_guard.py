@@ -37,7 +37,7 @@ print(*here.recv(), flush=True)
 """
 
 
-@pytest.mark.parametrize("ends", ["owner", "told", "server"])
+@pytest.mark.parametrize("ends", ["owner", "told", "server", "stopped"])
 def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
     """Whoever ends first: no process, no shared memory, no socket's folder."""
     folder = tmp_path / "socket"
@@ -51,9 +51,11 @@ def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
         pid, name = started.stdout.readline().split()
         if ends == "owner":
             started.stdin.close()
-        elif ends == "told":
+        elif ends in ("told", "stopped"):
+            for process in psutil.Process(started.pid).children(recursive=True) if ends == "stopped" else ():
+                process.suspend()
             started.terminate()
-        assert started.wait() == {"owner": 128 + 15, "told": 128 + 9, "server": 7}[ends]
+        assert started.wait() == {"owner": 128 + 15, "server": 7}.get(ends, 128 + 9)
     assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
     assert not Path("/dev/shm", name).exists()
     assert not folder.exists()

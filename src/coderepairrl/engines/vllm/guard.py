@@ -54,9 +54,8 @@ def _kill(group: int) -> None:
     deadline = time.monotonic() + SWEEP
     while time.monotonic() < deadline and (alive := list(_alive(group))):
         for pid, tracks in alive:
-            if not tracks:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT if tracks else signal.SIGKILL)  # a tracker may have been stopped
         time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):  # the group lives as long as one of it does, unreaped ones included
         os.killpg(group, signal.SIGKILL)

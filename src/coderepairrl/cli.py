@@ -6,6 +6,7 @@ Commands import what they need when they run, so that ``crrl --help`` answers at
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import signal
@@ -413,7 +414,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
     finally:
-        _deafen()  # what is done at exit is done
+        atexit.register(_deafen)  # before all that was registered earlier: what is done at exit is done
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,11 @@ def with_vllm(site: Path, version: str) -> None:
 
 def crrl(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     monkeypatch.setattr(sys, "argv", ["crrl", *arguments])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     with pytest.raises(SystemExit) as ended:
         cli.main()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     return int(ended.value.code or 0)
 
 

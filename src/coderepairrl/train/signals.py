@@ -53,7 +53,9 @@ def stoppable() -> Iterator[list[str]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-            signal.signal(number, before[number])  # which asyncio would leave to end the process at once
+            signal.signal(
+                number, before[number] or signal.SIG_DFL
+            )  # which asyncio would leave to end the process at once
 
 
 async def until_told(job: Coroutine[Any, Any, T]) -> T:

@@ -106,7 +106,7 @@ def _alone(target: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise PrerequisiteError(f"cannot write to {target.parent}: {error}", fix="set CRRL_CACHE") from error
+        raise PrerequisiteError(f"cannot install into {target.parent}: {error}", fix="set CRRL_CACHE") from error
     finally:
         os.umask(before)
 

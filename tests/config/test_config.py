@@ -110,6 +110,19 @@ def test_resolved_config_reads_back(tmp_path: Path) -> None:
     assert tomllib.loads(to_toml(config))["train"]["algorithm"] == "gspo"
 
 
+def test_a_run_is_read_as_it_was_before_there_was_a_setting(tmp_path: Path) -> None:
+    """Else `--resume` would go on with another loss, under the name of the one that the run began with."""
+    config = load("hello")
+    assert config.train.denominator == "episodes"
+    before = re.sub(r"\ndenominator = .*", "", to_toml(config))
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run" / "config.toml", before)
+    assert load(tmp_path / "run" / "config.toml").train.denominator == "episodes"
+    write(tmp_path / "run" / "run.json", "{}")
+    assert load(tmp_path / "run" / "config.toml").train.denominator == "informative"
+    assert load(tmp_path / "run").train.denominator == "informative"
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_every_shipped_config_parses(name: str) -> None:
     assert load(name).run.name

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import group_advantages
+from coderepairrl.learn import KIND, group_advantages
 
 WORKED = [0.1, 0.8, 0.3, 0.9, 0.2]  # REQUIREMENTS T3
 rewards = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
@@ -44,6 +44,17 @@ def test_flat_groups_yield_nothing_and_say_so(group):
     result = group_advantages(group)
     assert result.flat
     assert result.values == (None,) * len(group)
+
+
+@pytest.mark.parametrize("group", [[None, None], [0.4], [0.4, None], [0.0] * 8, [0.3, 0.1 + 0.2]])
+def test_with_a_kl_term_flat_groups_are_trained_at_advantage_0(group):
+    result = group_advantages(group, kl=True)
+    assert result.flat
+    assert result.values == tuple(None if reward is None else 0.0 for reward in group)
+
+
+def test_each_algorithm_has_the_advantage_of_its_paper():
+    assert KIND == {"gspo": "zscore", "grpo": "zscore", "dr_grpo": "mean"}
 
 
 @pytest.mark.parametrize("kind", ["zscore", "mean"])

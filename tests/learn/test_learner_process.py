@@ -31,11 +31,12 @@ async def learner(model, tmp_path, settings=SETTINGS):
 async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, make_rows, tmp_path):
     """Through JSON frames and another process: equal metrics, equal checksums, also after a resume."""
     here = Trainer(miniature, SETTINGS)
-    expected = [here.step(make_rows(LENGTHS, seed)) for seed in range(3)]
+    expected = [here.step(make_rows(LENGTHS, seed), 5) for seed in range(3)]  # two of them have no rows
+    assert expected[0]["denominator"] == 5
     checksum = here.publish(tmp_path / "expected")[2]
     async with learner(miniature, tmp_path) as one:
         assert one.version == 0
-        assert [await one.step(make_rows(LENGTHS, seed)) for seed in range(2)] == expected[:2]
+        assert [await one.step(make_rows(LENGTHS, seed), 5) for seed in range(2)] == expected[:2]
         await one.save(tmp_path / "checkpoint")
         with pytest.raises(LearnerFault, match="flat or void"):
             await one.step([])
@@ -52,7 +53,7 @@ async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, mak
         assert [len(scores) for scores in await one.logprobs(rows)] == [n - 1 for n in LENGTHS]
         assert one.version == 3
         assert await one.restore(tmp_path / "checkpoint") == one.version == 2
-        assert await one.step(make_rows(LENGTHS, 2)) == expected[2]
+        assert await one.step(make_rows(LENGTHS, 2), 5) == expected[2]
         published = await one.publish()
         assert (published.version, published.checksum) == (3, checksum)
         assert published.path.parent == tmp_path / "weights"

@@ -133,6 +133,18 @@ def test_a_batch_joins_groups_and_counts_the_flat_ones():
     assert result.groups["b"].flat and not result.groups["a"].flat
     assert result.account.dropped == {"flat_group": 8, "void": 6}
     assert (result.account.sampled, result.account.trained) == (27, 13)
+    assert result.episodes == 5  # all but the void one
+
+    informative = batch(attempts, "mean", max_tokens=100, denominator="informative", kl=True)
+    assert (informative.samples, informative.account, informative.episodes) == (result.samples, result.account, 3)
+
+    with_kl = batch(attempts, "mean", max_tokens=100, kl=True)
+    assert [(row.episode_id, row.advantage) for row in with_kl.samples if row.episode_id in ("b0", "b1")] == [
+        ("b0", 0.0),
+        ("b1", 0.0),
+    ]
+    assert with_kl.account.dropped == {"void": 6} and with_kl.account.trained == 21
+    assert with_kl.episodes == 5
     with pytest.raises(ValueError, match="share an id"):
         batch([attempts[0], attempts[0]], max_tokens=100)
 

@@ -6,6 +6,8 @@ pads prompts left and completions right and masks tool tokens; ours are the same
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -90,7 +92,7 @@ def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, **options):
     return loss.item(), {name: p.grad for name, p in trainer.model.named_parameters()}
 
 
-def our_loss_and_gradient(folder, samples, settings, monkeypatch, reference):
+def our_loss_and_gradient(folder, samples, settings, monkeypatch, reference, episodes=None):
     """One step of the real trainer, its gradient taken where the optimiser would use it."""
     trainer = Trainer(folder, settings)
     if trainer.reference is not None:
@@ -102,7 +104,7 @@ def our_loss_and_gradient(folder, samples, settings, monkeypatch, reference):
         return torch.tensor(0.0)
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
-    return trainer.step(samples), seen
+    return trainer.step(samples, episodes), seen
 
 
 TOKEN = {"importance_sampling_level": "token"}
@@ -154,8 +156,27 @@ def test_loss_and_gradient_equal_trls(case, rows, miniature, tmp_path, monkeypat
         reference, ref_logps = perturbed_reference(miniature, rows, settings.temperature)
     theirs, their_gradient = trl_loss_and_gradient(miniature, rows, ref_logps, tmp_path, **options)
     ours, our_gradient = our_loss_and_gradient(miniature, rows, settings, monkeypatch, reference)
-    assert ours["loss"] == pytest.approx(theirs, abs=1e-5)
     assert 0 < ours["clip_low"] + ours["clip_high"] < 1  # the clip acts, but not everywhere
+    compare(ours["loss"], our_gradient, theirs, their_gradient)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_flat_groups_count_as_trls_rows_of_advantage_zero_do(case, rows, miniature, tmp_path, monkeypatch):
+    """TRL trains them at advantage 0. Without a KL term we leave their rows out, and count their episodes."""
+    settings, options = CASES[case]
+    rows = [row if number in (0, 3) else replace(row, advantage=0.0) for number, row in enumerate(rows)]
+    reference = ref_logps = None
+    if settings.beta:
+        reference, ref_logps = perturbed_reference(miniature, rows, settings.temperature)
+    theirs, their_gradient = trl_loss_and_gradient(miniature, rows, ref_logps, tmp_path, **options)
+    given = rows if settings.beta else [row for row in rows if row.advantage]
+    ours, our_gradient = our_loss_and_gradient(miniature, given, settings, monkeypatch, reference, episodes=len(rows))
+    compare(ours["loss"], our_gradient, theirs, their_gradient)
+
+
+def compare(ours, our_gradient, theirs, their_gradient):
+    assert ours == pytest.approx(theirs, abs=1e-5)
     assert abs(theirs) > 1e-4
     assert our_gradient.keys() == their_gradient.keys()
     largest = max(gradient.abs().max().item() for gradient in their_gradient.values())

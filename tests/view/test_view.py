@@ -164,6 +164,12 @@ def test_a_run_folder_has_an_index_and_pages(run: RunFolder) -> None:
     assert "No tokenizer" not in page
 
 
+def test_with_a_kl_term_flat_groups_are_shown_as_trained(run: RunFolder) -> None:
+    run.config.write_text(run.config.read_text().replace("\nbeta = 0.0", "\nbeta = 0.1"))
+    page = render(run.path, "b-00")
+    assert "dropped (flat_group)" not in page and "trained" in page
+
+
 def test_a_missing_tokenizer_is_said(run: RunFolder) -> None:
     config = run.config.read_text()
     path = json.loads(re.search(r'^path = (".*")$', config, re.MULTILINE)[1])  # type: ignore[index]

@@ -16,6 +16,10 @@ from pydantic import BaseModel, ValidationError
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError
 
+_BEFORE: dict[str, dict[str, Any]] = {"train": {"denominator": "informative"}}
+"""What runs did before there were settings for it. A run's own config.toml has every setting of its time, so one that
+it lacks is newer: the run is read, and resumed, as it was."""
+
 
 def shipped() -> dict[str, Path]:
     """The configs that come with the package, by name."""
@@ -36,6 +40,8 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
         data.setdefault("run", {})["dir"] = str(home)
     if (base := data.pop("extends", None)) is not None:
         data = _merge(_base(path, base), data)
+    if path.name == "config.toml" and (path.parent / "run.json").is_file():
+        data = _merge(_BEFORE, data)
     for text in overrides:
         _set(data, *parse_override(text))
     return validate(data, str(source if path in shipped().values() else path), overrides)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -65,7 +65,7 @@ def _table(model: type[BaseModel]) -> str:
 def _type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f"`{value}`" for value in get_args(kind))
-    if get_origin(kind) is types.UnionType:
+    if get_origin(kind) in (types.UnionType, Union):  # the latter with a Literal in it
         return _type(next(part for part in get_args(kind) if part is not type(None)))
     if get_origin(kind) is tuple:
         return "list" if Ellipsis in get_args(kind) else "pair"

@@ -151,8 +151,12 @@ class Train(Section):
 
     algorithm: Literal["gspo", "grpo", "dr_grpo"] = "gspo"
     """The loss: sequence-level ratio, token-level ratio, or the latter with constant denominators."""
-    advantage: Literal["zscore", "mean"] = "zscore"
-    """Reward minus the group mean, divided by the group standard deviation or not."""
+    advantage: Literal["zscore", "mean"] | None = None
+    """Reward minus the group mean, divided by the group standard deviation (`zscore`) or not (`mean`); unset is the
+    algorithm's own: `mean` for `dr_grpo`, `zscore` for the others."""
+    denominator: Literal["episodes", "informative"] = "episodes"
+    """What the loss is averaged over: all episodes that are not void, as in the papers, or only those of groups whose
+    rewards differ. With `beta` above 0, `episodes` also trains groups whose rewards are all equal, at advantage 0."""
     lr: float = Field(default=1e-4, gt=0)
     """Learning rate of AdamW, after warm-up and before decay."""
     betas: tuple[float, float] = (0.9, 0.99)

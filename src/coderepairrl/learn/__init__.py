@@ -3,13 +3,14 @@
 The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process that `Learner` starts.
 """
 
-from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
+from coderepairrl.learn.advantages import KIND, GroupAdvantages, group_advantages
 from coderepairrl.learn.client import Learner, Published, init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route, require_packages
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
 from coderepairrl.learn.streamed import Receiving, Streamed
 
 __all__ = [
+    "KIND",
     "Account",
     "Batch",
     "Form",

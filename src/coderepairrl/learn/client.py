@@ -87,10 +87,13 @@ class Learner:
         """Of the processes."""
         return tuple(child.process.pid for child in self._children)
 
-    async def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on one batch; the version goes up by one. Returns the metrics of `learn.metrics.Metrics`."""
+    async def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, float]:
+        """Train on one batch; the version goes up by one. Returns the metrics of `learn.metrics.Metrics`.
+
+        The loss is averaged over so many `episodes` (`Batch.episodes`); None are those that have rows.
+        """
         rows = [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
-        metrics: dict[str, float] = await self._call("step", samples=rows)
+        metrics: dict[str, float] = await self._call("step", samples=rows, episodes=episodes)
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:

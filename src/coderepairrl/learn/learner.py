@@ -37,7 +37,7 @@ class Service:
             "start": self._start,
             "init_random": self._init_random,
             "merge": lambda base, adapter, target, precision: merge(Path(base), Path(adapter), Path(target), precision),
-            "step": lambda samples: self._started.step([_sample(data) for data in samples]),
+            "step": lambda samples, episodes: self._started.step([_sample(data) for data in samples], episodes),
             "logprobs": lambda rows, temperature: self._started.logprobs(rows, temperature),
             "publish": self._publish,
             "offer": self._offer,

@@ -5,7 +5,7 @@ micro-batches add up to the gradient of the batch, whatever the split. An episod
 its forks make: a row's weight is its share of the episode's trained tokens (DESIGN 5).
 
 Shapes: R rows, N trained tokens. With ``r = exp(logp - old)`` per token, advantage ``A`` and
-``clipped(r) = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)``, over E episodes:
+``clipped(r) = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)``, over E episodes, those of flat groups included:
 
 - ``grpo``: ``-1/E sum_e 1/|y_e| sum_t clipped(r_t)`` (REQUIREMENTS T3);
 - ``dr_grpo``: ``-1/E sum_e 1/L sum_t clipped(r_t)`` with a constant L (T5);

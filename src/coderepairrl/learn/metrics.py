@@ -49,16 +49,19 @@ class Metrics:
     - ``mismatch_max``, ``mismatch_mean``: absolute difference between the engine's logprobs and ours, over tokens
       that these very weights sampled; absent when there is none.
     - ``staleness_max``: how many versions behind the oldest trained token is.
-    - ``tokens``, ``row_tokens``, ``rows``, ``episodes``, ``micro_batches``: counts; tokens are the trained ones.
+    - ``tokens``, ``row_tokens``, ``rows``, ``episodes``, ``micro_batches``: counts; tokens are the trained ones,
+      episodes those that have rows.
+    - ``denominator``: episodes that the loss is averaged over, those without a row included.
     """
 
-    def __init__(self, samples: Sequence[Sample], version: int) -> None:
+    def __init__(self, samples: Sequence[Sample], episodes: int, version: int) -> None:
         self._version = version
         self._counts = {
             "tokens": sum(sum(sample.trained) for sample in samples),
             "row_tokens": sum(len(sample.ids) for sample in samples),
             "rows": len(samples),
             "episodes": len({sample.episode_id for sample in samples}),
+            "denominator": episodes,
         }
         self._seen: list[Totals] = []
         self._norms: list[float] = []

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
 from coderepairrl.learn.advantages import GroupAdvantages, Kind, group_advantages
 from coderepairrl.types import Ending, Episode, Sample, Turn, path
@@ -58,21 +59,42 @@ class Account:
         return Account(**{entry.name: plus(entry.name) for entry in fields(Account)})  # type: ignore[arg-type]
 
 
+Denominator = Literal["episodes", "informative"]
+"""What a loss is averaged over: all valid episodes, as in the papers, or those with rows alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of a training step, their account, and the groups they come from (by `Episode.group`)."""
 
     samples: tuple[Sample, ...]
+    episodes: int
+    """How many the loss is averaged over: at least as many as have rows."""
     account: Account
     groups: Mapping[str, GroupAdvantages]
 
 
-def batch(episodes: Sequence[Episode], kind: Kind = "zscore", *, max_tokens: int) -> Batch:
+def batch(
+    episodes: Sequence[Episode],
+    kind: Kind = "zscore",
+    *,
+    max_tokens: int,
+    denominator: Denominator = "episodes",
+    kl: bool = False,
+) -> Batch:
     """All that lies between finished episodes and the learner: advantages per group, then rows.
 
     `max_tokens` bounds a row. Episodes of one group need not be neighbours; rows follow the order of `episodes`.
+
+    The loss is averaged over all episodes that are not void. Those of flat groups are among them, so that a step is as
+    large as the share of the batch that there was something to learn from; with a KL term (`kl`) they have rows, of
+    advantage 0, and without one they would have no gradient and have none. With ``denominator="informative"`` they are
+    left out of rows and average alike, and so are episodes without a row: a single group that is not flat then makes a
+    step as large as a whole batch does.
+
     Raises ValueError when two episodes share an id, and whatever `stitch` raises.
     """
+    kl = kl and denominator == "episodes"
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
         members.setdefault(episode.group, []).append(episode)
@@ -80,7 +102,7 @@ def batch(episodes: Sequence[Episode], kind: Kind = "zscore", *, max_tokens: int
     advantage: dict[str, float | None] = {}
     for name, group in members.items():
         rewards = [None if e.ending is Ending.VOID else e.reward for e in group]
-        groups[name] = group_advantages(rewards, kind)
+        groups[name] = group_advantages(rewards, kind, kl=kl)
         advantage |= dict(zip((e.id for e in group), groups[name].values, strict=True))
     if len(advantage) != len(episodes):
         raise ValueError("two episodes of the batch share an id")
@@ -90,7 +112,9 @@ def batch(episodes: Sequence[Episode], kind: Kind = "zscore", *, max_tokens: int
         rows, entry = stitch(episode, advantage[episode.id], max_tokens=max_tokens)
         samples += rows
         account += entry
-    return Batch(tuple(samples), account, groups)
+    informative = len({sample.episode_id for sample in samples})
+    valid = sum(episode.ending is not Ending.VOID for episode in episodes)
+    return Batch(tuple(samples), valid if denominator == "episodes" else informative, account, groups)
 
 
 def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tuple[tuple[Sample, ...], Account]:

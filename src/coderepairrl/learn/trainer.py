@@ -55,20 +55,26 @@ class Trainer:
         self.optimizer = _optimizer(self.policy, settings)
         self.parallel.prepare(self.policy, self.optimizer)
 
-    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, float]:
         """Train on one batch and return its metrics (`Metrics`).
 
-        Raises ValueError for an empty batch or a malformed row, and FloatingPointError when the gradient is not
-        finite; the weights of the last complete update then stand, and so does `version`.
+        The loss is averaged over so many `episodes`, of which some may have no row, for their gradient is 0; None are
+        those that have rows.
+
+        Raises ValueError for an empty batch, a malformed row or fewer episodes than have rows, and FloatingPointError
+        when the gradient is not finite; the weights of the last complete update then stand, and so does `version`.
         """
         if not samples:
             raise ValueError("an empty batch: every group was flat or void")
         settings, together = self.settings, self.parallel
         batches, idle = share(samples, settings.micro_tokens, together.rank, together.ranks)
         low, high = settings.clip
-        episodes = len({sample.episode_id for sample in samples})
+        with_rows = len({sample.episode_id for sample in samples})
+        episodes = with_rows if episodes is None else episodes
+        if episodes < with_rows:
+            raise ValueError(f"{with_rows} episodes have rows, and the loss is to be averaged over {episodes}")
         scale = Scale(episodes, low, high, settings.beta, settings.max_completion_tokens or 1)
-        metrics = Metrics(samples, self.version)
+        metrics = Metrics(samples, episodes, self.version)
         batches = [batch.to(together.device) for batch in batches]
         references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
         old: list[Tensor] = []

@@ -44,7 +44,7 @@ async def train(parts: Parts, history: History) -> None:
 
         parts.progress.phase("learn")
         parts.log.sync()
-        learned, checksum = await policy.improve(batch.samples, history)
+        learned, checksum = await policy.improve(batch, history)
         metrics = step_metrics(groups, batch, learned) | {
             "rollout_seconds": round(rolled_out - began, 3),
             "learn_seconds": round(time.monotonic() - rolled_out, 3),

@@ -11,17 +11,17 @@ from typing import Any
 from coderepairrl.config import Config
 from coderepairrl.engines import weights
 from coderepairrl.errors import LearnerFault, RunError
-from coderepairrl.learn import Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
+from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.train import devices
 from coderepairrl.train.history import History, episodes_of
-from coderepairrl.types import Episode, Sample
+from coderepairrl.types import Episode
 
 
 def settings(config: Config) -> LearnSettings:
     """The learner's settings. Raises `ConfigError` for those that contradict each other."""
-    terms = config.train.model_dump(exclude={"advantage", "devices", "patience"})
+    terms = config.train.model_dump(exclude={"advantage", "denominator", "devices", "patience"})
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
     lora = None if config.train.lora is None else LoraSettings(**terms["lora"])
     terms |= {"lora": lora}
@@ -30,7 +30,14 @@ def settings(config: Config) -> LearnSettings:
 
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     """What the learner is given for a step: the same function live and in a replay."""
-    return batch(episodes, config.train.advantage, max_tokens=config.rollout.tokens)
+    terms = config.train
+    return batch(
+        episodes,
+        terms.advantage or KIND[terms.algorithm],
+        max_tokens=config.rollout.tokens,
+        denominator=terms.denominator,
+        kl=terms.beta > 0,
+    )
 
 
 async def start_learner(config: Config, run: RunFolder, model: Path, publish_dir: Path) -> Learner:
@@ -88,9 +95,9 @@ class LivePolicy:
             await self._learner.restore(checkpoints(self.run)[start])
         consumed = episodes_of(self.run, "train", start + 1, history.step)
         for step in range(start + 1, history.step + 1):
-            samples = make_batch(consumed[step], self.config).samples
-            if samples:
-                await self._learner.step(samples)
+            made = make_batch(consumed[step], self.config)
+            if made.samples:
+                await self._learner.step(made.samples, made.episodes)
         if self._learner.version:
             published = await self._publish()
             expected = history.steps[-1]["checksum"]
@@ -101,18 +108,18 @@ class LivePolicy:
                 )
             await self._serve(published)
 
-    async def improve(self, samples: Sequence[Sample], history: History) -> tuple[dict[str, Any], str]:
-        """One update from `samples`, live before this returns. Returns metrics and the weights' checksum.
+    async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
+        """One update from a batch, live before this returns. Returns metrics and the weights' checksum.
 
         To the learner's metrics it adds ``sync_seconds`` and ``sync_bytes``.
 
-        Without samples nothing changes.
+        Without rows nothing changes.
         """
-        if not samples:
+        if not made.samples:
             return {}, self._live.checksum if self._live else ""
         for attempt in range(self.config.run.retries + 1):
             try:
-                metrics = await self._learner.step(samples)
+                metrics = await self._learner.step(made.samples, made.episodes)
                 published = await self._publish()
                 synced = await self._serve(published)
                 break

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from coderepairrl import config, models
+from coderepairrl.config.schema import Train
 from coderepairrl.errors import UsageError
-from coderepairrl.learn.advantages import group_advantages
+from coderepairrl.learn.advantages import KIND, group_advantages
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.types import Ending, Episode, path
@@ -26,7 +27,7 @@ def render(run: Path, episode: str | None = None) -> str:
     folder = open_run(run)
     settings = config.load(folder.config)
     episodes = list(logged_episodes(folder.records()))
-    advantages = _advantages(episodes, settings.train.advantage)
+    advantages = _advantages(episodes, settings.train)
     name = folder.path.name
     if episode is None:
         rows = [Row(each, advantages.get(each.id)) for each in episodes]
@@ -51,16 +52,17 @@ def _find(episodes: Sequence[Episode], wanted: str, folder: RunFolder) -> Episod
     raise UsageError(f"{folder.path} has no episode {wanted}", fix=f"{near} (crrl view {folder.path})")
 
 
-def _advantages(episodes: Sequence[Episode], kind: str) -> dict[str, float | None]:
+def _advantages(episodes: Sequence[Episode], terms: Train) -> dict[str, float | None]:
     """Advantages as the learner had them; none outside training."""
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.phase == "train":
             groups.setdefault(episode.group, []).append(episode)
+    kind, kl = terms.advantage or KIND[terms.algorithm], terms.beta > 0 and terms.denominator == "episodes"
     found: dict[str, float | None] = {}
     for members in groups.values():
         rewards = [None if member.ending is Ending.VOID else member.reward for member in members]
-        values = group_advantages(rewards, kind).values  # type: ignore[arg-type]  # checked by the config
+        values = group_advantages(rewards, kind, kl=kl).values
         found |= dict(zip((member.id for member in members), values, strict=True))
     return found
 

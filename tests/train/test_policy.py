@@ -1,0 +1,57 @@
+"""What the learner is given for a step."""
+
+from __future__ import annotations
+
+import pytest
+
+from coderepairrl.config import load
+from coderepairrl.train.policy import make_batch, settings
+from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
+
+REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}
+
+
+def episodes() -> list[Episode]:
+    output = TokenSpan((7,), Origin.POLICY, (-0.1,))
+    turn = Turn(0, None, TokenSpan((1,), Origin.GIVEN), output, versions=(VersionRange(0, 0, 1),))
+    return [
+        Episode(
+            f"{group}{attempt}",
+            group,
+            "train",
+            1,
+            group,
+            attempt,
+            Ending.VOID if reward is None else Ending.DONE,
+            turns=(turn,),
+            scores=() if reward is None else (Score("r", reward),),
+        )
+        for group, rewards in REWARDS.items()
+        for attempt, reward in enumerate(rewards)
+    ]
+
+
+def test_dr_grpo_alone_is_the_papers() -> None:
+    """Reward minus mean, over a constant number of tokens, averaged over all episodes (arXiv 2503.20783)."""
+    config = load("hello", ["train.algorithm=dr_grpo"])
+    made = make_batch(episodes(), config)
+    assert {row.episode_id: row.advantage for row in made.samples} == {"a0": -0.1, "a1": 0.1, "b0": -0.5, "b1": 0.5}
+    assert made.episodes == 7
+    assert settings(config).max_completion_tokens == config.rollout.tokens
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
+def test_an_advantage_that_is_asked_for_is_had(algorithm: str) -> None:
+    for kind, size in (("mean", 0.1), ("zscore", 0.1 / (0.1 + 1e-4))):
+        config = load("hello", [f"train.algorithm={algorithm}", f"train.advantage={kind}"])
+        assert make_batch(episodes(), config).samples[1].advantage == pytest.approx(size)
+    if algorithm != "dr_grpo":
+        unset = make_batch(episodes(), load("hello", [f"train.algorithm={algorithm}"]))
+        assert unset == make_batch(episodes(), config)
+
+
+def test_flat_groups_are_trained_where_there_is_a_kl_term() -> None:
+    config = load("hello", ["train.beta=0.1"])
+    assert len(make_batch(episodes(), config).samples) == 7
+    informative = make_batch(episodes(), load("hello", ["train.beta=0.1", "train.denominator=informative"]))
+    assert (len(informative.samples), informative.episodes) == (4, 4)

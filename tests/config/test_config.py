@@ -52,6 +52,7 @@ def test_a_shipped_config_is_extended_whatever_it_is_built_on(tmp_path: Path) ->
         ("learning_rate=1", "unknown key 'learning_rate'", "docs/config.md"),
         ("group_size=4", "unknown key 'group_size'", "'rollout.group_size'"),
         ("train.algorithm=ppo2", "train.algorithm", ""),
+        ("train.eps_low=1.0", "train.eps_low: Input should be less than 1", ""),
         ("rollout.group_size=1", "rollout.group_size", ""),
         ("rollout.turn_tokens=99999", "exceeds rollout.tokens", ""),
         ("reward={tests=0}", "at least one weight", ""),

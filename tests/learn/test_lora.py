@@ -9,11 +9,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from coderepairrl.config import load
 from coderepairrl.engines import TinyEngine
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, LoraSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.train.policy import settings
 from coderepairrl.types import Sampling
 
 LENGTHS = [30, 12, 45, 8]
@@ -43,6 +45,17 @@ def score(model, rows):
 
 def ours(trainer, rows):
     return torch.tensor([p for row in trainer.logprobs([row.ids for row in rows], 1.0) for p in row])
+
+
+def test_adapters_begin_with_the_runs_seed(miniature):
+    def initial(seed):
+        config = load("hello", ["train.lora={rank=4, alpha=8}", f"run.seed={seed}"])
+        return state(Trainer(miniature, settings(config)))
+
+    first, again, other = initial(1), initial(1), initial(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    differing = {name for name in first if not torch.equal(first[name], other[name])}
+    assert differing == {name for name in first if "lora_A" in name}  # the other matrices begin as zero
 
 
 def test_adapters_start_as_nothing_and_are_all_that_is_trained(miniature, make_rows):

@@ -226,13 +226,43 @@ def test_kl_pulls_back_to_the_initial_weights(miniature, make_rows, on_policy):
     assert distance[5.0] < 0.6 * distance[0.0]
 
 
-def test_a_gradient_that_is_not_finite_is_refused_and_forgotten(miniature, make_rows):
+def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_path):
+    """It changes neither weights nor optimiser, and counts as a batch: a replay of the log goes the same way."""
     rows = make_rows(LENGTHS)
     trainer, control = (Trainer(miniature, LearnSettings("grpo", lr=1e-2)) for _ in range(2))
-    with pytest.raises(FloatingPointError, match="non-finite"):
-        trainer.step([replace(rows[0], advantage=math.inf), *rows[1:]])
-    assert trainer.version == 0
-    trainer.step(rows)
+    for each in (trainer, control):
+        each.step(rows)
+    before = weights(trainer)
+    bad = [replace(rows[0], advantage=math.inf), *rows[1:]]
+    metrics = trainer.step(bad)
+    assert metrics["skipped"] == 1 and "non-finite" in metrics["skipped_reason"]
+    assert not {"loss", "grad_norm", "lr"} & set(metrics) and metrics["rows"] == len(rows)
+    json.dumps(metrics, allow_nan=False)
+    assert equal(weights(trainer), before)
+    assert (trainer.version, trainer.updates) == (2, 1)
+    trainer.save(tmp_path / "c")
+    assert trainer.step(bad) == metrics | {"staleness_max": 2}  # the same again
+    trainer.restore(tmp_path / "c")
+    assert "skipped" not in trainer.step(rows)
+    control.step(rows)
+    assert equal(weights(trainer), weights(control))
+
+
+def test_of_several_updates_those_before_a_gradient_that_is_not_finite_stand(miniature, make_rows, monkeypatch):
+    rows = make_rows(LENGTHS)
+    settings = LearnSettings("grpo", lr=1e-2, updates_per_batch=3)
+    trainer, control = Trainer(miniature, settings), Trainer(miniature, replace(settings, updates_per_batch=1))
+    clip, calls = torch.nn.utils.clip_grad_norm_, []
+
+    def second_is_nan(*arguments, **options):
+        calls.append(clip(*arguments, **options))
+        return calls[-1] * (math.nan if len(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", second_is_nan)
+    metrics = trainer.step(rows)
+    assert metrics["skipped"] == 2 and metrics["grad_norm"] == calls[0].item()
+    assert (trainer.version, trainer.updates) == (1, 1)
+    calls.clear()
     control.step(rows)
     assert equal(weights(trainer), weights(control))
 
@@ -245,6 +275,7 @@ def test_settings_that_cannot_work_are_refused():
         {"lr": -1.0},
         {"temperature": 0.0},
         {"beta": math.nan},
+        {"algorithm": "grpo", "eps_low": 1.0},
         {"betas": (0.9, 1.0)},
         {"old_logprobs": "guessed"},
         {"micro_tokens": 0},

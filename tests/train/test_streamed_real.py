@@ -47,7 +47,7 @@ def rows(seed: int) -> list[Sample]:
 
 
 async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    settings = LearnSettings("grpo", lr=1e-2, max_grad_norm=1e9, eps_low=9.0, eps_high=1e9)
+    settings = LearnSettings("grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
     learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
     try:
         streamed = Streamed(real, learner.send)

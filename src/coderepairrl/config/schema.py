@@ -171,7 +171,7 @@ class Train(Section):
     """Gradients are clipped to this norm."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term against the initial weights."""
-    eps_low: float | None = Field(default=None, ge=0)
+    eps_low: float | None = Field(default=None, ge=0, lt=1)
     """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own."""
     eps_high: float | None = Field(default=None, ge=0)
     """And above 1 + eps_high."""

@@ -16,15 +16,14 @@ from coderepairrl.learn.settings import LoraSettings
 
 FILE = "adapter_model"
 CONFIG = "adapter_config.json"
-_SEED = 0
 _PREFIX = "base_model.model."  # what peft's own wrapper puts before a name
 _ADAPTER = ".default."
 
 
-def attach(model: nn.Module, settings: LoraSettings) -> None:
+def attach(model: nn.Module, settings: LoraSettings, seed: int = 0) -> None:
     """Give `model` float32 adapters that change nothing yet, and freeze everything else.
 
-    The same model gets the same adapters. Raises `UsageError` when a target names no linear layer.
+    The same model and seed give the same adapters. Raises `UsageError` when a target names no linear layer.
     """
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if missing := [target for target in settings.targets if target not in linear]:
@@ -33,7 +32,7 @@ def attach(model: nn.Module, settings: LoraSettings) -> None:
             fix=f"it has {', '.join(sorted(linear))}",
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+        torch.manual_seed(seed)
         inject_adapter_in_model(_config(settings), model)
     for module in model.modules():
         if isinstance(module, LoraLayer):  # else each would widen its input, which autocast narrows again

@@ -53,7 +53,7 @@ class Learner:
         self._patience = patience
         self._turn = asyncio.Lock()
         self.version = 0
-        """Of the weights the learner holds: the number of batches they were trained on."""
+        """Of the weights the learner holds: the number of batches it was given."""
 
     @classmethod
     async def start(
@@ -87,13 +87,15 @@ class Learner:
         """Of the processes."""
         return tuple(child.process.pid for child in self._children)
 
-    async def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, float]:
+    async def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, Any]:
         """Train on one batch; the version goes up by one. Returns the metrics of `learn.metrics.Metrics`.
+
+        A batch whose gradient is not finite changes nothing but the version: the metrics have ``skipped``.
 
         The loss is averaged over so many `episodes` (`Batch.episodes`); None are those that have rows.
         """
         rows = [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
-        metrics: dict[str, float] = await self._call("step", samples=rows, episodes=episodes)
+        metrics: dict[str, Any] = await self._call("step", samples=rows, episodes=episodes)
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
@@ -248,5 +250,5 @@ def _raised(op: str, reply: dict[str, Any]) -> CodeRepairError:
             fix = fix or "make room where it writes (the run folder, /dev/shm), then continue with --resume"
             return RunError(f"the learner could not {op}: {message}", fix=fix)
         case _:
-            fix = fix or "logs/learner.log says more; a gradient that is not finite asks for a lower train.lr"
+            fix = fix or "logs/learner.log says more"
             return LearnerFault(f"the learner refused {op}: {message}", fix=fix)

@@ -55,7 +55,7 @@ class Service:
             return _refusal("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
         except (OSError, SafetensorError) as error:
             return _refusal("storage", error)
-        except (ValueError, FloatingPointError) as error:
+        except ValueError as error:
             return _refusal("refused", error)
 
     @property

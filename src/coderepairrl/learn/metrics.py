@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -51,6 +52,8 @@ class Metrics:
     - ``staleness_max``: how many versions behind the oldest trained token is.
     - ``tokens``, ``row_tokens``, ``rows``, ``episodes``, ``micro_batches``: counts; tokens are the trained ones,
       episodes those that have rows.
+    - ``skipped``, ``skipped_reason``: how many updates were not made, for a gradient was not finite, and why;
+      absent where all were made. What then is not finite, or of no update, is absent as well.
     - ``denominator``: episodes that the loss is averaged over, those without a row included.
     """
 
@@ -66,6 +69,7 @@ class Metrics:
         self._seen: list[Totals] = []
         self._norms: list[float] = []
         self._rate = 0.0
+        self._skipped: dict[str, Any] = {}
 
     def before(self, batch: MicroBatch, logp_N: Tensor) -> None:
         """Logprobs of a micro-batch before the first update."""
@@ -101,18 +105,18 @@ class Metrics:
         self._norms.append(norm)
         self._rate = rate
 
+    def skip(self, updates: int, reason: str) -> None:
+        """So many updates will not be made."""
+        self._skipped = {"skipped": updates, "skipped_reason": reason}
+
     def totals(self) -> Totals:
         """What this process has seen."""
         return sum(self._seen, Totals())
 
-    def summary(self, everyone: Sequence[Totals]) -> dict[str, float]:
-        """All metrics as plain numbers, of all processes."""
+    def summary(self, everyone: Sequence[Totals]) -> dict[str, Any]:
+        """All metrics of all processes, as plain numbers but for the reason of a batch that was skipped."""
         total = sum(everyone, Totals())
-        updates = len(self._norms)
         result: dict[str, float] = {
-            "loss": total.loss / updates,
-            "grad_norm": sum(self._norms) / updates,
-            "lr": self._rate,
             "ratio_mean": total.ratio / total.ratios,
             "ratio_max": total.ratio_max,
             "clip_low": total.low / total.ratios,
@@ -127,4 +131,8 @@ class Metrics:
         if total.current:
             result["mismatch_max"] = total.mismatch_max
             result["mismatch_mean"] = total.mismatch / total.current
-        return result
+        if updates := len(self._norms):
+            result |= {"loss": total.loss / updates, "grad_norm": sum(self._norms) / updates, "lr": self._rate}
+        if self._skipped:  # a log is JSON, which has no other numbers
+            result = {name: value for name, value in result.items() if math.isfinite(value)}
+        return result | self._skipped

@@ -156,7 +156,7 @@ class Policy:
         if settings.attention != "rows":
             self.model.set_attn_implementation(settings.attention)
         if settings.lora is not None:
-            adapters.attach(model, settings.lora)
+            adapters.attach(model, settings.lora, settings.seed)
         if settings.gradient_checkpointing:
             self._checkpoint_layers()
         self.module: nn.Module = self._packed

@@ -64,9 +64,6 @@ class LoraSettings:
 class LearnSettings:
     """How the policy is trained. Defaults are those of the thesis run (REQUIREMENTS T14), full weights in fp32.
 
-    There is no seed: with dropout off the learner draws no random number, except for an adapter's initial weights,
-    whose seed is fixed.
-
     >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
     ((2e-05, 0.0004), (0.2, 0.28))
     """
@@ -100,6 +97,8 @@ class LearnSettings:
     """Tokens in one forward and backward pass. A longer row goes alone: `stitch` bounds the length of rows."""
     lora: LoraSettings | None = None
     """Train adapters and leave the weights alone; None trains all weights."""
+    seed: int = 0
+    """Of the adapters' initial weights. With dropout off the learner draws no other random number."""
     precision: Precision = "fp32"
     """``bf16`` multiplies matrices in bfloat16 (autocast). Trained weights, gradients, optimiser state and logprobs
     stay in float32; weights that only carry adapters are held in bfloat16, and weights are published in it."""
@@ -169,6 +168,11 @@ class LearnSettings:
         for name, value in natural.items():
             if not value >= 0:
                 raise ConfigError(f"{name} must not be negative, is {value}")
+        if self.clip[0] >= 1:
+            raise ConfigError(
+                f"eps_low={self.clip[0]:g}: a ratio is above 0, so a clip below 1 - eps_low never acts",
+                fix="eps_low below 1: 0.2 for token-level ratios, 2e-5 for gspo",
+            )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must lie in [0, 1), are {self.betas}")
 

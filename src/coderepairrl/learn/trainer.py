@@ -36,8 +36,8 @@ _SCHEMA = 1
 class Trainer:
     """The policy, its optimiser, and the reference policy if the KL term needs one.
 
-    `version` counts the batches trained on: weights of version 0 are those that were loaded. `updates` counts
-    optimiser updates, which are `LearnSettings.updates_per_batch` times as many. Where several processes share a
+    `version` counts the batches that it was given: weights of version 0 are those that were loaded. `updates` counts
+    the optimiser updates that were made. Where several processes share a
     batch, each has a trainer, calls it alike, and gets the same answers; the first one writes files.
     """
 
@@ -55,14 +55,17 @@ class Trainer:
         self.optimizer = _optimizer(self.policy, settings)
         self.parallel.prepare(self.policy, self.optimizer)
 
-    def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, float]:
+    def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its metrics (`Metrics`).
 
         The loss is averaged over so many `episodes`, of which some may have no row, for their gradient is 0; None are
         those that have rows.
 
-        Raises ValueError for an empty batch, a malformed row or fewer episodes than have rows, and FloatingPointError
-        when the gradient is not finite; the weights of the last complete update then stand, and so does `version`.
+        A gradient that is not finite is forgotten, in all processes alike, and the rest of the batch with it: weights
+        and optimiser stay as its last complete update left them, the metrics have ``skipped``, and the batch counts in
+        `version` as any other, so that a log that has it is replayed as it went.
+
+        Raises ValueError for an empty batch, a malformed row or fewer episodes than have rows.
         """
         if not samples:
             raise ValueError("an empty batch: every group was flat or void")
@@ -91,7 +94,11 @@ class Trainer:
             if idle is not None:
                 with together.accumulating(last=True):
                     together.backward(0.0 * self.policy.logprobs(idle, settings.temperature).sum())
-            metrics.update(*self._update())
+            try:
+                metrics.update(*self._update())
+            except FloatingPointError as error:
+                metrics.skip(settings.updates_per_batch - update, str(error))
+                break
         self.version += 1
         return metrics.summary(together.gather(metrics.totals()))
 

@@ -24,7 +24,7 @@ def settings(config: Config) -> LearnSettings:
     terms = config.train.model_dump(exclude={"advantage", "denominator", "devices", "patience"})
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
     lora = None if config.train.lora is None else LoraSettings(**terms["lora"])
-    terms |= {"lora": lora}
+    terms |= {"lora": lora, "seed": config.run.seed}
     return LearnSettings(**terms, temperature=config.rollout.temperature, max_completion_tokens=constant)
 
 

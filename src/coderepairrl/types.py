@@ -211,6 +211,10 @@ class Score:
     value: float
     weight: float = 1.0
     note: str = ""
+    passed: bool | None = None
+    """Whether the patch passed the task's checks, from a reward that ran them; None where none were run."""
+    nearest: str = ""
+    """The episode whose repair (`Task.verified`) is nearer to the patch than the task's own reference, if one is."""
 
 
 def total(scores: Sequence[Score]) -> float:
@@ -322,6 +326,21 @@ class Checks:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """A repair by the policy itself that passed its task's checks in an earlier step: a further reference.
+
+    `episode` is its id.
+
+    >>> Verified(b"", "train-00001-000-03", step=1).step
+    1
+    """
+
+    patch: bytes
+    episode: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """A repository with a bug, and what is known of it.
 
@@ -343,6 +362,8 @@ class Task:
     split: str = "train"
     licence: str = ""
     difficulty: float | None = None
+    verified: tuple[Verified, ...] = ()
+    """Further references, on the copy of the task that rewards are given; agents get a task without any."""
 
 
 @dataclass(frozen=True, slots=True)

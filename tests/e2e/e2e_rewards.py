@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from zlib import crc32
+
+from coderepairrl.agents.chat import Chat
 from coderepairrl.errors import AgentFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import AgentReport, Endpoint, Episode, Score, Task
@@ -25,6 +30,27 @@ class Scribbler:
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         await sandbox.write("note.txt", b"done\n")
+        return AgentReport("submitted")
+
+
+class Repairer:
+    """An agent that does one of several things to ``calc.py``, by what the model says, and takes some time over it.
+
+    Which attempts end first depends on the variable ORDER of the environment.
+    """
+
+    name = "repairer"
+    placement = "host"
+    writes = ("a + b", "sum([a, b])", "b + a", "a * b")
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        assert not task.verified
+        async with Chat(endpoint, {}) as chat:
+            reply = await chat.complete([{"role": "user", "content": task.prompt}], (), 12, 30.0)
+        said = repr(reply.message).encode()
+        await asyncio.sleep(crc32(os.environ["ORDER"].encode() + said) % 100 / 250)
+        expression = self.writes[crc32(said) % len(self.writes)]
+        await sandbox.write("calc.py", f"def add(a, b):\n    return {expression}\n".encode())
         return AgentReport("submitted")
 
 

@@ -109,4 +109,4 @@ async def test_code_that_runs_wild_fails_its_check_and_nothing_is_left(
 async def test_a_repair_passes_beside_them(task: Task, repository: Repository, bwrap: Bubblewrap) -> None:
     checks = Checks((Command(("python3", "check.py"), 60.0),), {"check.py": CHECK})
     honest = Task("t/tame", "", "python", task.workspace, PATCH, checks)
-    assert await score(make("tests"), honest, with_patch(honest, PATCH), bwrap) == (Score("tests", 1.0),)
+    assert await score(make("tests"), honest, with_patch(honest, PATCH), bwrap) == (Score("tests", 1.0, passed=True),)

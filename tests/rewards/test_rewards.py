@@ -169,7 +169,7 @@ async def judge(task: Task, patch: bytes, backend: Local) -> Score:
 
 
 async def test_tests_pass_only_for_a_repair(task: Task, repository: Repository, backend: Local) -> None:
-    assert await judge(task, task.reference, backend) == Score("tests", 1.0)
+    assert await judge(task, task.reference, backend) == Score("tests", 1.0, passed=True)
     other = repository.edit({"maths.py": b"add = lambda *n: sum(n)\n"})
     assert (await judge(task, other, backend)).value == 1.0
     noop = await judge(task, repository.edit({"maths.py": b"\n" + SOURCE}), backend)
@@ -216,7 +216,7 @@ async def test_equal_patches_are_tested_once_and_faults_are_forgotten(
 ) -> None:
     reward = TestsReward()
     attempts = [reward(task, with_patch(task, task.reference), backend) for _ in range(4)]
-    assert await asyncio.gather(*attempts) == [Score("tests", 1.0)] * 4
+    assert await asyncio.gather(*attempts) == [Score("tests", 1.0, passed=True)] * 4
     assert len(backend.opened) == 1
     other = repository.edit({"maths.py": SOURCE + b"x = 1\n"})
     assert (await reward(task, with_patch(task, other), backend)).value == 0.0
@@ -302,7 +302,7 @@ async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Loca
 
 async def test_real_sandbox(task: Task) -> None:
     backend = bwrap()
-    assert await TestsReward()(task, with_patch(task, task.reference), backend) == Score("tests", 1.0)
+    assert await TestsReward()(task, with_patch(task, task.reference), backend) == Score("tests", 1.0, passed=True)
     assert (await TestsReward()(task, with_patch(task, b"nonsense\n"), backend)).value == 0.0
     assert [check for check in await examine(TestsReward(), backend) if not check.ok] == []
 

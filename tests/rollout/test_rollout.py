@@ -22,7 +22,7 @@ from coderepairrl.rollout import Group, Rollout, SupervisedEngine, check_health,
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, Verified
 
 TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
 Play = Callable[[Task, Sandbox, Endpoint], Any]
@@ -321,3 +321,33 @@ async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path:
     assert [chunk.version async for chunk in engine.generate([1], Sampling(), 0)] == [1], "what was served before"
     assert await engine.load(weights, 4, checksum) == made[1].version == 4
     assert len(made) == 2 and (await engine.health())["restarts"] == 1
+
+
+async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_path: Path) -> None:
+    """Neither the agent, its sandbox nor the model sees one; the sandboxes of rewards are not the agent's."""
+    repair = Verified(b"SECRET", "train-00001-000-00", 1)
+    seen: dict[str, list[Task]] = {"agent": [], "sandbox": [], "reward": []}
+
+    class Watching(ScriptedBackend):
+        def open(self, task: Task) -> Any:
+            seen["sandbox"].append(task)
+            return super().open(task)
+
+    class Asking(ScriptedAgent):
+        async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+            seen["agent"].append(task)
+            return await super().run(task, sandbox, endpoint)
+
+    class Judge(Chatter):
+        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+            seen["reward"].append(task)
+            return await super().__call__(task, episode, sandbox)
+
+    backend = Watching({"a.py": b"x = 0\n"})
+    rollout = make(gateway, tmp_path, Asking([Say("hello")]), backend=backend, reward=Judge())
+    await groups_of(rollout, TASKS[:2], verified={TASKS[0].id: (repair,)})
+    assert seen["agent"] and all(task in TASKS for task in (*seen["agent"], *seen["sandbox"]))
+    assert [task.verified for task in seen["reward"] if task.id == TASKS[0].id] == [(repair,)] * 3
+    assert [task.verified for task in seen["reward"] if task.id == TASKS[1].id] == [()] * 3
+    assert b"SECRET" not in (tmp_path / "log.jsonl").read_bytes()
+    assert not any(b"SECRET" in content for box in backend.sandboxes for content in box.files.values())

@@ -66,6 +66,10 @@ class Tasks(Section):
     """Passed to the source, for example `path`."""
     split: str = "train"
     """Tasks of this split are trained on."""
+    verified_references: int = Field(default=0, ge=0)
+    """So many repairs of the policy's own that passed a task's checks in earlier steps become further references of the
+    task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/rewards.md). Needs checks to be run:
+    `reward.tests=0` at least."""
 
 
 class Agent(Section):

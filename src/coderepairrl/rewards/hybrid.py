@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 from coderepairrl import grading
@@ -45,6 +46,7 @@ class HybridReward:
     """
 
     name = "hybrid"
+    runs_checks = takes_verified = True
     share = 0.25
     """Of groups that are tested."""
 
@@ -55,9 +57,10 @@ class HybridReward:
         """Score the episode's patch. Raises what `patch_edits` and, of a drawn group, `tests` raise."""
         similar = await self._similar(task, episode, sandbox)
         if not self.tested(episode):
-            return Score(self.name, similar.value, note=similar.note)
-        passed = await self._tests(task, episode, sandbox)
-        return Score(self.name, (similar.value + passed.value) / 2, note=passed.note or "tested")
+            return replace(similar, name=self.name)
+        tested = await self._tests(task, episode, sandbox)
+        value = (similar.value + tested.value) / 2
+        return replace(tested, name=self.name, value=value, note=tested.note or "tested", nearest=similar.nearest)
 
     def tested(self, episode: Episode) -> bool:
         """Whether the episode's group is one of those drawn."""

@@ -27,6 +27,7 @@ class TestsReward:
 
     __test__ = False  # pytest: not a test class
     name = "tests"
+    runs_checks = True
 
     def __init__(self) -> None:
         self._known: dict[bytes, str] = {}
@@ -50,7 +51,7 @@ class TestsReward:
             problem = await self._problem(task, episode.patch, sandbox)
         except SandboxFault as fault:
             raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
-        return Score(self.name, 0.0 if problem else 1.0, note=problem)
+        return Score(self.name, 0.0 if problem else 1.0, note=problem, passed=not problem)
 
     async def _problem(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> str:
         key = _key(task, patch, sandbox)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import SandboxBackend
@@ -18,6 +19,8 @@ class TextReward(ABC):
     """Compares the episode's patch with the oracle's text."""
 
     name: str
+    takes_verified = False
+    """Whether `Task.verified` count as references beside the task's own."""
 
     @abstractmethod
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
@@ -26,19 +29,35 @@ class TextReward(ABC):
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode's patch; one that is no diff, or beyond `LARGEST_PATCH`, scores 0 with a note.
 
-        Raises `TaskError` where the task's own reference is malformed.
+        Of several references the nearest counts, and the task's own where another is no nearer. Raises `TaskError`
+        where the task's own reference is malformed.
         """
-        if not task.reference.strip():
+        references = [(task.reference, "")] if task.reference.strip() else []
+        if self.takes_verified:
+            references += [(verified.patch, verified.episode) for verified in task.verified]
+        if not references:
             return Score(self.name, 0.0, note="the task has no reference patch")
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         if len(episode.patch) > LARGEST_PATCH:
             return Score(self.name, 0.0, note=f"a patch of {len(episode.patch) >> 20} MiB")
         try:
-            return Score(self.name, await asyncio.to_thread(self.compare, task.reference, episode.patch, task.language))
+            value, nearest = await asyncio.to_thread(self._nearest, references, episode.patch, task.language)
         except MalformedPatch as problem:
             self._check_reference(task)
             return Score(self.name, 0.0, note=str(problem))
+        return Score(self.name, value, nearest=nearest)
+
+    def _nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
+        """The largest similarity to one of `references`, and whose that is; the first of equals."""
+        best, whose = -1.0, ""
+        for reference, owner in references:
+            value = self.compare(reference, patch, language)
+            if value > best:
+                best, whose = value, owner
+            if best >= 1.0:
+                break
+        return best, whose
 
     @staticmethod
     def _check_reference(task: Task) -> None:

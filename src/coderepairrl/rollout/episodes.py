@@ -15,7 +15,7 @@ from coderepairrl.gateway import Server, Session
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import score
 from coderepairrl.runs import Log
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task, Verified
 
 _GRACE = 5.0
 """Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
@@ -32,6 +32,8 @@ class Ticket:
     attempt: int
     seed: int
     sampling: Sampling
+    verified: tuple[Verified, ...] = ()
+    """What rewards compare the patch with beside the task's reference. Agent and sandbox are not given it."""
     retry: int = 0
 
     @property
@@ -121,7 +123,8 @@ class Rollout:
             ending = Ending.LIMIT if limit else Ending.DONE
             episode = replace(episode, ending=ending, reason=limit or report.exit, tool_calls=calls)
             at = clock()
-            scores = await score(self.rewards[ticket.phase], ticket.task, episode, self.sandbox)
+            judged = replace(ticket.task, verified=ticket.verified)
+            scores = await score(self.rewards[ticket.phase], judged, episode, self.sandbox)
             timings["reward"] = clock() - at
             episode = replace(episode, scores=scores)
         except Fault as fault:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from coderepairrl.errors import HealthGateError
 from coderepairrl.rollout.episodes import Rollout, Ticket, derive_seed
-from coderepairrl.types import Ending, Episode, Sampling, Task
+from coderepairrl.types import Ending, Episode, Sampling, Task, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,13 @@ async def collect(
     retries: int,
     finished: Iterable[Episode] = (),
     tried: Mapping[tuple[str, int], int] = MappingProxyType({}),
+    verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
     """`attempts` episodes at each of `tasks`, all at once as far as the rollout's concurrency allows.
 
     A void episode is tried again up to `retries` times with the same seed. For a step that was interrupted,
     `finished` are its episodes, taken as they are, and `tried` counts the attempts begun by (group, attempt).
+    `verified` are further references by task id, the same for all attempts whichever ends first.
     """
     done = {(episode.group, episode.attempt): episode for episode in finished if episode.ending is not Ending.VOID}
 
@@ -74,7 +76,8 @@ async def collect(
         # a task that the step has twice is not attempted with the same seeds again
         before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
         seeds = [derive_seed(seed, phase, step, task.id, before + number) for number in range(attempts)]
-        rows.append([Ticket(task, phase, step, group, at, own, sampling) for at, own in enumerate(seeds)])
+        known = verified.get(task.id, ())
+        rows.append([Ticket(task, phase, step, group, at, own, sampling, known) for at, own in enumerate(seeds)])
     try:
         async with asyncio.TaskGroup() as pending:
             jobs = [[pending.create_task(attempt(ticket)) for ticket in row] for row in rows]

@@ -5,6 +5,7 @@ run.json           schema, versions, commit, machine
 log.jsonl          every attempt, turn, verdict and step, as it happened
 episodes/*.jsonl   the same episodes, one per line, one file per step or evaluation
 metrics.jsonl      one line per step
+references.jsonl   repairs that later attempts are compared with, where ``tasks.verified_references`` keeps any
 checkpoints/STEP/  the model in Hugging Face layout, and the learner's state
 eval/NAME-STEP/    results of an evaluation
 logs/              what the child processes printed
@@ -29,7 +30,7 @@ from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import Log, read, repair
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.types import Episode, Turn
+from coderepairrl.types import Episode, Turn, Verified
 
 SCHEMA = 1
 _PACKAGES = ("torch", "transformers", "renderers", "tokenizers", "numpy")
@@ -116,6 +117,11 @@ class RunFolder:
     def write_metrics(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Export one line per step (atomically)."""
         write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(codec.dump(step)) + "\n" for step in steps))
+
+    def write_references(self, known: Mapping[str, Sequence[Verified]]) -> None:
+        """Export the verified repairs that serve as references, by task id (atomically; the log stays the truth)."""
+        rows = [{"task": task, **codec.dump(repair)} for task in sorted(known) for repair in known[task]]
+        write_atomic(self.path / "references.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """Write ``eval/NAME/summary.json`` (atomically)."""

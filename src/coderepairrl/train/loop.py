@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.config import Config
@@ -16,7 +17,8 @@ from coderepairrl.train import overoptimisation
 from coderepairrl.train.history import History, episodes_of
 from coderepairrl.train.parts import Parts
 from coderepairrl.train.policy import checkpoints, make_batch
-from coderepairrl.types import Episode, Sampling, Task
+from coderepairrl.train.references import References, read_references
+from coderepairrl.types import Episode, Sampling, Task, Verified
 
 
 async def train(parts: Parts, history: History) -> None:
@@ -28,8 +30,10 @@ async def train(parts: Parts, history: History) -> None:
     config, run, policy = parts.config, parts.config.run, parts.policy
     await policy.restore(history)
     parts.progress.resume_at(history.step)
+    references = read_references(parts.folder, history, parts.train_tasks, config.tasks.verified_references)
     if history.steps:  # the last process may have been killed between the record of a step and these
-        await export(parts, history, episodes_of(parts.folder, "train", history.step, history.step)[history.step])
+        newest = episodes_of(parts.folder, "train", history.step, history.step)[history.step]
+        await export(parts, history, newest, references)
 
     for step in range(history.step + 1, run.steps + 1):
         await evaluate_if_due(parts, history, step - 1)
@@ -37,7 +41,8 @@ async def train(parts: Parts, history: History) -> None:
 
         tasks = schedule(parts.train_tasks, config.rollout.tasks_per_step, step, run.seed)
         sampling = Sampling(temperature=config.rollout.temperature, max_tokens=config.rollout.turn_tokens)
-        groups = await gather(parts, history, "train", step, tasks, config.rollout.group_size, sampling)
+        attempts = config.rollout.group_size
+        groups = await gather(parts, history, "train", step, tasks, attempts, sampling, verified=references.known)
         episodes = [episode for group in groups for episode in group.episodes]
         batch = make_batch(episodes, config)
         rolled_out = time.monotonic()
@@ -46,6 +51,7 @@ async def train(parts: Parts, history: History) -> None:
         parts.log.sync()
         learned, checksum = await policy.improve(batch, history)
         metrics = step_metrics(groups, batch, learned) | {
+            **references.metrics(groups),
             "rollout_seconds": round(rolled_out - began, 3),
             "learn_seconds": round(time.monotonic() - rolled_out, 3),
             "tokens_per_second": round(batch.account.sampled / (rolled_out - began), 1),
@@ -67,13 +73,14 @@ async def train(parts: Parts, history: History) -> None:
         parts.log.append("step", **record)
         parts.log.sync()
         history.steps.append(record)
+        references.add(step, episodes)
         parts.progress.step(step, metrics)
         if batch.account.sampled == 0:
             parts.progress.say(
                 f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
                 f" rollout.tokens and the model's context (crrl view {parts.folder.path} {episodes[0].id})"
             )
-        await export(parts, history, episodes)
+        await export(parts, history, episodes, references)
         if alarm is not None:
             raise_alarm(parts, str(alarm))
 
@@ -91,20 +98,33 @@ def raise_alarm(parts: Parts, text: str) -> None:
         )
 
 
-async def export(parts: Parts, history: History, episodes: Sequence[Episode]) -> None:
-    """Write what the log implies of the newest step: episodes, metrics and, where it is due, a checkpoint."""
+async def export(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
+    """Write what the log implies of the newest step: episodes, metrics, references and, where due, a checkpoint."""
     run, step = parts.config.run, history.step
     parts.folder.write_episodes(f"train-{step:05d}", episodes)
     parts.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
+    if references.most:
+        parts.folder.write_references(references.known)
     if (step % run.checkpoint_every == 0 or step == run.steps) and step not in checkpoints(parts.folder):
         path = await parts.policy.save(step)
         parts.log.append("checkpoint", step=step, path=path.name)
 
 
 async def gather(
-    parts: Parts, history: History, phase: str, step: int, tasks: Sequence[Task], attempts: int, sampling: Sampling
+    parts: Parts,
+    history: History,
+    phase: str,
+    step: int,
+    tasks: Sequence[Task],
+    attempts: int,
+    sampling: Sampling,
+    *,
+    verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
-    """The groups of a step, episodes that an interrupted process finished included. Raises `HealthGateError`."""
+    """The groups of a step, episodes that an interrupted process finished included. Raises `HealthGateError`.
+
+    Evaluations leave `verified` out: the task's own reference alone makes the policy comparable before and after.
+    """
     parts.progress.phase(phase, len(tasks) * attempts)
     groups = await collect(
         parts.rollout,
@@ -117,6 +137,7 @@ async def gather(
         retries=parts.config.run.retries,
         finished=episodes_of(parts.folder, phase, step, step)[step] if (phase, step) in history.begun else (),
         tried=history.tried,
+        verified=verified,
     )
     check_health(groups, parts.config.run.void_limit)
     return groups

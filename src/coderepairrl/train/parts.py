@@ -23,6 +23,7 @@ from coderepairrl.sandbox.workspace import check_workspace
 from coderepairrl.train import devices
 from coderepairrl.train.policy import LivePolicy, settings, start_learner
 from coderepairrl.train.progress import Progress
+from coderepairrl.train.references import check_references
 from coderepairrl.train.route import check_route
 from coderepairrl.train.shared import shared_folder
 from coderepairrl.types import Limits, Sampling, Task, Turn
@@ -143,6 +144,7 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
     check_route(config)
     engines.check_model(config.engine.name, model, config.engine.options)
     train, held_out = load_tasks(config)
+    check_references(config, train)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
         try:
             check_workspace(task.workspace)

@@ -1,0 +1,60 @@
+"""Which repairs that passed their checks may serve as references beside the task's own."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatchcase
+
+from coderepairrl.grading.checks import left_out
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
+from coderepairrl.types import Task
+
+LARGEST = 64 << 10
+"""Bytes: every attempt at the task is compared with every reference, and a longer repair is mostly something else."""
+_TEST_LIKE = re.compile(
+    r"(?:^|/)(?:tests?|testing|specs?|__tests__)/|(?:^|/)test_[^/]*$|[._-](?:test|tests|spec)\.\w+$"
+    r"|(?:Test|Tests|Spec)\.\w+$"
+)
+
+Identity = frozenset[tuple[object, ...]]
+
+
+def identity(patch: bytes) -> Identity:
+    """What `patch` makes of the files: equal for two diffs that differ in context, hashes, order, or white space at the
+    ends of lines.
+
+    Raises `MalformedPatch`.
+    """
+    return frozenset(_file(file) for file in parse(patch))
+
+
+def _file(file: FilePatch) -> tuple[object, ...]:
+    blocks = tuple((block.at, _bare(block.removed), _bare(block.added)) for block in file.blocks)
+    return file.old, file.new, file.old_mode, file.new_mode, file.renamed, file.copied, file.binary, blocks
+
+
+def _bare(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    return tuple(line.rstrip() for line in lines)
+
+
+def unfit(task: Task, patch: bytes) -> str:
+    """Why `patch`, which passed the checks of `task`, is no reference for it; or nothing.
+
+    What it does to tests, and to files whose state the checks do not take from it, had no part in its passing.
+    """
+    if len(patch) > LARGEST:
+        return f"longer than {LARGEST >> 10} KiB"
+    try:
+        files = parse(patch)
+    except MalformedPatch as problem:
+        return str(problem)
+    if not files:
+        return "changes nothing"
+    own = {name for file in parse(task.reference) for name in (file.old, file.new)}
+    ignored = left_out(task.reference)
+    for name in (name for file in files for name in (file.old, file.new) if name):
+        if name in task.checks.restore or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored):
+            return f"changes {name}, which the checks do not take from a patch"
+        if name not in own and _TEST_LIKE.search(name):
+            return f"changes the tests in {name}"
+    return ""

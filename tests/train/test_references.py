@@ -1,0 +1,168 @@
+"""Which verified repairs become references, in which order, and who is shown them."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import config as configs
+from coderepairrl import rewards, runs
+from coderepairrl.errors import ConfigError
+from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards.tests import group_drawn
+from coderepairrl.rewards.verified import LARGEST, unfit
+from coderepairrl.runs import RunFolder
+from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.train.history import read_history
+from coderepairrl.train.references import References, check_references, read_references
+from coderepairrl.types import Checks, Command, Ending, Episode, ExecResult, Score, Task, Verified
+
+BODY = "@@ -1,2 +1,2 @@\n def add(a, b):\n"
+
+
+def diff(new: str, path: str = "calc.py", index: str = "") -> bytes:
+    head = f"diff --git a/{path} b/{path}\n{index}--- a/{path}\n+++ b/{path}\n{BODY}"
+    return f"{head}-    return a - b\n+    return {new}\n".encode()
+
+
+CHECKS = Checks((Command(("python3", "check.py"), timeout=20.0),), {"check.py": "assert True\n"})
+TASK = Task("t/add", "add() subtracts.", "python", "dir:/nowhere", diff("a + b"), CHECKS)
+
+
+def attempt(number: int, patch: bytes, passed: bool | None = True, ending: Ending = Ending.DONE) -> Episode:
+    score = Score("tests", float(bool(passed)), passed=passed)
+    return Episode(f"g-{number}", TASK.id, "train", 1, "g", number, ending, patch=patch, scores=(score,))
+
+
+def taken(references: References) -> list[bytes]:
+    return [repair.patch for repair in references.known.get(TASK.id, ())]
+
+
+def test_the_first_of_those_that_differ_are_kept() -> None:
+    references = References([TASK], most=2)
+    first = [
+        attempt(0, diff("a * b"), passed=False),
+        attempt(1, diff("a % b"), passed=None),
+        attempt(2, diff("a | b"), ending=Ending.VOID),
+        attempt(3, diff("a + b", index="index 1234567..89abcde 100644\n")),  # the task's own reference
+        attempt(4, diff("b + a")),
+        attempt(5, diff("b + a  ", index="index 1234567..89abcde 100644\n")),
+    ]
+    references.add(1, first)
+    assert references.known == {TASK.id: (Verified(diff("b + a"), "g-4", 1),)}
+    references.add(2, [attempt(6, diff("b + a")), attempt(7, diff("sum((a, b))")), attempt(8, diff("-(-a - b)"))])
+    assert taken(references) == [diff("b + a"), diff("sum((a, b))")]
+    assert [repair.step for repair in references.known[TASK.id]] == [1, 2]
+
+
+def test_what_had_no_part_in_passing_makes_a_repair_unfit() -> None:
+    good = diff("b + a")
+    assert unfit(TASK, good) == ""
+    assert "check.py" in unfit(TASK, good + diff("1", "check.py")), "restored before the checks run"
+    assert "conftest.py" in unfit(TASK, good + diff("1", "conftest.py")), "left out before the checks run"
+    for path in ("tests/test_calc.py", "test_calc.py", "calc_test.py", "src/calc.spec.ts", "CalcTest.java"):
+        assert unfit(TASK, good + diff("1", path)), path
+    own = replace(TASK, reference=TASK.reference + diff("1", "tests/test_calc.py"))
+    assert unfit(own, good + diff("2", "tests/test_calc.py")) == "", "the task's own reference changes it, too"
+    for path in ("contest.py", "latest/calc.py", "attest.py", "inspect.py"):
+        assert unfit(TASK, good + diff("1", path)) == "", path
+    assert unfit(TASK, diff("'" + LARGEST * "x" + "'")) == f"longer than {LARGEST >> 10} KiB"
+    assert unfit(TASK, b"--- a\n") and unfit(TASK, b"\n")
+
+
+def test_a_log_gives_the_references_of_its_finished_steps_in_any_order_of_verdicts(tmp_path: Path) -> None:
+    """Evaluations, void attempts and the unfinished step say nothing."""
+    made = {
+        "one": attempt(0, diff("b + a")),
+        "two": replace(attempt(1, diff("sum((a, b))")), id="g-1"),
+        "eval": replace(attempt(2, diff("a - -b")), id="eval-2", phase="eval"),
+        "late": replace(attempt(3, diff("-(-a - b)")), id="late-3", step=2),
+    }
+    orders = list(itertools.permutations(made.values()))
+    found = []
+    for number, order in enumerate(orders[::5]):
+        run = RunFolder(tmp_path / str(number))
+        run.create("", {})
+        log = run.writer()
+        for episode in order:
+            log.append("verdict", verdict=episode)
+        log.append("step", step=1, episodes=["g-0", "g-1"])
+        log.close()
+        found.append(read_references(run, read_history(run), [TASK], 4).known)
+    assert found[0] == {TASK.id: (Verified(diff("b + a"), "g-0", 1), Verified(diff("sum((a, b))"), "g-1", 1))}
+    assert all(each == found[0] for each in found)
+    live = References([TASK], 4)
+    live.add(1, [made["one"], made["two"]])
+    assert live.known == found[0]
+    assert runs.codec.load(Verified, runs.codec.dump(live.known[TASK.id][0])) == live.known[TASK.id][0]
+
+
+@pytest.mark.parametrize("name", ["patch_edits", "patch_lines"])
+async def test_the_nearest_reference_counts(name: str) -> None:
+    repair = Verified(diff("sum((a, b))"), "train-1", 1)
+    further = replace(TASK, verified=(repair,))
+    made, backend = rewards.make(name), ScriptedBackend()
+    for patch in (diff("sum((a, b))"), diff("sum([a, b])"), diff("a + b"), diff("a + c"), diff("None"), b""):
+        [alone] = await rewards.score(made, TASK, with_patch(TASK, patch), backend)
+        [with_it] = await rewards.score(made, further, with_patch(TASK, patch), backend)
+        [own] = await rewards.score(made, replace(TASK, reference=repair.patch), with_patch(TASK, patch), backend)
+        assert with_it.value == max(alone.value, own.value)
+        assert with_it.nearest == ("train-1" if own.value > alone.value else "")
+        assert not alone.nearest
+    [exact] = await rewards.score(made, further, with_patch(TASK, repair.patch), backend)
+    assert (exact.value, exact.nearest) == (1.0, "train-1")
+
+
+async def test_other_similarities_keep_their_formula() -> None:
+    further = replace(TASK, verified=(Verified(diff("sum((a, b))"), "train-1", 1),))
+    for name in ("patch_similarity", "nano_similarity", "draft_similarity", "file_match"):
+        episode = with_patch(TASK, diff("sum((a, b))"))
+        made = rewards.make(name)
+        alone = await rewards.score(made, TASK, episode, ScriptedBackend())
+        assert await rewards.score(made, further, episode, ScriptedBackend()) == alone
+
+
+async def test_hybrid_verifies_in_the_groups_it_tests_and_compares_in_all() -> None:
+    made = rewards.make("hybrid")
+    good = ScriptedBackend({}, {"git": ExecResult(0, b""), "sh": ExecResult(0, b"")})
+    drawn, other = (
+        next(f"g{n}" for n in itertools.count() if group_drawn(f"g{n}", 0.25) is want) for want in (True, False)
+    )
+    task = replace(TASK, checks=Checks((Command(("sh", "check"), timeout=5.0),)))
+    repair = with_patch(task, diff("sum((a, b))"))
+    references = References([task], 4)
+    [untested] = await rewards.score(made, task, replace(repair, group=other), good)
+    [tested] = await rewards.score(made, task, replace(repair, group=drawn), good)
+    assert (untested.passed, tested.passed) == (None, True)
+    for score in (untested, tested):
+        references.add(1, [replace(repair, id="r", scores=(score,))])
+        assert len(taken(references)) == (score is tested)
+    further = replace(task, verified=references.known[task.id])
+    [now] = await rewards.score(made, further, replace(repair, group=other), good)
+    assert (now.value, now.nearest) == (1.0, "r")
+    [both] = await rewards.score(made, further, replace(repair, group=drawn), good)
+    assert (both.value, both.nearest, both.passed) == (1.0, "r", True)
+
+
+@pytest.mark.parametrize(
+    ("override", "said", "fix"),
+    [
+        ("reward={patch_edits=1.0}", "no reward runs the tasks' checks", "reward.tests=0"),
+        ("reward={patch_similarity=0.5, tests=0.5}", "no reward with a weight compares", "patch_edits"),
+        ("reward={patch_edits=0, tests=1}", "no reward with a weight compares", "patch_edits"),
+        ("run.steps=2", "none of the 8 training tasks is attempted in two steps", "fewer tasks"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(override: str, said: str, fix: str) -> None:
+    tasks = [replace(TASK, id=str(number)) for number in range(8)]
+    useful = ["run.name=r", "run.steps=3", "tasks.verified_references=4", "reward={patch_edits=1.0, tests=0.0}"]
+    check_references(configs.load("hello", ["run.name=r"]), tasks)
+    for reward in ("patch_edits=1, tests=0", "patch_lines=1, sampled_tests=0", "hybrid=1"):
+        accepted = configs.load("hello", [*useful, "rollout.tasks_per_step=4", f"reward={{{reward}}}"])
+        check_references(accepted, tasks)
+    with pytest.raises(ConfigError, match=said) as refused:
+        check_references(configs.load("hello", [*useful, "rollout.tasks_per_step=4", override]), tasks)
+    assert fix in refused.value.fix

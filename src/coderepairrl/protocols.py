@@ -51,11 +51,17 @@ class Sandbox(Protocol):
         ...
 
     async def read(self, path: str) -> bytes:
-        """Bytes of a file, `path` relative to `workdir`. Raises FileNotFoundError, PermissionError (outside)."""
+        """Bytes of a file, `path` relative to `workdir`.
+
+        Raises OSError for whatever an agent can bring about: FileNotFoundError, PermissionError (outside), ...
+        """
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """Replace or create a file (and its folders), keeping its mode. Raises PermissionError (outside)."""
+        """Replace or create a file (and its folders), keeping its mode.
+
+        Raises OSError likewise, with the file as it was: PermissionError (outside), ENOSPC (a full workspace), ...
+        """
         ...
 
     async def reach(self, address: str) -> str:

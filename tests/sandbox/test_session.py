@@ -14,7 +14,7 @@ import pytest
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.sandbox import bwrap as bwrap_module
-from coderepairrl.sandbox import make
+from coderepairrl.sandbox import make, session
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
@@ -215,8 +215,6 @@ async def test_a_closed_sandbox_is_a_fault(backend: GuestBackend, task: Task, ma
 
 
 async def test_a_guest_that_stops_answering_is_a_fault(bwrap: Bubblewrap, task: Task, monkeypatch: object) -> None:
-    import coderepairrl.sandbox.session as session
-
     async with bwrap.open(task) as box:
         before, session.GRACE_SECONDS = session.GRACE_SECONDS, 0.3
         try:
@@ -243,7 +241,7 @@ async def test_the_guest_dies_with_its_host(tmp_path: Path, folder: Path, bwrap:
 
     program = f"""
 import asyncio
-from coderepairrl.sandbox import make
+from coderepairrl.sandbox import make, session
 from coderepairrl.types import Task
 async def main():
     backend = make("bwrap")
@@ -266,14 +264,19 @@ asyncio.run(main())
     fresh.close()
 
 
-async def test_a_full_disk_is_a_fault(bwrap: Bubblewrap, task: Task) -> None:
-    """`/dev/full` behind the guest's back stands for a disk without space."""
+async def test_a_full_disk_of_the_host_is_a_fault(
+    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer from nowhere stands for a disk without space, and a disk that is small for one that is full."""
     async with bwrap.open(task) as box:
 
         async def full(*_: object) -> tuple[dict[str, object], bytes]:
             return {"errno": 28, "error": "No space left on device"}, b""
 
-        box._once = full  # type: ignore[method-assign]
+        monkeypatch.setattr(box, "_once", full)
+        with pytest.raises(OSError, match="No space left"):  # control: room on the host, so it is the sandbox's own
+            await box.write("x", b"x")
+        monkeypatch.setattr(session, "_LEAST_ROOM", 1 << 60)
         with pytest.raises(SandboxFault, match="No space left"):
             await box.write("x", b"x")
 

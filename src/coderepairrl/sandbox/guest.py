@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH103, PTH112, PTH115, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH108, PTH109, PTH112, PTH115, PTH118, PTH123, PTH208
 """The one process that lives in a sandbox: it runs commands, reads and writes files, and lists what changed.
 
 Standard library only, and no import of this project: the file is compiled by the interpreter inside and run
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
     from typing import Any
+
+    Reply = tuple[dict[str, Any], bytes, int | None]
+    """Header, body and a descriptor that goes with them."""
 else:
     import _signal as signal
     import _socket as socket
@@ -38,6 +41,9 @@ FRAME = struct.Struct(">II")
 SPAWN_ERRORS = {2: 127, 20: 127}  # ENOENT, ENOTDIR as a shell reports them; everything else is 126
 WATCH_SECONDS = 0.1
 READ_BYTES = 64 << 20
+NO_ROOM = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
+LINKS = 40  # as many as the kernel follows
+STRAYS = 20  # entries looked at for every new file that a diff may take in
 DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
@@ -112,7 +118,6 @@ class Guest:
         control.hung_up = self.kill_all
         self.pid = os.getpid()
         self.alone = self.pid == 1
-        self.listeners: list[socket.socket] = []
         self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.wake, wake = socket.socketpair()
         self.wake.setblocking(False)
@@ -156,12 +161,19 @@ class Guest:
         while True:
             request, body = self.control.receive()
             operation = request.pop("op")
-            if operation == "stop":  # it crossed the reply that it meant to hasten
-                continue
-            try:
-                getattr(self, "on_" + operation)(body, **request)
-            except OSError as error:
-                self.control.send({"errno": error.errno or 5, "error": error.strerror or str(error)})
+            if operation != "stop":  # a stop that crossed the reply that it meant to hasten needs none
+                self.answer(operation, body, request)
+
+    def answer(self, operation: str, body: bytes, arguments: dict[str, Any]) -> None:
+        """Carry out a request and send its one reply, whatever happens: with none, or two, all later ones are wrong."""
+        try:
+            header, data, descriptor = getattr(self, "on_" + operation)(body, **arguments)
+        except Exception as error:
+            header, data, descriptor = failure(error), b"", None
+        os.chdir("/")  # the one folder that no agent can close or remove
+        self.control.send(header, data, descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
 
     def _unpack(self, unpacker: str, archive: str) -> None:
         """Fill the workspace, which is an empty file system in memory."""
@@ -184,7 +196,7 @@ class Guest:
 
     def on_exec(
         self, body: bytes, argv: list[str], env: dict[str, str], timeout: float, max_bytes: int, cwd: str
-    ) -> None:
+    ) -> Reply:
         """Run a command with `body` as its input; everything it started is gone when the reply leaves."""
         started = time.monotonic()
         out, child_out = os.pipe()
@@ -197,17 +209,14 @@ class Guest:
                 os.close(descriptor)
             code = SPAWN_ERRORS.get(getattr(error, "errno", 0) or 0, 126)
             text = getattr(error, "strerror", None) or str(error)
-            self.control.send({"code": code}, f"{argv[0]}: {text}\n".encode(errors="replace")[:max_bytes])
-            return
-        finally:
-            os.chdir(self.workdir)
+            return {"code": code}, f"{argv[0]}: {text}\n".encode(errors="replace")[:max_bytes], None
         os.close(child_out)
         if body:
             os.close(child_in)
         run = Run(self, main, out, feed, body, started + timeout, max_bytes)
         header = run.to_the_end()
         header["seconds"] = time.monotonic() - started
-        self.control.send(header, bytes(run.output))
+        return header, bytes(run.output), None
 
     def _spawn(self, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
         program = argv[0]
@@ -273,81 +282,138 @@ class Guest:
 
     # -- files
 
-    def _inside(self, path: str) -> str:
-        real = os.path.realpath(os.path.join(self.workdir, path))
-        if real != self.workdir and not real.startswith(self.workdir + "/"):
-            raise PermissionError(13, "outside the workspace")
-        return real
+    def _enter(self, path: str, make: bool = False) -> str:
+        """Go to the folder of the file `path`, links followed; its name there. `make`: folders that lack are made.
 
-    def on_read(self, body: bytes, path: str) -> None:
+        The kernel says where that is. A call for each folder of a path would take minutes for the deepest ones.
+        """
+        for _ in range(LINKS):
+            folder, name = os.path.split(os.path.join(self.workdir, path))
+            if name in ("", ".", ".."):
+                folder, name = os.path.join(folder, name), ""
+            self._go(folder, make)
+            if not name:
+                raise IsADirectoryError(21, "is a directory")
+            try:
+                path = os.path.join(os.getcwd(), os.readlink(name))
+            except OSError:  # no link
+                return name
+        raise OSError(40, "too many links")
+
+    def _go(self, folder: str, make: bool) -> None:
+        try:
+            os.chdir(folder)
+        except FileNotFoundError:
+            os.chdir("/")
+            for part in filter(None, folder.split("/")):
+                try:
+                    os.chdir(part)
+                except FileNotFoundError:
+                    self._stay_inside()
+                    if not make:
+                        raise
+                    os.mkdir(part)
+                    os.chdir(part)
+        self._stay_inside()
+
+    def _stay_inside(self) -> None:
+        if not (os.getcwd() + "/").startswith(self.workdir + "/"):
+            raise PermissionError(13, "outside the workspace")
+
+    def on_read(self, body: bytes, path: str) -> Reply:
         """Send a regular file of the workspace."""
-        real = self._inside(path)
-        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(self._enter(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             info = os.fstat(descriptor)
             if not stat.S_ISREG(info.st_mode):
                 raise PermissionError(13, "not a regular file")
             if info.st_size > READ_BYTES:
                 raise OSError(27, "larger than can be read at once")
-            self.control.send({}, file.read(READ_BYTES))
+            return {}, file.read(READ_BYTES), None
 
-    def on_write(self, body: bytes, path: str) -> None:
-        """Write a regular file of the workspace, its folders too; its mode stays."""
-        real = self._inside(path)
-        os.makedirs(os.path.dirname(real), exist_ok=True)
+    def on_write(self, body: bytes, path: str) -> Reply:
+        """Write a regular file of the workspace, its folders too; its mode stays, and all of it where that fails."""
+        name = self._enter(path, make=True)
         try:
-            mode = os.lstat(real).st_mode
+            mode = os.lstat(name).st_mode
         except FileNotFoundError:
             mode = 0
         if mode and not stat.S_ISREG(mode):
             raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "no file")
         locked = mode and not mode & stat.S_IWUSR
         if locked:
-            os.chmod(real, stat.S_IMODE(mode) | stat.S_IWUSR)
+            os.chmod(name, stat.S_IMODE(mode) | stat.S_IWUSR)
         try:
-            with open(os.open(real, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "wb") as file:
-                file.write(body)
+            self._replace(name, body)
+        except OSError:
+            if not mode and os.path.lexists(name):
+                os.unlink(name)
+            raise
         finally:
             if locked:
-                os.chmod(real, stat.S_IMODE(mode))
-        self.control.send({})
+                os.chmod(name, stat.S_IMODE(mode))
+        return {}, b"", None
 
-    def on_listen(self, body: bytes) -> None:
+    def _replace(self, name: str, body: bytes) -> None:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        with open(descriptor, "wb") as file:
+            size = os.fstat(descriptor).st_size
+            if body and sys.platform == "linux":  # what there is no room for must not cost what is there
+                try:
+                    os.posix_fallocate(descriptor, 0, len(body))
+                except OSError as error:
+                    os.ftruncate(descriptor, size)
+                    if error.errno in NO_ROOM:
+                        raise
+            file.write(body)
+            file.truncate()
+
+    def on_listen(self, body: bytes) -> Reply:
         """Listen on our loopback and hand the listening socket to the host, which accepts from it."""
         server = socket.socket(socket.AF_INET)
         try:
             server.bind(("127.0.0.1", 0))
             server.listen(128)
-            self.control.send({"port": server.getsockname()[1]}, descriptor=server.fileno())
+            return {"port": server.getsockname()[1]}, b"", os.dup(server.fileno())
         finally:
             server.close()
 
-    def on_settle(self, body: bytes) -> None:
+    def on_settle(self, body: bytes) -> Reply:
         """Answer once no other process of the sandbox is left."""
         self.kill_all()
-        self.control.send({})
+        return {}, b"", None
 
-    def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> None:
-        """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted."""
+    def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
+        """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted.
+
+        Left out is what does not fit, and what nobody can open by its path, git included.
+        """
         self.kill_all()
         base = decode(body)
-        present = dict(sorted(entries(self.workdir, base), key=lambda entry: (entry[0] not in base, entry[0])))
-        left_out, sent = [], 0
+        left_out: list[str] = []
+        found = entries(self.workdir, base, STRAYS * max_files, left_out)
+        present = dict(sorted(found, key=lambda entry: (entry[0] not in base, entry[0])))
+        sent = 0
         for path, mode in present.items():
             full = os.path.join(self.workdir, path)
             known = base.get(path)
-            size = os.lstat(full).st_size
-            if size > max_bytes or (known is None and sent >= max_files):
+            try:
+                if os.lstat(full).st_size > max_bytes or (known is None and sent >= max_files):
+                    left_out.append(path)
+                    continue
+                data = content(full, mode)
+            except OSError as error:
+                if error.errno == 5:  # the disk, not the name
+                    raise
                 left_out.append(path)
                 continue
-            data = content(full, mode)
             if known is not None and known == [mode, blob_id(data)]:
                 continue
             max_bytes -= len(data)
             sent += known is None
             self.control.send({"path": path, "mode": mode}, data)
         gone = [path for path in base if path not in present]
-        self.control.send({"done": True, "deleted": gone, "left_out": left_out[:20]})
+        return {"done": True, "deleted": gone, "left_out": left_out[:20]}, b"", None
 
 
 class Confined(Guest):
@@ -534,6 +600,15 @@ def refuse_calls(rules: str) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
+def failure(error: Exception) -> dict[str, Any]:
+    """The reply to a request that could not be carried out."""
+    if isinstance(error, OSError) and error.errno:
+        return {"errno": error.errno, "error": error.strerror or str(error)}
+    if isinstance(error, ValueError):  # a path with a NUL, or text that is no name
+        return {"errno": 22, "error": str(error)}
+    return {"errno": 5, "error": f"{type(error).__name__}: {error}"}
+
+
 def connected(where: str) -> socket.socket:
     """Our end of the socket: a descriptor that we inherited, or a path to connect to."""
     if where.isdigit():
@@ -566,30 +641,58 @@ def descendants() -> list[int]:
     return found
 
 
-def entries(root: str, base: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Files and links under `root` as ``(path, git mode)``, no `.git`, and none that tools drop on the way."""
-    folders = [""]
+def entries(root: str, base: dict[str, Any], strays: int, left_out: list[str]) -> Iterator[tuple[str, str]]:
+    """Files and links under `root` as ``(path, git mode)``, no `.git`, and none that tools drop on the way.
+
+    Of what is not in `base`, `strays` entries are looked at: an agent can make more than there is time for. What cannot
+    be looked at is added to `left_out`.
+    """
+    homes = {""}  # the folders of base
+    for path in base:
+        while path := path.rpartition("/")[0]:
+            homes.add(path)
+    here = os.lstat(root).st_mode if os.path.lexists(root) else 0
+    folders = [("", here)] if stat.S_ISDIR(here) else []
     while folders:
-        folder = folders.pop()
+        folder, mode = folders.pop()
         full = os.path.join(root, folder)
         try:
-            found = list(os.scandir(full))
-        except PermissionError:
-            os.chmod(full, 0o700)
-            found = list(os.scandir(full))
+            if mode & 0o500 != 0o500:
+                os.chmod(full, 0o700)
+            found = os.scandir(full)
         except OSError:  # a path too long for the kernel, and so for git
+            left_out.append(folder + "/")
             continue
-        for entry in found:
-            path = os.path.join(folder, entry.name)
-            if entry.name.lower() == ".git" or (path not in base and entry.name.endswith(".pyc")):
-                continue
-            if entry.is_symlink():
-                yield path, "120000"
-            elif entry.is_dir():
-                if entry.name not in DROPPINGS or any(known.startswith(path + "/") for known in base):
-                    folders.append(path)
-            elif entry.is_file():
-                yield path, "100755" if entry.stat().st_mode & stat.S_IXUSR else "100644"
+        later = []
+        with found:
+            for entry in found:
+                path = os.path.join(folder, entry.name)
+                if entry.name.lower() == ".git":
+                    continue
+                if path not in base and path not in homes:
+                    if strays <= 0:
+                        continue
+                    strays -= 1
+                    if strays == 0:
+                        left_out.append("(more files than are looked at)")
+                    if entry.name.endswith(".pyc"):
+                        continue
+                try:
+                    mode = os.lstat(os.path.join(root, path)).st_mode
+                except OSError:
+                    left_out.append(path)
+                    continue
+                if stat.S_ISLNK(mode):
+                    if entry.name.lower() == ".gitmodules":  # git refuses a patch that has one
+                        left_out.append(path)
+                        continue
+                    yield path, "120000"
+                elif stat.S_ISDIR(mode):
+                    if entry.name not in DROPPINGS or path in homes:
+                        later.append((path, mode))
+                elif stat.S_ISREG(mode):
+                    yield path, "100755" if mode & stat.S_IXUSR else "100644"
+        folders += sorted(later, key=lambda each: each[0] in homes)  # the last one is next: ours before strays
 
 
 def content(path: str, mode: str) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,7 +26,8 @@ T = TypeVar("T")
 GRACE_SECONDS = 20.0
 """How long after a command's own timeout a silent guest counts as dead."""
 COLLECT_SECONDS = 120.0
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_LEAST_ROOM = 64 << 20
+"""Bytes: with less, the host's disk is full. With more, an agent filled what its sandbox may use."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class GuestSandbox:
         request: Header = {"op": "exec", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
         request |= {"max_bytes": max_bytes, "cwd": cwd or "."}
         reply, output = await self._ask(request, stdin, timeout=timeout + GRACE_SECONDS)
+        if "errno" in reply:  # a command that fails is no error of the guest's
+            raise SandboxFault(f"the sandbox could not run {argv[0]}: {reply['error']}")
         return ExecResult(
             reply["code"],
             output,
@@ -130,12 +134,16 @@ class GuestSandbox:
 
     async def read(self, path: str) -> bytes:
         """As `Sandbox.read`; IsADirectoryError for a folder, OSError (EFBIG) above 64 MiB."""
-        _, data = await self._ask({"op": "read", "path": path}, about=path)
+        reply, data = await self._ask({"op": "read", "path": path})
+        self._refuse(reply, path)
         return data
 
     async def write(self, path: str, data: bytes) -> None:
-        """As `Sandbox.write`. A full disk is a `SandboxFault`, a file above the limit an OSError (EFBIG)."""
-        await self._ask({"op": "write", "path": path}, data, about=path)
+        """As `Sandbox.write`; OSError above the largest file (EFBIG) and in a full workspace (ENOSPC), which stay as
+        they were. A full disk of the host's is a `SandboxFault`.
+        """
+        reply, _ = await self._ask({"op": "write", "path": path}, data)
+        self._refuse(reply, path)
 
     async def reach(self, address: str) -> str:
         """As `Sandbox.reach`. The guest hands us the listening socket; we accept from it and copy both ways.
@@ -152,7 +160,9 @@ class GuestSandbox:
     async def _listener(self) -> socket.socket:
         doors = self.guest.doors
         if doors is None:
-            await self._ask({"op": "listen"})
+            reply, _ = await self._ask({"op": "listen"})
+            if "errno" in reply:
+                raise SandboxFault(f"the sandbox cannot listen on its loopback: {reply['error']}")
             return socket.socket(fileno=self.guest.take_descriptor())
         if not doors:
             raise SandboxFault("this sandbox can reach no further address")
@@ -178,15 +188,17 @@ class GuestSandbox:
 
     # -- asking the guest
 
-    async def _ask(
-        self, request: Header, body: bytes = b"", *, timeout: float = 60.0, about: str = ""
-    ) -> tuple[Header, bytes]:
-        reply, data = await self._exclusively(self._once(request, body, timeout))
-        if "errno" in reply:
-            if reply["errno"] in _DISK:
-                raise SandboxFault(f"the sandbox's disk failed: {reply['error']}", fix="free some disk space")
-            raise OSError(reply["errno"], reply["error"], about)
-        return reply, data
+    async def _ask(self, request: Header, body: bytes = b"", *, timeout: float = 60.0) -> tuple[Header, bytes]:
+        return await self._exclusively(self._once(request, body, timeout))
+
+    def _refuse(self, reply: Header, path: str) -> None:
+        """Raise what the guest says of `path`: OSError for what the agent did, `SandboxFault` for the host's disk."""
+        if "errno" not in reply:
+            return
+        code = reply["errno"]
+        if code == errno.EIO or (code in (errno.ENOSPC, errno.EDQUOT) and _full(self.box)):
+            raise SandboxFault(f"the sandbox's disk failed: {reply['error']}", fix="free some disk space")
+        raise OSError(code, reply["error"], path)
 
     async def _once(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:
         try:
@@ -252,6 +264,11 @@ class GuestSandbox:
         finally:
             if not started:
                 work.close()
+
+
+def _full(folder: Path) -> bool:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize < _LEAST_ROOM
 
 
 async def _bridge(listener: socket.socket, address: str, most: int) -> None:

@@ -1,0 +1,221 @@
+"""What an agent does to its workspace is a failed call or a smaller diff: never a fault, never two replies or none."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coderepairrl.agents.texts import Texts
+from coderepairrl.agents.tools import Tools
+from coderepairrl.sandbox import apply_patch, make
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.session import GuestSandbox
+from coderepairrl.types import Task
+
+DEEP = "d/" * 1500
+LONG = "python3 -c \"import os\nfor _ in range(20): os.mkdir('e' * 250); os.chdir('e' * 250)\nopen('f' * 200, 'w')\""
+LINKS = "for n in {1..100}; do ln -sf l$((n + 1)) l$n; done; echo x > l101"
+HOSTILE = (
+    "true",
+    "chmod 000 .",
+    "chmod 444 .",
+    "chmod 111 . bin",
+    "chmod 444 bin; chmod 000 app.py",
+    "rm -rf ./* .git",
+    "rm -rf .git; mkdir .git .GIT",
+    "mv bin b; ln -s b bin",
+    "rm app.py; mkdir app.py; echo x > app.py/x",
+    "rm app.py; mkfifo app.py",
+    "rm app.py; ln -s app.py app.py",
+    f"mkdir -p {DEEP[:600]}; echo x > {DEEP[:600]}/x",
+    LONG,
+    LINKS,
+    "head -c 3000000 /dev/zero > big",
+    "ln -s /dev/full full; ln -s /proc/1/mem mem",
+    "kill -9 -1",
+    "sleep 100 & disown",
+    "yes | head -c 100000",
+    "printf x > $'a\\nb\\xff'",
+    "ln -s app.py .gitmodules; ln -s x .gitattributes; mkdir .git~1 'git~1'; echo x > 'git~1/x'",
+    "echo '* filter=x' > .gitattributes; git config filter.x.clean 'sleep 100'",
+    "exit 255",
+)
+PATHS = (
+    "app.py",
+    "new/file",
+    "",
+    ".",
+    "..",
+    "/",
+    "bin",
+    "a\0b",
+    "x" * 300,
+    DEEP + "f",
+    "n/" * 2100,
+    "l1",
+    "full",
+    "\udcff",
+    "app.py/x",
+    ".git/HEAD",
+)
+STEPS = st.one_of(
+    st.tuples(st.just("exec"), st.sampled_from(HOSTILE)),
+    st.tuples(st.just("read"), st.sampled_from(PATHS)),
+    st.tuples(st.just("write"), st.sampled_from(PATHS)),
+    st.tuples(st.just("cwd"), st.sampled_from(PATHS)),
+    st.tuples(st.just("cancel"), st.sampled_from(HOSTILE)),
+    st.tuples(st.just("diff"), st.just("")),
+)
+
+
+@pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
+def backend(request: pytest.FixtureRequest) -> GuestBackend:
+    backend: GuestBackend = request.getfixturevalue(request.param)
+    return backend
+
+
+@pytest.fixture
+async def box(backend: GuestBackend, task: Task) -> AsyncIterator[GuestSandbox]:
+    async with backend.open(task) as sandbox:
+        yield sandbox
+
+
+async def take(box: GuestSandbox, kind: str, what: str) -> None:
+    """One step. Raises what no agent may bring about."""
+    if kind == "exec":
+        await box.exec(["bash", "-c", what], timeout=10)
+    elif kind == "cwd":
+        await box.exec(["true"], cwd=what)
+    elif kind == "cancel":
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await box.exec(["bash", "-c", what], timeout=10)
+                await asyncio.sleep(1)
+    elif kind == "diff":
+        await box.diff()
+    else:
+        try:
+            await (box.read(what) if kind == "read" else box.write(what, b"new"))
+        except OSError:
+            return
+
+
+async def in_step(box: GuestSandbox) -> None:
+    """Each of the next replies answers its own request."""
+    assert (await box.exec(["/bin/sh", "-c", "echo one; exit 7"], cwd="/")).exit_code == 7
+    assert (await box.exec(["/bin/echo", "two"], cwd="/")).output == b"two\n"
+
+
+def fuzz(bwrap: Bubblewrap, task: Task, examples: int) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(steps=st.lists(STEPS, max_size=5))
+    def check(steps: list[tuple[str, str]]) -> None:
+        async def play() -> None:
+            async with bwrap.open(task) as box:
+                for step in steps:
+                    await take(box, *step)
+                    await in_step(box)
+                patch = await box.diff()
+            async with bwrap.open(task) as fresh:
+                assert await apply_patch(fresh, patch)
+
+        asyncio.run(play())
+
+    check()
+
+
+def test_nothing_an_agent_does_puts_the_guest_out_of_step(bwrap: Bubblewrap, task: Task) -> None:
+    fuzz(bwrap, task, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.by_hand
+@pytest.mark.timeout(7200)
+def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_hours(bwrap: Bubblewrap, task: Task) -> None:
+    fuzz(bwrap, task, 10_000)
+
+
+@pytest.mark.parametrize("mode", ["000", "444", "111"])
+async def test_a_closed_workspace_fails_calls_and_keeps_the_diff(box: GuestSandbox, mode: str) -> None:
+    await box.write("app.py", b"mended\n")
+    assert (await box.exec(["chmod", mode, "."])).ok
+    closed = await box.exec(["cat", "app.py"])
+    assert not closed.ok or mode == "111" or os.geteuid() == 0
+    await in_step(box)
+    assert b"+mended" in await box.diff()
+
+
+@pytest.mark.parametrize("path", ["a\0b", "n/" * 2100, "x" * 300])
+async def test_paths_that_cannot_be_are_refused(box: GuestSandbox, path: str) -> None:
+    for action in (box.read(path), box.write(path, b"")):
+        with pytest.raises(OSError):
+            await action
+    await in_step(box)
+
+
+async def test_folders_deeper_than_python_recurses(box: GuestSandbox) -> None:
+    await box.write(DEEP + "file", b"deep\n")
+    assert await box.read(DEEP + "file") == b"deep\n"
+    assert b"+deep" in await box.diff()
+
+
+async def test_what_lies_deeper_than_a_path_reaches_is_left_out(box: GuestSandbox) -> None:
+    """The folder has a path that the kernel takes, and its file has none."""
+    await box.write("app.py", b"mended\n")
+    assert (await box.exec(["bash", "-c", LONG])).ok
+    patch = await box.diff()
+    assert b"+mended" in patch and b"fff" not in patch
+
+
+async def test_a_full_workspace_refuses_and_keeps_what_it_has(task: Task, bwrap: Bubblewrap) -> None:
+    backend = make("bwrap", disk_bytes=4 << 20)
+    assert isinstance(backend, GuestBackend)
+    async with backend.open(task) as box:
+        await box.write("app.py", b"before\n")
+        full = await box.exec(["bash", "-c", "head -c 64M /dev/zero > filler"])
+        assert b"No space left" in full.output
+        with pytest.raises(OSError) as refused:
+            await box.write("app.py", b"after\n" * 100_000)
+        assert refused.value.errno == errno.ENOSPC
+        assert await box.read("app.py") == b"before\n"
+        tools = Tools(box, Texts(), 2000)
+        call = {"file_path": "app.py", "old_content": "before\n", "new_content": "after\n" * 100_000}
+        result = await tools.apply_patch(call)
+        assert not result.ok and "No space left" in result.text
+        assert b"+before" in await box.diff()
+    backend.close()
+
+
+async def test_a_link_that_git_refuses_does_not_cost_the_rest(
+    box: GuestSandbox, backend: GuestBackend, task: Task
+) -> None:
+    await box.write("app.py", b"mended\n")
+    await box.exec(["bash", "-c", "ln -s app.py .gitmodules; ln -s app.py bin/.GitModules"])
+    patch = await box.diff()
+    async with backend.open(task) as fresh:
+        assert await apply_patch(fresh, patch)
+        assert await fresh.read("app.py") == b"mended\n"
+
+
+async def test_more_files_than_are_looked_at_do_not_hide_ours(task: Task, bwrap: Bubblewrap) -> None:
+    backend = make("bwrap", diff_files=10)
+    assert isinstance(backend, GuestBackend)
+    async with backend.open(task) as box:
+        await box.exec(["bash", "-c", "mkdir a; touch a/{1..300} {1..300}"])
+        await box.write("bin/run", b"#!/bin/sh\necho new\n")
+        patch = await box.diff()
+    assert b"+echo new" in patch and patch.count(b"new file mode") == 10
+    backend.close()

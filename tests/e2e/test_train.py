@@ -64,9 +64,9 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     again = project.crrl("train", str(project.run.path), "run.steps=1", "--resume", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["steps"] == 1
     assert [r for r in project.records() if r["type"] in ("turn", "step")] == before
-    changed = project.crrl("train", str(project.config), "train.lr=0.5", "--resume", check=False)
+    changed = project.crrl("train", str(project.config), "train.algorithm=grpo", "--resume", check=False)
     assert changed.returncode == 2
-    assert "train.lr" in changed.stderr
+    assert "train.algorithm" in changed.stderr
 
 
 def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) -> None:

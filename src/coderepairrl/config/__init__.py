@@ -1,6 +1,15 @@
 """Configuration: one typed TOML file, checked at the door."""
 
-from coderepairrl.config.loading import load, override, parse_options, parse_override, shipped, to_toml, validate
+from coderepairrl.config.loading import (
+    load,
+    of_run,
+    override,
+    parse_options,
+    parse_override,
+    shipped,
+    to_toml,
+    validate,
+)
 from coderepairrl.config.schema import Config
 
-__all__ = ["Config", "load", "override", "parse_options", "parse_override", "shipped", "to_toml", "validate"]
+__all__ = ["Config", "load", "of_run", "override", "parse_options", "parse_override", "shipped", "to_toml", "validate"]

@@ -64,6 +64,11 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
         raise ConfigError("; ".join(lines), fix="see docs/config.md") from None
 
 
+def of_run(data: dict[str, Any], where: str) -> Config:
+    """The configuration that a run wrote down as `data`, settings newer than it included. Raises `ConfigError`."""
+    return validate(_merge(_BEFORE, data), where)
+
+
 def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
     """Who set `key` or something in it: the last override that did, else `where`. A message that names keys will do."""
     for text in reversed(overrides):

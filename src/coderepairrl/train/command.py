@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import engines, models
-from coderepairrl.config import Config, load, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, UsageError
+from coderepairrl.config import Config, to_toml
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn import require_packages
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan import DoesNotFit, require
-from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs import RunFolder
+from coderepairrl.train.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.train.devices import VISIBLE, check_named, split
 from coderepairrl.train.history import History, read_history
 from coderepairrl.train.loop import evaluation_due, train
@@ -25,12 +26,6 @@ from coderepairrl.train.policy import settings
 from coderepairrl.train.progress import Progress
 from coderepairrl.train.signals import Interrupted, stoppable
 
-_MAY_CHANGE = (
-    *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints", "run.void_limit", "run.retries"),
-    *("run.over_optimisation", "train.devices", "train.patience"),
-    *("rollout.concurrency", "eval.", "engine.", "gpu."),
-)
-"""What a resumed run may set otherwise: nothing of it changes what an earlier step did."""
 _ENOUGH_DISK = 64 << 20
 
 
@@ -50,19 +45,21 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
         raise lacking
     with stoppable() as received:
         try:
-            folder = _resumed(config) if resume else folder_of(config)
+            folder = check_resumed(folder_of(config), config) if resume else folder_of(config)
             _check_disk(folder)
             doubt = _what_may_not_fit(config)
             if not resume:
-                folder.create(to_toml(config), {"name": config.run.name, "seed": config.run.seed})
+                about = {"name": config.run.name, "seed": config.run.seed, "config": config.model_dump(mode="json")}
+                folder.create(to_toml(config), about)
             with Progress(config.run.steps, quiet=quiet) as progress:
                 progress.say(f"run folder {folder.path}")
                 if doubt:
                     progress.say(doubt)
                 async with assemble(config, folder, progress) as parts:
                     history = read_history(folder)
+                    changes = changes_at_resume(folder, history, config) if resume else []  # nobody else writes now
                     folder.write_config(to_toml(config))  # what --resume will go on with
-                    await _until_stopped(parts, history, received)
+                    await _until_stopped(parts, history, changes, received)
             return summary(folder)
         except asyncio.CancelledError:
             if not received:
@@ -71,9 +68,13 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
             raise Interrupted(f"{received[0]}: stopped before its first step", fix=fix) from None
 
 
-async def _until_stopped(parts: Parts, history: History, received: Sequence[str]) -> None:
+async def _until_stopped(parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]) -> None:
     try:
         parts.log.append("start", step=history.step, sandbox=parts.rollout.sandbox.name, engine=parts.engine.name)
+        for change in changes:
+            parts.log.append("change", **change._asdict())
+            parts.progress.say(f"changed: {change}")
+            history.changes.append(change._asdict())
         await train(parts, history)
         parts.log.append("end", step=history.step)
     except asyncio.CancelledError:
@@ -162,48 +163,6 @@ def _what_may_not_fit(config: Config) -> str:
     except DoesNotFit as error:
         return f"this may not fit: {error}; {error.fix}"
     return ""
-
-
-def _resumed(config: Config) -> RunFolder:
-    """The run to go on with. Raises `ConfigError` for settings with which it would be another."""
-    folder = open_run(folder_of(config).path)
-    before, now = _flat(load(folder.config).model_dump()), _flat(config.model_dump())
-    changed = [key for key in now if now[key] != before.get(key)]
-    if fixed := [key for key in changed if not key.startswith(_MAY_CHANGE)]:
-        key = fixed[0]
-        raise ConfigError(
-            f"{folder.path} was started with {key}={before.get(key)!r}, not {now[key]!r}",
-            fix="resume it as it was (crrl train RUN_FOLDER --resume), or give the changed run another run.name",
-        )
-    _check_continues(read_history(folder), config, changed)
-    return folder
-
-
-def _check_continues(history: History, config: Config, changed: Sequence[str]) -> None:
-    """Refuse what would give numbers a wrong name."""
-    if config.run.steps < history.step:
-        raise ConfigError(
-            f"the run has {history.step} steps already, and run.steps={config.run.steps}",
-            fix=f"set run.steps={history.step} or more, or start a run of another name",
-        )
-    if history.step and "engine.weights" in changed:
-        raise ConfigError(
-            "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
-            fix="resume it as it was, or give the changed run another run.name",
-        )
-    half = sorted(step for name, step in history.begun - set(history.evaluations) if name != "train")
-    if half and (keys := [key for key in changed if key.startswith("eval.")]):
-        raise ConfigError(
-            f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",
-            fix="resume as it was, and change it once that evaluation is finished",
-        )
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def _check_disk(folder: RunFolder) -> None:

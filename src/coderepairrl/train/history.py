@@ -25,6 +25,8 @@ class History:
     """Attempts begun, by group and attempt."""
     begun: set[tuple[str, int]] = field(default_factory=set)
     """Phase and step of these attempts."""
+    changes: list[Mapping[str, Any]] = field(default_factory=list)
+    """The ``change`` records: what was set otherwise when the run was resumed, and after which step."""
 
     @property
     def step(self) -> int:
@@ -40,6 +42,8 @@ def read_history(run: RunFolder) -> History:
             history.steps.append(record)
         elif record["type"] == "eval":
             history.evaluations[record["name"], record["step"]] = record
+        elif record["type"] == "change":
+            history.changes.append(record)
         elif record["type"] == "episode":
             key = (record["group"], record["attempt"])
             history.tried[key] = history.tried.get(key, 0) + 1

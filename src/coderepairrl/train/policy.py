@@ -15,6 +15,7 @@ from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, LoraSe
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.train import devices
+from coderepairrl.train.changes import in_force
 from coderepairrl.train.history import History, episodes_of
 from coderepairrl.types import Episode
 
@@ -83,30 +84,45 @@ class LivePolicy:
     async def restore(self, history: History) -> None:
         """Bring the learner to the end of `history` (checkpoint, then the logged steps after it) and serve it.
 
-        Raises `RunError` when the replayed weights differ from the logged ones: another machine, or other
-        versions of the libraries.
+        Each step is replayed with the settings that were in force at it, so that weights are equal bit for bit. Where
+        they changed, a checkpoint is written, and another learner goes on from it. Raises `RunError` when the replayed
+        weights differ from the logged ones: another machine, or other versions of the libraries.
         """
-        if not self._fresh:
-            await self.close()
-            self._learner = await start_learner(self.config, self.run, self.model, self.publish_dir)
-        self._fresh = False
         start = max((step for step in checkpoints(self.run) if step <= history.step), default=0)
-        if start:
-            await self._learner.restore(checkpoints(self.run)[start])
+        configs = {
+            step: in_force(self.config, history.changes, step) for step in range(start + 1, history.step + 1)
+        } | {history.step + 1: self.config}
+        await self._begin(configs[start + 1], start)
         consumed = episodes_of(self.run, "train", start + 1, history.step)
-        for step in range(start + 1, history.step + 1):
-            made = make_batch(consumed[step], self.config)
-            if made.samples:
+        for step, config in configs.items():
+            if step > start + 1 and settings(config) != settings(configs[step - 1]):
+                if self._learner.version:
+                    shutil.rmtree((await self._verified(history, step - 1)).path)
+                await self.save(step - 1)
+                await self._begin(config, step - 1)
+            if step <= history.step and (made := make_batch(consumed[step], config)).samples:
                 await self._learner.step(made.samples, made.episodes)
         if self._learner.version:
-            published = await self._publish()
-            expected = history.steps[-1]["checksum"]
-            if expected != published.checksum:
-                raise RunError(
-                    f"replaying {self.run.log} to step {history.step} gives other weights than the run had",
-                    fix="resume with the library versions in run.json, on the same kind of machine",
-                )
-            await self._serve(published)
+            await self._serve(await self._verified(history, history.step))
+
+    async def _begin(self, config: Config, step: int) -> None:
+        """A learner with the settings of `config` and the weights of the checkpoint of `step`; 0: the initial ones."""
+        if not self._fresh or settings(config) != settings(self.config):
+            await self.close()
+            self._learner = await start_learner(config, self.run, self.model, self.publish_dir)
+        self._fresh = False
+        if step:
+            await self._learner.restore(checkpoints(self.run)[step])
+
+    async def _verified(self, history: History, step: int) -> Published:
+        """The learner's weights, published. Raises `RunError` if they are not those that the log has after `step`."""
+        published = await self._publish()
+        if published.checksum != history.steps[step - 1]["checksum"]:
+            raise RunError(
+                f"replaying {self.run.log} to step {step} gives other weights than the run had",
+                fix="resume with the library versions in run.json, on the same kind of machine",
+            )
+        return published
 
     async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
         """One update from a batch, live before this returns. Returns metrics and the weights' checksum.

@@ -1,0 +1,82 @@
+"""What changes when a run is resumed is refused or logged, and each step is replayed as it was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from coderepairrl.config import Config
+from coderepairrl.train.changes import MAY_CHANGE, WHY_NOT, Change, in_force, reason
+
+CONFIG = Config.model_validate({"run": {"name": "changing"}})
+
+
+def settings() -> set[str]:
+    """Every setting, by dotted key."""
+    keys = {"reward"}
+    for name in Config.model_fields:
+        section = getattr(CONFIG, name)
+        keys |= {f"{name}.{key}" for key in type(section).model_fields} if isinstance(section, BaseModel) else set()
+    return keys
+
+
+def test_every_setting_may_change_or_has_a_reason_why_not() -> None:
+    known = settings()
+    may = {key for key in known if any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)}
+    assert all(reason(key) for key in known - may)
+    assert {name for name in (*MAY_CHANGE, *WHY_NOT) if "." in name} <= known, "what the two lists name exists"
+    assert not {"train.algorithm", "run.seed", "model.path", "rollout.temperature"} & may
+
+
+VALUES: dict[str, list[Any]] = {
+    "train.lr": [1e-3, 2e-3, 3e-3],
+    "train.betas": [[0.9, 0.99], [0.8, 0.95]],
+    "train.eps_low": [None, 0.1],
+    "rollout.tokens": [5000, 6000],
+    "rollout.concurrency": [2, 3],
+    "train.patience": [10.0, 20.0],
+}
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.sampled_from(sorted(VALUES)), st.integers(0, 2)), max_size=12))
+def test_each_step_has_the_settings_it_was_made_with(drawn: list[tuple[int, str, int]]) -> None:
+    """Against a run that is played forward: several changes of one setting, at one step too, and back again."""
+    now: dict[str, Any] = {key: values[0] for key, values in VALUES.items()}
+    made: dict[int, dict[str, Any]] = {}
+    changes = []
+    for step in range(1, 9):
+        for at, key, number in drawn:
+            new = VALUES[key][number % len(VALUES[key])]
+            if at == step - 1 and new != now[key]:
+                changes.append(Change(step - 1, key, now[key], new)._asdict())
+                now = {**now, key: new}
+        made[step] = now
+    config = _with(now)
+    for step, settings in made.items():
+        machine = {key: now[key] for key in ("rollout.concurrency", "train.patience")}
+        assert in_force(config, changes, step) == _with(settings | machine), f"step {step}"
+
+
+def _with(settings: dict[str, Any]) -> Config:
+    data: dict[str, Any] = {"run": {"name": "changing"}}
+    for key, value in settings.items():
+        section, _, name = key.partition(".")
+        data.setdefault(section, {})[name] = value
+    return Config.model_validate(data)
+
+
+def test_a_change_is_said_in_words() -> None:
+    assert str(Change(4, "train.lr", 1e-4, 1e-5)) == "train.lr is 1e-05 after step 4, and was 0.0001"
+    assert str(Change(0, "train.eps_low", 0.1, None)) == "train.eps_low is unset after step 0, and was 0.1"
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [("train.algorithm", "another method"), ("reward.tests", "rewards would mean"), ("train.processes", "replayed by")],
+)
+def test_the_reason_is_the_nearest_one(key: str, why: str) -> None:
+    assert why in reason(key)

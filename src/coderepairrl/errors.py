@@ -127,9 +127,17 @@ class GatewayFault(Fault):
 
 
 class AgentFault(Fault):
-    """The agent program itself broke (crash, missing executable), which says nothing about the policy."""
+    """The agent program itself broke (crash, missing executable). `how` says so in a word: ``exit 1``, ``SIGSEGV``.
+
+    Before the model's first reply this says nothing about the policy, and the episode is VOID. Afterwards it may be the
+    policy's doing, and the episode ends in CRASH, with a score.
+    """
 
     boundary = "agent"
+
+    def __init__(self, message: str, *, fix: str = "", how: str = "error") -> None:
+        super().__init__(message, fix=fix)
+        self.how = how
 
 
 class RewardFault(Fault):

@@ -195,8 +195,12 @@ class Ending(StrEnum):
     DONE = "done"
     LIMIT = "limit"
     """Calls, tokens, context or time were spent: scored on what stands in the tree, and flagged."""
+    CRASH = "crash"
+    """The agent program broke after the model had replied, by whatever the policy made it do: scored on what stands in
+    the tree, and flagged."""
     VOID = "void"
-    """An infrastructure fault: outside the baseline, retried, counted, never a zero."""
+    """An infrastructure fault, or an agent that broke before any reply: outside the baseline, retried, counted, never a
+    zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +246,12 @@ class Episode:
     attempt: int
     ending: Ending
     reason: str = ""
-    """In a word, why it ended: ``submitted``, ``calls``, ``tokens``, ``time``, or the fault's boundary."""
+    """In a word, why it ended: ``submitted``, ``calls``, ``tokens``, ``time``, how a program crashed (``exit 1``,
+    ``SIGSEGV``, ``KeyError``), or the fault's boundary."""
     fault: str = ""
+    """Of a void episode: what failed."""
+    crash: str = ""
+    """Of an episode that ended in a crash: how, with the traceback or the last that the program printed."""
     turns: tuple[Turn, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     patch: bytes = b""

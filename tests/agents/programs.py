@@ -134,7 +134,9 @@ class Outcome:
 
     def told(self) -> str:
         """Everything, for a failing assertion."""
-        return f"{self.episode.reason} {self.episode.fault}\n{''.join(self.log)}\n{self.prompts[-1:]}"
+        return (
+            f"{self.episode.reason} {self.episode.fault}{self.episode.crash}\n{''.join(self.log)}\n{self.prompts[-1:]}"
+        )
 
 
 def build_policy(folder: Path) -> Path:
@@ -190,7 +192,7 @@ class Loud:
 
     async def run(self, *args: Any) -> Any:
         report = await self.agent.run(*args)
-        self.log.append(report.log)
+        self.log.append(getattr(report, "log", ""))
         return report
 
 
@@ -214,9 +216,11 @@ async def play(
     context: int = 1 << 20,
     forced: bool = False,
     files: Mapping[str, str] = FILES,
+    delay: float = 0.0,
 ) -> Outcome:
     """Let `agent` work on the repository of `files` while the policy follows `script`.
 
+    `delay`: seconds before each 64 tokens.
     `forced`: the logprobs are those of the weights in `model`; otherwise they are invented.
     """
     codec = tokens.load(model)
@@ -228,13 +232,20 @@ async def play(
         said = script(codec.decode(ids)) if callable(script) else script[min(asked, len(script)) - 1]
         return write(codec, said)
 
-    engine = Forced(reply, model, context=context) if forced else ScriptedEngine(reply, context=context, chunk=64)
+    engine = (
+        Forced(reply, model, context=context)
+        if forced
+        else ScriptedEngine(reply, context=context, chunk=64, delay=delay)
+    )
     for name, text in files.items():
         (folder / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "repo" / name).write_text(text)
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
-        codec, engine, sampling=Sampling(max_tokens=4096), on_turn=lambda key, turn: log.append("turn", turn=turn)
+        codec,
+        engine,
+        sampling=Sampling(max_tokens=4096),
+        on_turn=lambda key, turn: log.append("turn", episode=key, turn=turn),
     )
     await gateway.start(socket=folder / "gateway.sock")
     said: list[str] = []

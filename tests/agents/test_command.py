@@ -75,18 +75,24 @@ async def test_time_is_an_ending(tmp_path: Path, miniature: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "options", "words"),
     [
-        ([EDIT, Reply("I give up.")], {}, "ended with exit code 1: said: I give up."),
         (REPAIR, {"argv": ["no-such-program"]}, "cannot be run: no-such-program: command not found"),
         (REPAIR, {"argv": ["echo", "{prompt}"]}, f"ended without a call to the model: {ISSUE}"),
     ],
-    ids=["crash", "missing", "silent"],
+    ids=["missing", "silent"],
 )
-async def test_a_broken_program_voids_its_episode(
+async def test_a_program_that_never_asks_the_model_voids_its_episode(
     tmp_path: Path, miniature: Path, script: list[Reply], options: dict[str, Any], words: str
 ) -> None:
     outcome = await run(tmp_path, miniature, script, **options)
     assert (outcome.episode.ending, outcome.episode.reason) == (Ending.VOID, "agent")
     assert words in outcome.episode.fault
+
+
+async def test_an_exit_code_of_failure_is_a_crash(tmp_path: Path, miniature: Path) -> None:
+    outcome = await run(tmp_path, miniature, [EDIT, Reply("I give up.")])
+    check_repair(outcome, turns=2, ending=Ending.CRASH)
+    assert outcome.episode.reason == "exit 1"
+    assert "ended with exit code 1: said: I give up." in outcome.episode.crash
 
 
 async def test_exit_codes_of_success_are_the_recipes(tmp_path: Path, miniature: Path) -> None:

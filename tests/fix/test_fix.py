@@ -89,6 +89,17 @@ def test_a_limit_keeps_what_was_done(home: Home, miniature: Path) -> None:
     assert b"stopped by a limit (calls)" in done.stderr and b"  ok, " in done.stderr
 
 
+def test_a_crash_of_the_agent_keeps_what_was_done(home: Home, miniature: Path) -> None:
+    """Once the model has replied; one that never asks it is a broken program, and no patch."""
+    for ending, code in (("", 0), ("instead", 1)):
+        done = home.fix(miniature, f"agent=fix_agents:Crashing{ending.title()}", "--json", *says("hello"), code=code)
+        assert b"KeyError: 'cmd'" in done.stderr
+        if code == 0:
+            told = json.loads(done.stdout)
+            assert told["exit"] == "crash" and "+    return a + b" in told["patch"]
+            assert b"the agent crashed: agent crashing raised KeyError" in done.stderr
+
+
 def test_a_dead_engine_is_named_and_leaves_the_repository_alone(home: Home, miniature: Path) -> None:
     before = home.state
     done = home.fix(miniature, *SHORT, "--apply", *says(PATCH), code=1)

@@ -127,7 +127,7 @@ class Maker:
         turns = tuple(self._turns(rng.randint(2, 4)))
         void = ending is Ending.VOID
         if not void and rng.random() < 0.2 - 0.15 * skill:
-            ending = Ending.LIMIT
+            ending = Ending.CRASH if len(turns) == 2 else Ending.LIMIT
         empty = void or rng.random() > 0.55 + 0.4 * skill
         fixed = not empty and rng.random() < 0.2 + 0.6 * skill * (1.0 if task.endswith("q") else 0.4)
         close = 0.0 if empty else 1.0 if fixed else min(1.0, max(0.0, rng.gauss(0.2 + 0.3 * skill, 0.15)))
@@ -139,8 +139,9 @@ class Maker:
         timings = {"sandbox": 0.04, "generate": generate, "tools": 0.05 * len(calls), "diff": 0.01, "reward": 0.08}
         return Episode(
             id, task, "", step, "", 0, ending,
-            reason="engine" if void else "calls" if ending is Ending.LIMIT else "submitted",
+            reason={Ending.VOID: "engine", Ending.LIMIT: "calls", Ending.CRASH: "exit 1"}.get(ending, "submitted"),
             fault="EngineFault: gone" if void else "",
+            crash="mine ended with exit code 1" if ending is Ending.CRASH else "",
             turns=turns, tool_calls=calls, patch=b"" if empty else b"diff --git a/x b/x\n", scores=scores,
             timings={**timings, "total": sum(timings.values()) + 0.05},
         )  # fmt: skip

@@ -87,6 +87,11 @@ def test_counts_are_those_of_the_log(run: Path) -> None:
     assert found.episodes["train"] + found.episodes["eval"] == len(verdicts)
     assert found.episodes["void"] == found.episodes["retried"] == sum(found.faults.values()) == void > 0
     assert sum(found.endings.values()) == len(verdicts) - void
+    crashed = sum(verdict["ending"] == "crash" for verdict in verdicts)
+    assert set(found.endings) == {"done", "limit: calls", "crash: exit 1"} and found.endings["crash: exit 1"] == crashed
+    last = found.evaluations[-1]
+    ended = [v["ending"] for v in verdicts if (v["phase"], v["step"]) == ("eval", last.step)]
+    assert last.values["crash"].value == pytest.approx(ended.count("crash") / len(ended))
     sampled = sum(
         len(record["turn"]["output"]["ids"]) + len(record["turn"]["tail"]["ids"])
         for record in records

@@ -14,7 +14,7 @@ import pytest
 from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import AgentFault, EngineFault, HealthGateError, RewardFault, SandboxFault
+from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault, SandboxFault
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Sandbox, SandboxBackend
@@ -112,7 +112,7 @@ def kill(box: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "boundary"), [(kill, "sandbox"), (fault(AgentFault("segfault")), "agent")], ids=["sandbox", "agent"]
+    ("how", "boundary"), [(kill, "sandbox"), (fault(GatewayFault("no answer")), "gateway")], ids=["sandbox", "gateway"]
 )
 async def test_a_spoilt_episode_is_void_and_made_good(
     gateway: Gateway, tmp_path: Path, how: Callable[[Sandbox], None], boundary: str
@@ -134,7 +134,7 @@ async def test_a_spoilt_episode_is_void_and_made_good(
 
 
 async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_path: Path) -> None:
-    agent = Breaking({number: fault(AgentFault("broken")) for number in (1, 4, 5)})
+    agent = Breaking({number: fault(GatewayFault("broken")) for number in (1, 4, 5)})
     rollout = make(gateway, tmp_path, agent)
     rollout._slots._value = 1  # one at a time, so that runs 1, 4 and 5 are tries of the same attempt or its retries
     [group] = await groups_of(rollout, TASKS[:1], retries=0)
@@ -145,7 +145,7 @@ async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_p
     [advantages] = made.groups.values()
     assert advantages.mean == pytest.approx(sum(e.reward for e in valid) / len(valid))
     assert made.account.balanced
-    with pytest.raises(HealthGateError, match="1 of 3 episodes are void: AgentFault: broken"):
+    with pytest.raises(HealthGateError, match="1 of 3 episodes are void: GatewayFault: broken"):
         check_health([group], 0.3)
     check_health([group], 0.34)
 

@@ -22,3 +22,21 @@ def test_a_cause_is_said_once_a_phase_and_then_counted(capsys: pytest.CaptureFix
             progress.episode(void(380, full))
     each = ["void: train-0: EngineFault: it died at request 0", f"void: train-380: {full}"]
     assert capsys.readouterr().err.splitlines() == [*each, "void: 379 more like EngineFault: it died at request 0"] * 2
+
+
+def test_crashes_are_shown_by_kind_and_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a program printed may be the policy's own words."""
+    with Progress(3) as progress:
+        progress.phase("train", 8)
+        for number in range(5):
+            how, last = ("exit 1", f"KeyError: \x1b[2J{number}") if number else ("SIGKILL", "running")
+            crash = f"AgentFault: mine ended: Traceback\n  line 1\n{last}\n"
+            episode = Episode(f"train-{number}", "task", "train", 1, "group", number, Ending.CRASH, how, crash=crash)
+            progress.episode(episode)
+        progress.step(1, {"reward": 0.5, "crash": 5 / 8})
+        progress.step(2, {"reward": 0.5, "crash": 0.0})
+    kill, exit_, step, quiet, more = capsys.readouterr().err.splitlines()
+    assert kill == "crash: train-0: SIGKILL: running"
+    assert exit_ == "crash: train-1: exit 1: KeyError: ?[2J1"
+    assert "crash 0.625" in step and "crash" not in quiet
+    assert more == "crash: 3 more like exit 1: KeyError: ?[2J1"

@@ -107,6 +107,17 @@ def test_an_empty_episode_and_an_empty_run_have_pages() -> None:
     assert "No episode" in render_index([])
 
 
+def test_a_crash_is_shown_with_its_reward_and_how_it_broke() -> None:
+    how = f"mine ended with exit code 1: {EVIL}\nKeyError: 'cmd'"
+    crashed = dataclasses.replace(make(), ending=Ending.CRASH, reason="exit 1", crash=how)
+    page = render_episode(crashed, decode)
+    assert '<span class="badge crash">crash · exit 1</span>' in page
+    assert "KeyError: &#39;cmd&#39;" in page
+    assert f"<b>{crashed.reward:.3f}</b><span>reward</span>" in page
+    index = render_index([Row(crashed, None)])
+    assert "crash · exit 1" in index and f"{crashed.reward:.2f}" in index and "<span>crash</span>" in index
+
+
 def test_an_unknown_state_is_refused() -> None:
     with pytest.raises(ValueError, match="turn 0"):
         render_episode(make(), decode, {0: "perhaps"})

@@ -41,7 +41,7 @@ class Reply:
 
 
 class Chat:
-    """A client of Chat Completions. Nothing is retried: a fault voids the episode, which is then run again."""
+    """A client of Chat Completions. Nothing is retried: a gateway's fault voids the episode, which is run again."""
 
     def __init__(self, endpoint: Endpoint, options: Mapping[str, Any]) -> None:
         self._endpoint = endpoint
@@ -97,7 +97,7 @@ def _refusal(status: int, answer: Any) -> Exception:
     if code.startswith("episode_limit"):
         return LimitReached("time" if "time" in (limit, code.rpartition("_")[2]) else "calls")
     text = f"the endpoint answered {status}: {error}"
-    return GatewayFault(text) if status >= 500 or status == 429 else AgentFault(text)
+    return GatewayFault(text) if status >= 500 or status == 429 else AgentFault(text, how=f"HTTP {status}")
 
 
 def _reply(answer: Any) -> Reply:

@@ -6,6 +6,7 @@ socket, bridged to the sandbox's own loopback, is all that the program reaches.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -87,7 +88,7 @@ class Program:
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
             what = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
-            raise AgentFault(f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}")
+            raise AgentFault(f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}", how=_how(done.exit_code))
         return AgentReport("submitted", None, log)
 
 
@@ -96,6 +97,18 @@ class Command(Program):
 
     def __init__(self, **options: Any) -> None:
         super().__init__("command", parse(Recipe, "command", options))
+
+
+def _how(exit_code: int) -> str:
+    """How a program ended, in a word, from its exit code as a shell gives it.
+
+    >>> _how(1), _how(139), _how(255)
+    ('exit 1', 'SIGSEGV', 'exit 255')
+    """
+    try:
+        return signal.Signals(exit_code - 128).name
+    except ValueError:
+        return f"exit {exit_code}"
 
 
 async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:

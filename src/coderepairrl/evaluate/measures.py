@@ -25,6 +25,7 @@ def measures(episode: Episode) -> dict[str, float]:
         "reward": episode.reward,
         "empty_patches": float(empty),
         "limit": float(episode.ending is Ending.LIMIT),
+        "crash": float(episode.ending is Ending.CRASH),
         "calls": float(len(calls)),
         "turns": float(len(episode.turns)),
         "sampled_tokens": float(episode.sampled),

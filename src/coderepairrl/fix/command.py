@@ -98,12 +98,18 @@ async def fix(
 
 
 async def _attempt(agent: Agent, task: Task, box: Sandbox, session: Session) -> AgentReport:
-    """What the agent reports; one that breaks off at a limit has ended at it. Raises the fault of what broke first."""
+    """What the agent reports; one that breaks off at a limit has ended at it, one that breaks after a reply crashed.
+
+    Raises the fault of what broke first.
+    """
     try:
         report = await run_agent(agent, task, box, session.endpoint, session.limits.seconds)
     except Fault as fault:  # the engine's death reaches the agent as an HTTP error
-        if session.fault is None and session.limit and isinstance(fault, AgentFault):
-            return AgentReport(session.limit)
+        if session.fault is None and isinstance(fault, AgentFault):
+            if session.limit:
+                return AgentReport(session.limit)
+            if session.answered:
+                return AgentReport("crash", log=str(fault))
         raise session.fault or fault from None
     if session.fault is not None:
         raise session.fault

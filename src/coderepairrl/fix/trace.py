@@ -46,6 +46,8 @@ class Trace:
         failed = sum(not call.ok for call in calls or ())
         counted = "" if calls is None else f" after {len(calls)} tool calls ({failed} failed)"
         reason = "submitted" if report.exit == "submitted" else f"stopped by a limit ({report.exit})"
+        if report.exit == "crash":
+            reason = f"the agent crashed: {report.log.strip()}\n{'':<12}"
         self.say("ended", f"{reason}{counted}, {seconds:.1f} s")
 
     def _message(self, message: Mapping[str, Any]) -> None:

@@ -89,6 +89,11 @@ class Session:
         """The committed turns, by index."""
         return tuple(self._tree.turns)
 
+    @property
+    def answered(self) -> bool:
+        """Whether the model has said anything: a whole reply, or the beginning of one whose reader went away."""
+        return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
+
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:
         """Start a call, or join the one that `request` repeats. Raises `ApiError`.
 

@@ -242,7 +242,7 @@ def _comparison(
     )
 
 
-_EFFORT = ("empty_patches", "tool_success", "limit", "calls", "turns", "sampled_tokens")
+_EFFORT = ("empty_patches", "tool_success", "limit", "crash", "calls", "turns", "sampled_tokens")
 
 
 def _by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def _counts(data: RunData) -> dict[str, int]:
 
 
 def _ending(row: Row) -> str:
-    return f"limit: {row.reason}" if row.ending is Ending.LIMIT else str(row.ending)
+    return str(row.ending) if row.ending is Ending.DONE else f"{row.ending}: {row.reason}"
 
 
 def _status(data: RunData) -> str:

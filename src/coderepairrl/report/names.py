@@ -9,16 +9,17 @@ _NAMES = {
     "empty_patches": "empty patches",
     "tool_success": "tool calls that succeed",
     "limit": "ended by a limit",
+    "crash": "agent program crashed",
     "calls": "tool calls",
     "turns": "turns",
     "sampled_tokens": "sampled tokens",
 }
 _PER_PATCH = "_per_patch"
-LESS_IS_BETTER = frozenset({"empty_patches", "limit"})
+LESS_IS_BETTER = frozenset({"empty_patches", "limit", "crash"})
 EFFORT = frozenset({"calls", "turns", "sampled_tokens"})
 """Counts per episode: neither direction is better, and they have another scale than shares."""
 
-SECONDARY = EFFORT | {"tool_success", "limit"}
+SECONDARY = EFFORT | {"tool_success", "limit", "crash"}
 """Says how the outcome came about, and is left out where room is short."""
 
 

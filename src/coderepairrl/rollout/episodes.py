@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from coderepairrl.errors import AgentFault, CodeRepairError, Fault
+from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
 from coderepairrl.gateway import Server, Session
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import score
@@ -19,6 +19,7 @@ from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, S
 
 _GRACE = 5.0
 """Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
+_CRASH_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,11 @@ class Rollout:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def run(self, ticket: Ticket) -> Episode:
-        """Make the attempt, with a verdict in the log. Infrastructure faults give a VOID episode, not an error."""
+        """Make the attempt, with a verdict in the log.
+
+        Infrastructure faults give a VOID episode, an agent that breaks after the model's first reply one that ended in
+        CRASH and has its scores: neither is an error.
+        """
         async with self._slots:
             self.log.append(
                 "episode",
@@ -107,7 +112,7 @@ class Rollout:
             try:
                 async with self.sandbox.open(ticket.task) as box:
                     timings["sandbox"] = clock() - started
-                    report = await self._report(ticket.task, box, session)
+                    outcome = await self._outcome(ticket.task, box, session)
                     at = clock()
                     episode = replace(episode, patch=await box.diff())
                     timings["diff"] = clock() - at
@@ -117,11 +122,8 @@ class Rollout:
                 timings["generate"] = sum(turn.ended - turn.started for turn in turns)
             if session.fault is not None:
                 raise session.fault
-            calls = report.tool_calls or ()
-            timings["tools"] = sum(call.seconds for call in calls)
-            limit = session.limit or (report.exit if report.exit in ("calls", "tokens", "time") else "")
-            ending = Ending.LIMIT if limit else Ending.DONE
-            episode = replace(episode, ending=ending, reason=limit or report.exit, tool_calls=calls)
+            episode = _ended(episode, outcome, session)
+            timings["tools"] = sum(call.seconds for call in episode.tool_calls)
             at = clock()
             judged = replace(ticket.task, verified=ticket.verified)
             scores = await score(self.rewards[ticket.phase], judged, episode, self.sandbox)
@@ -130,46 +132,71 @@ class Rollout:
         except Fault as fault:
             # The engine's death reaches the agent as an HTTP error: blame the part that broke first.
             cause = session.fault or fault
-            said = f"{type(cause).__name__}: {cause}"
+            said = _shortened(f"{type(cause).__name__}: {cause}")
             episode = replace(episode, ending=Ending.VOID, reason=cause.boundary, fault=said, scores=())
         timings["total"] = clock() - started
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
-    async def _report(self, task: Task, box: Sandbox, session: Session) -> AgentReport:
-        """What the agent reports. A program that breaks off at a limit of the gateway's has ended at that limit.
+    async def _outcome(self, task: Task, box: Sandbox, session: Session) -> AgentReport | AgentFault:
+        """What the agent reports, or how it broke.
 
-        Raises `AgentFault`, also when a program never asked the model: its zero would be no attempt of the policy.
+        Raises `AgentFault` when a program ended well and never heard from the model: its zero would be no attempt of
+        the policy.
         """
         try:
             report = await run_agent(self.agent, task, box, session.endpoint, self.limits.seconds)
-        except AgentFault:
-            if not session.limit:
-                raise
-            return AgentReport(session.limit)
+        except AgentFault as fault:
+            return fault
         if self.agent.placement == "sandbox" and not session.turns and not session.limit and report.exit != "time":
             raise AgentFault(f"agent {self.agent.name} ended without a call to the model: {report.log[-2000:].strip()}")
         return report
 
 
+def _ended(episode: Episode, outcome: AgentReport | AgentFault, session: Session) -> Episode:
+    """`episode` with how it ended, once `session` is closed without a fault.
+
+    A program that breaks off at a limit of the gateway's has ended at that limit. Raises `outcome` when the agent broke
+    before the model had replied: this was not the policy's doing.
+    """
+    if isinstance(outcome, AgentReport):
+        limit = session.limit or (outcome.exit if outcome.exit in ("calls", "tokens", "time") else "")
+        ending = Ending.LIMIT if limit else Ending.DONE
+        return replace(episode, ending=ending, reason=limit or outcome.exit, tool_calls=outcome.tool_calls or ())
+    if session.limit:
+        return replace(episode, ending=Ending.LIMIT, reason=session.limit)
+    if not session.answered:
+        raise outcome
+    return replace(episode, ending=Ending.CRASH, reason=outcome.how, crash=_shortened(str(outcome)))
+
+
+def _shortened(text: str) -> str:
+    """`text` without its middle, where it is longer than 20,000 characters: a policy can write it."""
+    left_out = len(text) - _CRASH_CHARS
+    half = _CRASH_CHARS // 2
+    return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"
+
+
 async def run_agent(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint, seconds: float) -> AgentReport:
     """What `agent` reports, or that its time (`seconds`) was up when it did not notice by itself.
 
-    Raises `AgentFault`, with the traceback, for whatever else an agent raises: its bugs void an episode and are
+    Raises `AgentFault`, with the traceback, for whatever else an agent raises: its bugs end its episode and are
     counted, and end neither the run nor (by ``sys.exit``) the process.
     """
     try:
         async with asyncio.timeout(seconds + _GRACE) as clock:
             report: object = await agent.run(task, box, endpoint)
-    except CodeRepairError:
-        raise
     except (Exception, SystemExit, asyncio.CancelledError) as error:
+        # a `UsageError` is what our own functions raise for text that a policy may have written, a diff for example
+        if isinstance(error, CodeRepairError) and not isinstance(error, UsageError):
+            raise
         if clock.expired():
             return AgentReport("time")
         being_stopped = cast(asyncio.Task[None], asyncio.current_task()).cancelling()
         if isinstance(error, asyncio.CancelledError) and being_stopped:
             raise
         where = "".join(traceback.format_exception(error))
-        raise AgentFault(f"agent {agent.name} raised {type(error).__name__}: {error}\n{where}") from error
+        kind = type(error).__name__
+        raise AgentFault(f"agent {agent.name} raised {kind}: {error}\n{where}", how=kind) from error
     if not isinstance(report, AgentReport):
-        raise AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport")
+        raise AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport", how="no report")
     return report

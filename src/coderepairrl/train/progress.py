@@ -16,6 +16,8 @@ from rich.text import Text
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2
+_WIDEST = 400
+"""Characters of what broke that a line shows."""
 
 
 class Progress:
@@ -29,8 +31,8 @@ class Progress:
         self._step = self._first_step = 0
         self._last: Mapping[str, Any] = {}
         self._alarm = ""
-        self._faults: dict[str, list[str]] = {}
-        """Of this phase, by what they say but for numbers (requests, processes): said once, and then counted."""
+        self._broken: dict[tuple[Ending, str], list[str]] = {}
+        """Of this phase, what voided or crashed episodes: said once for each kind, and then counted."""
         self._tokens, self._rate = 0, 0.0
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
@@ -44,7 +46,7 @@ class Progress:
     ) -> None:
         if self.console.is_terminal:
             self._live.stop()
-        self._count_faults()
+        self._count_broken()
 
     def resume_at(self, step: int) -> None:
         """Steps up to `step` were done by an earlier process."""
@@ -52,7 +54,7 @@ class Progress:
 
     def phase(self, name: str, expected: int = 0) -> None:
         """A new phase, in which `expected` episodes will finish."""
-        self._count_faults()
+        self._count_broken()
         self._phase, self._done, self._expected = name, 0, expected
         self._phase_began, self._tokens = time.monotonic(), 0
 
@@ -62,12 +64,17 @@ class Progress:
         self._tokens += episode.sampled
         rate = self._tokens / max(time.monotonic() - self._phase_began, 1e-9)
         self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
-        if episode.ending is Ending.VOID:
-            cause = episode.fault.partition("\n")[0]
-            alike = self._faults.setdefault(re.sub(r"\d+", "0", cause), [])
+        if episode.ending in (Ending.VOID, Ending.CRASH):
+            if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
+                cause = _line_of(episode.fault, 0)
+                kind = re.sub(r"\d+", "0", cause)
+            else:  # where a traceback names the error; the words may be the policy's own, and never twice the same
+                cause = f"{episode.reason}: {_line_of(episode.crash, -1)}"
+                kind = episode.reason
+            alike = self._broken.setdefault((episode.ending, kind), [])
             alike.append(cause)
             if len(alike) == 1:
-                self.say(f"void: {episode.id}: {cause}")
+                self.say(f"{episode.ending}: {episode.id}: {cause}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A step is finished."""
@@ -83,11 +90,11 @@ class Progress:
         """A line of its own."""
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def _count_faults(self) -> None:
-        for first, *more in self._faults.values():
+    def _count_broken(self) -> None:
+        for (ending, _), (first, *more) in self._broken.items():
             if more:
-                self.say(f"void: {len(more)} more like {first}")
-        self._faults.clear()
+                self.say(f"{ending}: {len(more)} more like {first}")
+        self._broken.clear()
 
     def _panel(self) -> Table:
         now = time.monotonic()
@@ -98,8 +105,9 @@ class Progress:
         table.add_row("step", f"{self._step}/{self.total_steps}")
         table.add_row("", _line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
-        if self._faults:
-            table.add_row("void", f"{sum(map(len, self._faults.values()))}")
+        for ending in (Ending.VOID, Ending.CRASH):
+            if count := sum(len(alike) for (kind, _), alike in self._broken.items() if kind is ending):
+                table.add_row(str(ending), f"{count}")
         if self._alarm:
             table.add_row("ALARM", Text(self._alarm))
         table.add_row("time", f"{now - self._started:,.0f} s" + (f", about {left:,.0f} s left" if left else ""))
@@ -112,11 +120,20 @@ def _line(metrics: Mapping[str, Any]) -> str:
         "empty_patches",
         "tool_success",
         "void",
+        "crash",
         "flat_groups",
         "learn/loss",
         "learn/grad_norm",
         "tokens_per_second",
     )
     return "  ".join(
-        f"{name.removeprefix('learn/')} {metrics[name]:.4g}" for name in names if metrics.get(name) is not None
+        f"{name.removeprefix('learn/')} {metrics[name]:.4g}"
+        for name in names
+        if metrics.get(name) is not None and (name != "crash" or metrics[name] > 0)
     )
+
+
+def _line_of(text: str, number: int) -> str:
+    """A line of `text` for a terminal, which shall not do what a policy writes."""
+    line = (text.strip().splitlines() or [""])[number][:_WIDEST]
+    return "".join(character if character.isprintable() else "?" for character in line)

@@ -1,0 +1,306 @@
+"""An agent that breaks after the model has spoken is scored: real processes that die, in the real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import pytest
+from programs import ISSUE, ORACLE, Reply, call, play, sandbox_or_skip, write
+
+from coderepairrl import rewards, tokens
+from coderepairrl.agents.command import Command
+from coderepairrl.agents.scripted import Say, ScriptedAgent
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.errors import GatewayFault, UsageError
+from coderepairrl.evaluate import summarise
+from coderepairrl.gateway import Gateway
+from coderepairrl.gateway.session import request_seed
+from coderepairrl.learn import batch
+from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.rollout import Group, Rollout, SupervisedEngine, collect, derive_seed
+from coderepairrl.runs import Log, logged_episodes
+from coderepairrl.runs.log import read
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Limits, Sampling, Task
+
+PROGRAM = """\
+import http.client, json, os, signal, subprocess, sys
+from urllib.parse import urlsplit
+base = urlsplit(sys.argv[1])
+messages = [{"role": "user", "content": sys.argv[2]}]
+tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {
+    "cmd": {"type": "string"}}}}}
+if "not even once" in sys.argv[2]:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    connection = http.client.HTTPConnection(base.netloc)
+    body = json.dumps({"model": "policy", "messages": messages, "tools": [tool]})
+    connection.request("POST", base.path + "/chat/completions", body, {"Content-Type": "application/json"})
+    message = json.loads(connection.getresponse().read())["choices"][0]["message"]
+    messages.append(message)
+    for call in message.get("tool_calls") or ():
+        cmd = json.loads(call["function"]["arguments"])["cmd"]
+        print("running " + cmd, flush=True)  # a TypeError for {"cmd": ["ls"]}
+        done = subprocess.run(["bash", "-c", cmd], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout + done.stderr})
+    if not message.get("tool_calls"):
+        break
+"""
+AGENT = {"argv": ["python3", "{home}/agent.py", "{base_url}", "{prompt}"], "files": {"agent.py": PROGRAM}}
+REPAIR = call("bash", cmd="sed -i 's/a - b/a + b/' calc/add.py; echo REPAIRED")
+MALFORMED = Reply("", (("bash", {"cmd": ["ls"]}),))
+KILL, SEGFAULT = call("bash", cmd="kill -KILL $PPID"), call("bash", cmd="kill -SEGV $PPID")
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "words"),
+    [
+        (MALFORMED, "exit 1", 'TypeError: can only concatenate str (not "list") to str'),
+        (KILL, "SIGKILL", "ended with exit code 137: running sed"),
+        (SEGFAULT, "SIGSEGV", "ended with exit code 139: running sed"),
+    ],
+    ids=["malformed", "killed", "segfault"],
+)
+async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(
+    tmp_path: Path, miniature: Path, last: Reply, reason: str, words: str
+) -> None:
+    outcome = await play(Command(**AGENT), [REPAIR, last], folder=tmp_path, model=miniature)
+    episode = outcome.episode
+    assert (episode.ending, episode.reason, episode.fault) == (Ending.CRASH, reason, ""), outcome.told()
+    assert words in episode.crash
+    assert episode.reward == 1.0, "its repair stands"
+    assert [len(turn.output) > 0 and not turn.masked for turn in episode.turns] == [True, True]
+    [again] = logged_episodes(read(tmp_path / "log.jsonl"))
+    assert again == episode
+
+
+async def test_a_program_that_dies_before_the_model_replied_is_void(tmp_path: Path, miniature: Path) -> None:
+    agent = Command(**AGENT | {"argv": [*AGENT["argv"][:3], "not even once"]})
+    episode = (await play(agent, [REPAIR], folder=tmp_path, model=miniature)).episode
+    assert (episode.ending, episode.reason, episode.turns, episode.scores) == (Ending.VOID, "agent", (), ())
+    assert "exit code 137" in episode.fault and not episode.crash
+
+
+# -- a group
+
+
+class Mixed:
+    """Says in attempts of `good` what repairs, and otherwise what breaks the program, each time in another way."""
+
+    def __init__(self, codec: tokens.Codec, good: int, attempts: int) -> None:
+        self.codec = codec
+        first = [request_seed(derive_seed(0, "train", 1, "toy/add", at), 0) for at in range(attempts)]
+        breaks = [MALFORMED, KILL, SEGFAULT]
+        self.opening = {seed: REPAIR if at < good else breaks[at % 3] for at, seed in enumerate(first)}
+        self.asked = 0
+        self.before: Callable[[int], None] = lambda asked: None
+
+    def __call__(self, ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
+        self.asked += 1
+        self.before(self.asked)
+        return write(self.codec, self.opening.get(seed, Reply("Repaired.")))
+
+
+class Watched:
+    """A backend whose open sandboxes can be killed from outside."""
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self.backend, self.name = backend, backend.name
+        self.boxes: list[Any] = []
+
+    @asynccontextmanager
+    async def open(self, task: Task) -> AsyncIterator[Sandbox]:
+        async with self.backend.open(task) as box:
+            self.boxes.append(box)
+            try:
+                yield box
+            finally:
+                self.boxes.remove(box)
+
+
+async def attempts(
+    folder: Path, miniature: Path, good: int, count: int, spoil: Literal["", "sandbox", "engine"] = ""
+) -> tuple[Group, list[Episode]]:
+    """A group, and all episodes that its log has. `spoil`: what is killed at the third model call."""
+    (folder / "repo" / "calc").mkdir(parents=True)
+    (folder / "repo" / "calc" / "add.py").write_text("def add(a, b):\n    return a - b\n")
+    codec = tokens.load(miniature)
+    mixed = Mixed(codec, good, count)
+    backend = Watched(sandbox_or_skip(Command(**AGENT)))
+    engines: list[ScriptedEngine] = []
+
+    async def start() -> ScriptedEngine:
+        engines.append(ScriptedEngine(mixed, context=1 << 16, chunk=64))
+        return engines[-1]
+
+    def kill(asked: int) -> None:
+        if asked == 3 and spoil == "sandbox":
+            backend.boxes[0].guest.process.kill()
+        elif asked == 3 and spoil == "engine":
+            engines[-1].kill("out of memory")
+
+    mixed.before = kill
+    log = Log(folder / "log.jsonl")
+    gateway = Gateway(
+        codec,
+        SupervisedEngine(await start(), start, restarts=2),
+        sampling=Sampling(max_tokens=4096),
+        on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
+    )
+    await gateway.start(socket=folder / "gateway.sock")
+    try:
+        rollout = Rollout(
+            gateway=gateway,
+            agent=Command(**AGENT),
+            sandbox=backend,
+            rewards={"train": rewards.make({"patch_lines": 1.0})},
+            log=log,
+            limits=Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
+            concurrency=1,
+        )
+        task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
+        [group] = await collect(
+            rollout, [task], phase="train", step=1, attempts=count, sampling=Sampling(), seed=0, retries=2
+        )
+    finally:
+        await gateway.stop()
+        log.close()
+    return group, list(logged_episodes(read(folder / "log.jsonl")))
+
+
+async def test_three_repairs_beside_five_crashes_are_no_flat_group(tmp_path: Path, miniature: Path) -> None:
+    """The policy learns not to break its agent: crashes are in the baseline, trained, measured, and not tried again."""
+    group, logged = await attempts(tmp_path, miniature, good=3, count=8)
+    assert [e.ending for e in group.episodes] == [Ending.DONE] * 3 + [Ending.CRASH] * 5, [e.fault for e in logged]
+    assert {e.reason for e in group.episodes[3:]} == {"exit 1", "SIGKILL", "SIGSEGV"}
+    assert (group.void, len(logged)) == (0, 8), "none is retried"
+    made = batch(group.episodes, "zscore", max_tokens=1 << 16)
+    [advantages] = made.groups.values()
+    assert not advantages.flat
+    assert advantages.mean == pytest.approx(3 / 8)
+    assert all(value is not None and value > 0.5 for value in advantages.values[:3])
+    assert all(value is not None and value < -0.5 for value in advantages.values[3:])
+    assert {sample.episode_id for sample in made.samples if any(sample.trained)} == {e.id for e in group.episodes}
+    assert made.account.dropped == {}
+    summary = summarise(group.episodes)
+    assert (summary.episodes, summary.void) == (8, 0)
+    assert summary.values["reward"].value == pytest.approx(3 / 8)
+    assert (summary.values["crash"].value, summary.values["limit"].value) == (5 / 8, 0.0)
+
+
+@pytest.mark.parametrize("spoil", ["sandbox", "engine"])
+async def test_a_killed_sandbox_or_engine_leaves_the_mean_as_it_is(
+    tmp_path: Path, miniature: Path, spoil: Literal["sandbox", "engine"]
+) -> None:
+    """It is no crash, although the program dies of it in mid-episode, after the model has replied."""
+    group, logged = await attempts(tmp_path, miniature, good=2, count=4, spoil=spoil)
+    assert [e.ending for e in group.episodes] == [Ending.DONE] * 2 + [Ending.CRASH] * 2
+    [void] = [e for e in logged if e.ending is Ending.VOID]
+    assert (void.reason, void.crash, void.scores) == (spoil, "", ())
+    assert len(void.turns) > 0, "the model had replied"
+    assert (group.void, len(logged)) == (1, 5)
+    assert batch(group.episodes, "mean", max_tokens=1 << 16).groups[group.id].mean == pytest.approx(0.5)
+
+
+# -- on the host
+
+
+class Host:
+    """An agent on the host that speaks with the model and then does as told."""
+
+    name = "host"
+    placement: Literal["host", "sandbox"] = "host"
+
+    def __init__(self, end: Callable[[Sandbox, Endpoint], Awaitable[Any]], *, speaks: bool = True) -> None:
+        self.end, self.speaks = end, speaks
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        if self.speaks:
+            await ScriptedAgent([Say("hello")]).run(task, sandbox, endpoint)
+        await sandbox.write("calc/add.py", b"def add(a, b):\n    return a + b\n")
+        return await self.end(sandbox, endpoint)  # type: ignore[no-any-return]
+
+
+def raises(error: BaseException) -> Callable[[Sandbox, Endpoint], Awaitable[None]]:
+    async def end(sandbox: Sandbox, endpoint: Endpoint) -> None:
+        raise error
+
+    return end
+
+
+async def returns_nothing(sandbox: Sandbox, endpoint: Endpoint) -> None:
+    return None
+
+
+async def is_refused(sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+    return await ScriptedAgent([Say("more")]).run(
+        Task("t", "", "python", "", b""), sandbox, replace(endpoint, model="another")
+    )
+
+
+BREAKS: dict[str, tuple[Callable[[Sandbox, Endpoint], Awaitable[Any]], str]] = {
+    "exception": (raises(KeyError("cmd")), "KeyError"),
+    "exit": (raises(SystemExit(0)), "SystemExit"),
+    "cancelled": (raises(asyncio.CancelledError()), "CancelledError"),
+    "recursion": (raises(RecursionError("brackets")), "RecursionError"),
+    "several": (raises(ExceptionGroup("two", [KeyError("a")])), "ExceptionGroup"),
+    "diff": (raises(UsageError("no unified diff")), "UsageError"),
+    "surrogate": (raises(ValueError("\ud800 is no character")), "ValueError"),
+    "endless": (raises(ValueError("x" * 5_000_000)), "ValueError"),
+    "nothing": (returns_nothing, "no report"),
+    "refused": (is_refused, "HTTP 404"),
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+async def test_an_agent_on_the_host_that_breaks_is_scored(tmp_path: Path, miniature: Path, how: str) -> None:
+    end, reason = BREAKS[how]
+    episode = (await play(Host(end), [Reply("hi")], folder=tmp_path, model=miniature)).episode
+    assert (episode.ending, episode.reason, episode.reward) == (Ending.CRASH, reason, 1.0), episode.fault
+    assert len(episode.crash) < 50_000
+    [again] = logged_episodes(read(tmp_path / "log.jsonl"))
+    assert again == episode
+
+
+@pytest.mark.parametrize("how", BREAKS)
+async def test_one_that_breaks_before_any_reply_is_void(tmp_path: Path, miniature: Path, how: str) -> None:
+    agent = Host(BREAKS[how][0], speaks=False)
+    episode = (await play(agent, [Reply("hi")], folder=tmp_path, model=miniature)).episode
+    assert (episode.ending, episode.reason, episode.scores, episode.crash) == (Ending.VOID, "agent", (), "")
+    assert len(episode.fault) < 50_000
+
+
+async def test_a_fault_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Path) -> None:
+    agent = Host(raises(GatewayFault("no answer from the endpoint")))
+    episode = (await play(agent, [Reply("hi")], folder=tmp_path, model=miniature)).episode
+    assert (episode.ending, episode.reason) == (Ending.VOID, "gateway")
+
+
+@pytest.mark.parametrize("heard", [True, False])
+async def test_a_reply_that_is_left_half_read_counts_once_something_was_said(
+    tmp_path: Path, miniature: Path, heard: bool
+) -> None:
+    """A client may break on the first words of a stream, which are the policy's; not on none."""
+
+    async def reads(sandbox: Sandbox, endpoint: Endpoint) -> None:
+        body = {"model": endpoint.model, "messages": [{"role": "user", "content": "?"}], "stream": True}
+        async with (
+            asyncio.timeout(None if heard else 0.5),
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {endpoint.api_key}"}) as http,
+            http.post(f"{endpoint.base_url}/chat/completions", json=body) as response,
+        ):
+            async for line in response.content:
+                if b"word" in line:
+                    raise ValueError("cannot read this")
+
+    agent, delay = Host(reads, speaks=False), 0.2 if heard else 60.0
+    outcome = await play(agent, [Reply("word " * 200)], folder=tmp_path, model=miniature, delay=delay)
+    episode = outcome.episode
+    [turn] = episode.turns
+    assert (turn.finish, turn.sampled > 0) == (Finish.ABORT, heard)
+    assert (episode.ending, episode.reason) == ((Ending.CRASH, "ValueError") if heard else (Ending.VOID, "agent"))

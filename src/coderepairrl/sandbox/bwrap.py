@@ -6,7 +6,8 @@ Layers, each with a probe in ``tests/sandbox`` that fails where the layer is mis
   and the right to gain any;
 - *namespaces*: user, pid, network, ipc, uts, mount, cgroup. The network has a loopback and nothing behind it;
 - *files*: read-only ``/usr`` and the few files of ``/etc`` that programs need; a bounded ``/tmp``; ``/dev`` and
-  ``/`` read-only; no home, no ``/run``, no ``/sys``; ``/proc`` is the sandbox's own and ``/proc/sys`` read-only;
+  ``/`` read-only; no home, no ``/run``, no ``/sys``; ``/proc`` is the sandbox's own and ``/proc/sys`` read-only; where
+  this package lies in any of it, an empty folder (`answers`);
 - *system calls*: the filter of `seccomp`;
 - *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+), and
   again by a control group around it all where one can be made (`cgroups`); the workspace is a file system of a
@@ -26,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.sandbox import seccomp
+from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
@@ -203,10 +204,16 @@ class Bubblewrap(GuestBackend):
             elif path.is_dir():
                 view += ["--ro-bind", str(path), str(path)]
         view += self._etc()
-        if (prefix := prefix_of(python)) is not None:
-            view += ["--ro-bind", str(prefix), str(prefix)]
-        for bind in self._binds:
-            view += ["--ro-bind", bind, bind]
+        prefix = prefix_of(python)
+        shown = [*([str(prefix)] if prefix is not None else []), *self._binds]
+        hidden: list[str] = []
+        # an outer folder first: an agent's own, within a cache of ours that is hidden, comes into view again
+        for folder in ("/usr", *sorted(shown, key=lambda each: len(Path(each).parts))):
+            view += ["--ro-bind", folder, folder] if folder in shown else []
+            for _, at in answers.in_view([folder]):
+                view += ["--size", "4096", "--tmpfs", at]
+                hidden.append(at)
+        view += [word for at in hidden for word in ("--remount-ro", at)]
         programs = search_path(python)
         if self._commands:
             view += self._only(python)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
-from coderepairrl.sandbox import seccomp
+from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Groups
 from coderepairrl.sandbox.guesthost import GuestProcess
@@ -136,8 +136,9 @@ class Container(GuestBackend):
                 raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
             self._controllers = self._usable(json.loads(answer.stdout))
             guest = self.state / "guest"
-            guest.mkdir(exist_ok=True)
-            guest.chmod(0o755)
+            for folder in (guest, self.state / "nothing"):
+                folder.mkdir(exist_ok=True)
+                folder.chmod(0o755)
             (guest / "filter").write_bytes(seccomp.program())
             shutil.copy(GUEST, guest / "guest.py")
             for file in guest.iterdir():
@@ -209,8 +210,10 @@ class Container(GuestBackend):
             ) from error
         shown = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
         shown += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
-        for bind in self._binds:
+        for bind in sorted(self._binds, key=lambda each: len(Path(each).parts)):
             shown += ["-v", f"{bind}:{bind}:ro"]
+            for _, hidden in answers.in_view([bind]):
+                shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
         argv = self._argv("run", "--rm", *shown, *self._isolation(workdir, prepared.size), *start)

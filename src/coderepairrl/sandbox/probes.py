@@ -73,6 +73,9 @@ for line in open(f"/proc/{pid}/maps"):
 import resource
 resource.prlimit(int(E["HOLDER"]), resource.RLIMIT_CORE, (0, 0)); found()"""),
     "another's priority": 'renice -n 5 -p "$HOLDER" && echo "$A$B"',
+    "answers in this package": 'cat "$PACKAGE"/tasks/handmade/*/fix.patch && echo "$A$B"',
+    "a search for answers": """find "$PACKAGE" /usr/lib/python3* /usr/local/lib /opt -path '*/handmade/*/fix.patch' |
+        grep -q . && echo "$A$B\"""",
 }
 """Keys, files and processes of the host."""
 

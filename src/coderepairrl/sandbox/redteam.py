@@ -389,7 +389,8 @@ async def _control(attack: Attack, target: Target) -> bool | None:
 
 _NOT_EVERYWHERE = frozenset((
     "the internet", "vsock", "io_uring_setup", "userfaultfd", "perf_event_open", "init_module", "kexec_load", "sysrq",
-    "the kernel's memory", "a disk", "a control group", "a new device",
+    "the kernel's memory", "a disk", "a control group", "a new device", "answers in this package",
+    "a search for answers",
 ))  # fmt: skip
 """What a machine may lack, or refuse to everybody."""
 
@@ -426,6 +427,7 @@ def _prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int |
         "B": word[8:],
         "SECRET": str(folder / "secret"),
         "OUTSIDE": str(folder / "outside"),
+        "PACKAGE": str(Path(__file__).resolve().parents[1]),
         **{name.upper(): str(value) for name, value in limits.items()},
     }
     env |= _sockets(stack, folder)

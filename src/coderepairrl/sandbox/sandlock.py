@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
-from coderepairrl.sandbox import seccomp
+from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import GuestBackend, destroy
 from coderepairrl.sandbox.bwrap import ETC
 from coderepairrl.sandbox.guesthost import GuestProcess
@@ -141,6 +141,11 @@ class Sandlock(GuestBackend):
                 guest,
             ]
             self._readable = [path for path in [*wanted, *([str(prefix)] if prefix else [])] if Path(path).exists()]
+            for shown, hidden in answers.in_view(self._readable):
+                raise PrerequisiteError(
+                    f"a sandbox of sandlock sees all of {shown}, and so the answers to tasks in {hidden}",
+                    fix=f"install CodeRepairRL into a virtual environment outside {shown}, or {_instead()}",
+                )
             self._try(python)
             self._python = python
 

@@ -1,0 +1,83 @@
+"""No sandbox shows this package's answers, wherever it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox import answers, make
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.types import Task
+
+PACKAGE = answers._PACKAGE
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Site-packages that hold a copy of this package beside another one, as pip makes them."""
+    with tempfile.TemporaryDirectory(prefix="crrl-site-", dir="/opt") as name:
+        site = Path(name, "lib/site-packages")
+        shutil.copytree(PACKAGE / "tasks", site / "coderepairrl/tasks")
+        (site / "other").mkdir()
+        (site / "other/module.py").write_text("x = 1\n")
+        Path(name).chmod(0o755)
+        monkeypatch.setattr(answers, "_PACKAGE", site / "coderepairrl")
+        monkeypatch.delenv("CRRL_CACHE", raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", f"{name}/cache")
+        tool = Path(name, "cache/coderepairrl/agents/tool")
+        tool.mkdir(parents=True)
+        (tool / "run").write_text("tool\n")
+        (tool.parent.parent / "mutants").mkdir()
+        (tool.parent.parent / "mutants/original.py").write_text("answer\n")
+        yield site
+
+
+def opened(name: str, binds: list[Path], task: Task, script: str) -> bytes:
+    async def run() -> bytes:
+        async with backend.open(task) as box:
+            return (await box.exec(["bash", "-c", script])).output
+
+    backend = make(name, binds=[str(bind) for bind in binds])
+    assert isinstance(backend, GuestBackend)
+    try:
+        return asyncio.run(run())
+    finally:
+        backend.close()
+
+
+def test_a_package_below_what_is_shown_is_an_empty_folder(
+    bwrap: GuestBackend, installed: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = installed.parents[1]
+    script = f"find {root} -type f | sort; touch {installed}/coderepairrl/x"
+    shown = opened("bwrap", [root], task, script)
+    assert f"{installed}/other/module.py\n".encode() in shown
+    assert b"fix.patch" not in shown and b"original.py" not in shown and b"Read-only" in shown
+    again = opened("bwrap", [root / "cache/coderepairrl/agents/tool", root], task, script)
+    assert b"agents/tool/run" in again and b"original.py" not in again, "an agent's own folder is shown, no other"
+    monkeypatch.setattr(answers, "folders", tuple)
+    control = opened("bwrap", [root], task, script)
+    assert b"fix.patch" in control and b"original.py" in control
+
+
+def test_a_link_to_where_it_lies_shows_no_more(bwrap: GuestBackend, installed: Path, task: Task) -> None:
+    link = installed.parents[1].with_name(f"{installed.parents[1].name}-link")
+    link.symlink_to(installed.parent)
+    try:
+        shown = opened("bwrap", [link], task, f"find {link}/ -type f")
+    finally:
+        link.unlink()
+    assert b"module.py" in shown and b"fix.patch" not in shown
+
+
+def test_sandlock_cannot_hide_it_and_refuses(sandlock: GuestBackend, installed: Path, task: Task) -> None:
+    with pytest.raises(PrerequisiteError, match="answers to tasks") as refused:
+        opened("sandlock", [installed], task, "true")
+    assert "virtual environment" in refused.value.fix
+    assert opened("sandlock", [installed / "other"], task, f"cat {installed}/other/module.py") == b"x = 1\n"

@@ -374,11 +374,13 @@ def _run(job: Coroutine[Any, Any, T]) -> T:
 
 
 def _table(data: dict[Any, Any], indent: str = "") -> str:
+    from coderepairrl.stats import Interval
+
     lines = []
     for key, value in data.items():
         name = f"{indent}{key}"
         if isinstance(value, dict) and {"value", "low", "high"} == set(value):
-            lines.append(f"{name:<28} {value['value']:.4g}  [{value['low']:.4g}, {value['high']:.4g}]")
+            lines.append(f"{name:<28} {Interval(**value)}")
         elif isinstance(value, dict) and value:
             lines.append(f"{name}\n{_table(value, indent + '  ')}")
         else:

@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from coderepairrl.evaluate.clusters import cluster_of
+from coderepairrl.stats import Interval
+from pages import Page
+
 from .conftest import Project
 
 
@@ -29,3 +33,28 @@ def test_a_real_run_is_reported(project: Project) -> None:
     page = project.run.path / "report" / "index.html"
     assert project.crrl("report", str(project.run.path)).stdout.strip() == str(page)
     assert "Held-out tasks, before and after" in page.read_text()
+
+
+def test_one_number_has_one_interval_wherever_it_stands(project: Project) -> None:
+    """In eval/*.json, the log, the last line on screen, the report as JSON and the page: tasks are held-out mutants,
+    several to a function, which is what they are clustered by."""
+    mutants = ("eval.source=mutants", 'eval.options={split="test", n=12}', "eval.split=test", "eval.tasks=0")
+    done = project.crrl("train", str(project.config), "run.steps=1", "eval.after=true", *mutants, "eval.before=true")
+    data = json.loads(project.crrl("report", str(project.run.path), "--json").stdout.splitlines()[-1])
+    project.crrl("report", str(project.run.path))
+    page = Page((project.run.path / "report" / "index.html").read_text()).text
+    for step, reported, side in zip(
+        (0, 1),
+        data["runs"][0]["evaluations"],
+        (data["runs"][0]["comparisons"][0][s] for s in ("early", "late")),
+        strict=True,
+    ):
+        written = json.loads((project.run.path / "eval" / f"eval-{step:05d}" / "summary.json").read_text())
+        [logged] = [r["summary"] for r in project.records() if r["type"] == "eval" and r["step"] == step]
+        assert written["values"] == logged["values"] == reported["values"] == side
+        assert len({cluster_of(e.task_id) for e in project.run.episodes(f"eval-{step:05d}")}) < written["tasks"]
+        for value in written["values"].values():
+            assert value["low"] is None or value["low"] < value["high"]
+        reward = Interval(**written["values"]["reward"])
+        assert f"eval after step {step}: reward {reward}" in done.stderr
+        assert str(reward).replace("-", "\N{MINUS SIGN}") in " ".join(page.split())

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from coderepairrl.evaluate import compare, measures, summarise
+from coderepairrl.evaluate import COUNTS, compare, measures, pair, summarise
+from coderepairrl.stats import Interval
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
 
@@ -35,6 +38,43 @@ def test_comparison_pairs_tasks() -> None:
     change = compare(before, after)
     assert change["tests"].value == pytest.approx((0.5 + 1.0) / 2)
     assert change["tool_success"].value == pytest.approx(-0.5)
-    assert change["tests"].low <= change["tests"].value <= change["tests"].high
-    one_cluster = compare(before, after, cluster=lambda task: "all")["tests"]
-    assert one_cluster.low == one_cluster.high == pytest.approx(0.75)
+    assert change["tests"].low < change["tests"].value < change["tests"].high  # type: ignore[operator]
+
+
+def test_what_is_clustered_is_what_the_task_says() -> None:
+    """Mutants of one function are one cluster, in a summary as in a comparison; other tasks are one each."""
+    bugs = [f"mutants/m.f{at % 3}/swap-{at:04x}-q" for at in range(30)]
+    apart = [f"handmade/{at}" for at in range(30)]
+    narrow, wide = (
+        summarise([episode(task, float(at % 3 == 0)) for at, task in enumerate(tasks)]).values["tests"]
+        for tasks in (apart, bugs)
+    )
+    assert narrow.value == wide.value and _width(wide) > 2 * _width(narrow)
+    early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
+    assert pair(early, late)["tests"].clusters == ["mutants/m.f0", "mutants/m.f1", "mutants/m.f2"] * 10
+    assert not compare(early, late)["tests"].above(0), "one function of three has got better"
+
+
+@pytest.mark.parametrize("scores", [[0.0] * 8, [1.0] * 8, [0.37] * 8, [0.0] * 7 + [1.0], [1.0]], ids=str)
+def test_no_interval_has_zero_width(scores: list[float]) -> None:
+    """All 0, all 1, all equal, nearly so, and one alone: of one evaluation and of a run compared with itself."""
+    episodes = [episode(f"handmade/{at}", score) for at, score in enumerate(scores)]
+    for found in (summarise(episodes).values, compare(episodes, episodes)):
+        for name, interval in found.items():
+            assert (interval.low is None) == (interval.high is None) == (len(scores) == 1 or name in COUNTS), name
+            assert interval.low is None or _width(interval) > 0.02
+
+
+def test_measures_that_are_counts_are_no_shares() -> None:
+    """Even where all of them are 0 or 1: their mean may be any number."""
+    episodes = [
+        replace(episode(f"handmade/{at}", 0.0), tool_calls=(ToolCall(0, "sh", "{}", True),) * (at % 2))
+        for at in range(4)
+    ]
+    calls = summarise(episodes).values["calls"]
+    assert calls.value == 0.5 and calls.high is not None and calls.high > 1
+
+
+def _width(interval: Interval) -> float:
+    assert interval.low is not None and interval.high is not None
+    return interval.high - interval.low

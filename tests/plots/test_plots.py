@@ -81,6 +81,10 @@ def test_intervals_baselines_and_both_schemes_are_drawn() -> None:
     assert len(list(root.iter(f"{SVG}circle"))) == 3  # two points, and the legend's
     assert len([e for e in root.iter(f"{SVG}path") if e.get("class") == "whisker"]) == 2
     assert not [e for e in root.iter(f"{SVG}path") if e.get("class") == "base"]
+    points = Series("held out", [0, 10], [0.2, 0.7], 1, low=[None, 0.6], high=[None, 0.8])
+    one = drawn(figure([Panel("reward", [points])]))
+    assert len([e for e in one.iter(f"{SVG}path") if e.get("class") == "whisker"]) == 1, "too few: a point without"
+    assert len([e for e in one.iter(f"{SVG}circle") if e.get("class") == "dot"]) == 3, "two points, and the legend's"
     lined = drawn(figure([Panel("reward", panel.series, baselines=[Baseline("junk edit", 0.7, 0)])], standalone=True))
     assert "junk edit" in texts(lined)
     assert len([e for e in lined.iter(f"{SVG}path") if e.get("class") == "base"]) == 1
@@ -111,5 +115,7 @@ def test_forest_is_coloured_by_the_whole_interval() -> None:
     assert 'class="forest better"' in forest(0.2, 0.1, 0.3, 0.5)
     assert 'class="forest worse"' in forest(0.2, 0.1, 0.3, 0.5, better="less")
     assert 'class="forest neither"' in forest(0.2, -0.1, 0.3, 0.5)
+    alone = forest(0.2, None, None, 0.5)
+    assert 'class="forest neither"' in alone and "whisker" not in alone and "too few" in alone
     with pytest.raises(ValueError):
         forest(0.0, 0.0, 0.0, 0.0)

@@ -57,7 +57,7 @@ def test_worked_examples() -> None:
 def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     episodes = [e for e in logged_episodes(RunFolder(run).records()) if e.phase == "eval"]
     before, after = ([e for e in episodes if e.step == step] for step in (0, 6))
-    expected = compare(before, after, cluster=lambda task: task.rpartition("/")[0])
+    expected = compare(before, after)
     whole, *slices = report.load([run])[0].comparisons
     assert {name: change.change for name, change in whole.changes.items()} == expected
     assert whole.clusters == len(FUNCTIONS)
@@ -140,7 +140,8 @@ def test_a_run_does_not_differ_from_itself(run: Path) -> None:
     first, again = report.load([run, run])
     assert first.name == again.name
     (between,) = compare_runs(first, again)
-    assert all(change.change == (0, 0, 0) and change.p == 1 for change in between.changes.values())
+    assert all(change.change.value == 0 and change.p == 1 for change in between.changes.values())
+    assert not any(change.change.above(0) or change.change.below(0) for change in between.changes.values())
     assert "Nothing: same settings" in read_page([run, run]).text
 
 
@@ -155,6 +156,24 @@ def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
     text = read_page([run, other]).text
     assert f"{change['value']:+.3f}".replace("-", "\N{MINUS SIGN}") in text
     assert data["between_runs"][0][0]["after"] == "second"
+
+
+def test_too_few_is_said_on_the_page_and_null_in_json(tmp_path: Path) -> None:
+    """One task alone, evaluated twice: there is a mean, but nothing to tell its interval from."""
+    maker = Maker(tmp_path / "one")
+    maker.start()
+    for step in (0, 1):
+        maker.attempt(f"eval-{step:05d}-000", 0, "eval", step, "handmade/till")
+        maker.record("eval", name="eval", step=step, version=step, summary={})
+    maker.log.close()
+    (found,) = report.load([maker.folder.path])
+    data = json.loads(json.dumps(report.numbers([found]), allow_nan=False))
+    whole = data["runs"][0]["comparisons"][0]
+    for value in (*whole["early"].values(), *(change["change"] for change in whole["changes"].values())):
+        assert value["low"] is value["high"] is None
+    text = read_page([maker.folder.path]).text
+    assert text.count("too few") > 2 * len(whole["early"]) and "None" not in text
+    ElementTree.fromstring(report.write_figure([found], [], tmp_path / "f.svg").read_text())
 
 
 def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:

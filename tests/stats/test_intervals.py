@@ -1,45 +1,146 @@
+"""Intervals against published numbers, against definitions worked out by brute force, and at their edges."""
+
 from __future__ import annotations
+
+import doctest
+import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
-from coderepairrl.stats import bootstrap_mean, paired_difference, sign_flip_test, wilson
+from coderepairrl.stats import (
+    Interval,
+    intervals,
+    mean_interval,
+    paired_difference,
+    sign_flip_test,
+    tango,
+    wilson,
+)
+
+Z = NormalDist().inv_cdf(0.975)
+
+
+def ends(interval: Interval) -> tuple[float, float]:
+    assert interval.low is not None and interval.high is not None
+    return interval.low, interval.high
+
+
+def test_worked_examples() -> None:
+    assert doctest.testmod(intervals).failed == 0
 
 
 def test_wilson_of_the_thesis() -> None:
-    # REQUIREMENTS 17: 36 of 500 resolved is 5.3-9.8 %, 31 of 500 is 4.4-8.7 %.
-    assert wilson(36, 500)[1:] == pytest.approx((0.0525, 0.0981), abs=5e-4)
-    assert wilson(31, 500)[1:] == pytest.approx((0.0440, 0.0866), abs=5e-4)
+    # 36 of 500 resolved is 5.3-9.8 %, 31 of 500 is 4.4-8.7 %.
+    assert ends(wilson(36, 500)) == pytest.approx((0.0525, 0.0981), abs=5e-4)
+    assert ends(wilson(31, 500)) == pytest.approx((0.0440, 0.0866), abs=5e-4)
 
 
-def test_bootstrap_covers_and_clusters_widen() -> None:
+@pytest.mark.parametrize(("lost", "gained", "pairs"), [(0, 0, 20), (3, 9, 50), (0, 10, 10), (7, 0, 30), (4, 4, 9)])
+def test_tango_is_the_score_test_turned_round(lost: int, gained: int, pairs: int) -> None:
+    """Its ends are where the score statistic, with the nuisance parameter at its likeliest value, found by search over
+    a grid of it, leaves [-z, z]."""
+
+    def statistic(d: float) -> float:
+        worse = np.linspace(max(0.0, -d), min(1.0, (1 - d) / 2) if d > -1 else 1.0, 200_001)[1:-1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rest = pairs - lost - gained
+            terms = ((lost, worse), (gained, worse + d), (rest, 1 - 2 * worse - d))
+            likelihood = sum(number * np.log(np.maximum(p, 1e-300)) for number, p in terms if number)
+        likeliest = worse[np.argmax(likelihood)]
+        return ((gained - lost) / pairs - d) / math.sqrt((2 * likeliest + d - d * d) / pairs)
+
+    low, high = ends(tango(lost, gained, pairs))
+    assert low == -1 or statistic(low) == pytest.approx(Z, abs=0.01)
+    assert high == 1 or statistic(high) == pytest.approx(-Z, abs=0.01)
+
+
+def test_no_pair_that_differs_leaves_what_wilson_leaves() -> None:
+    """Of 20 pairs none differs: as many may, either way, as of 20 trials without a success may succeed."""
+    low, high = ends(tango(0, 0, 20))
+    assert high == -low == pytest.approx(ends(wilson(0, 20))[1])
+
+
+def test_singletons_are_a_plain_proportion_but_for_students_t() -> None:
+    found = mean_interval([1.0] * 40 + [0.0] * 60, range(100), share=True)
+    assert ends(found) == pytest.approx(ends(wilson(0.4 * 99, 99, 1.9842)), abs=1e-4)
+
+
+def test_the_quantiles_are_those_of_the_tables() -> None:
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 120: 1.980}
+    assert {n: intervals.student(n) for n in table} == pytest.approx(table, rel=2e-3)
+
+
+def test_clusters_widen() -> None:
     rng = np.random.default_rng(0)
-    covered, wider = 0, 0
-    for seed in range(60):
-        effects = np.repeat(rng.normal(size=30), 8)
-        values = list(effects + 0.1 * rng.normal(size=240))
-        clustered = bootstrap_mean(values, [i // 8 for i in range(240)], seed=seed)
-        naive = bootstrap_mean(values, range(240), seed=seed)
-        covered += clustered.low <= 0 <= clustered.high
-        wider += clustered.high - clustered.low > naive.high - naive.low
-    assert covered >= 51  # 95 % nominal; 85 % leaves room for 60 draws
-    assert wider == 60
+    shared = np.repeat(rng.random(30) < 0.4, 8)
+    values = [float(v) for v in np.where(rng.random(240) < 0.8, shared, ~shared)]
+    low, high = ends(mean_interval(values, [at // 8 for at in range(240)], share=True))
+    narrow = ends(mean_interval(values, range(240), share=True))
+    assert high - low > 1.5 * (narrow[1] - narrow[0])
+    # What is by chance more even than independent values would be counts no more than these.
+    even = mean_interval([0.0, 1.0] * 20, [at // 2 for at in range(40)], share=True)
+    assert ends(even) == pytest.approx(ends(wilson(20, 40, intervals.student(19))))
+
+
+def test_equal_values_count_one_for_each_cluster() -> None:
+    clusters = [at // 8 for at in range(240)]
+    assert ends(mean_interval([0.0] * 240, clusters, share=True)) == ends(wilson(0, 30))
+    assert ends(mean_interval([1.0] * 240, clusters, share=True)) == ends(wilson(30, 30))
+    assert ends(mean_interval([1 / 3] * 240, clusters, share=True)) == pytest.approx(ends(wilson(10, 30)))
+    assert ends(paired_difference([0.5] * 240, [0.5] * 240, clusters, share=True)) == ends(tango(0, 0, 30))
+    assert ends(paired_difference([0.0] * 240, [1.0] * 240, clusters, share=True)) == ends(tango(0, 30, 30))
+
+
+def test_too_few_have_no_interval() -> None:
+    for found in (
+        mean_interval([1.0], "a", share=True),
+        mean_interval([0.0, 1.0, 1.0], "aaa", share=True),
+        mean_interval([3.0], "a", share=False),
+        mean_interval([3.0, 3.0], "ab", share=False),
+        paired_difference([0.0, 1.0], [1.0, 1.0], "aa", share=True),
+        paired_difference([3.0, 5.0], [4.0, 6.0], "ab", share=False),
+    ):
+        assert (found.low, found.high) == (None, None)
+        assert str(found).endswith("[too few]") and not found.above(-1e9) and not found.below(1e9)
+
+
+def test_shares_stay_within_bounds_and_nothing_else_is_taken_for_one() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        number = int(rng.integers(2, 12))
+        before, after = ([float(v) for v in rng.integers(0, 2, number)] for _ in range(2))
+        clusters = [int(c) for c in rng.integers(0, 4, number)]
+        for found, least in ((mean_interval(before, clusters, share=True), 0.0),
+                             (paired_difference(before, after, clusters, share=True), -1.0)):  # fmt: skip
+            if found.low is not None:
+                low, high = ends(found)
+                assert least <= low <= found.value + 1e-9 and found.value - 1e-9 <= high <= 1 and high - low > 0.1
+    with pytest.raises(ValueError, match="0 to 1"):
+        mean_interval([0.5, 1.5], "ab", share=True)
+    with pytest.raises(ValueError, match="0 to 1"):
+        paired_difference([0.5, -0.5], [1.0, 0.0], "ab", share=True)
 
 
 def test_pairing_removes_what_tasks_share() -> None:
     rng = np.random.default_rng(1)
-    before = rng.normal(size=100)
-    after = before + 0.2
-    gain = paired_difference(list(before), list(after), range(100))
-    assert gain.value == pytest.approx(0.2)
-    assert gain.high - gain.low < 1e-9
+    before = 10 * rng.normal(size=100)
+    after = before + 0.2 + 0.01 * rng.normal(size=100)
+    gain = paired_difference(list(before), list(after), range(100), share=False)
+    assert gain.value == pytest.approx(0.2, abs=0.01)
+    assert 0 < ends(gain)[1] - ends(gain)[0] < 0.01
 
 
 def test_nothing_has_no_interval() -> None:
     with pytest.raises(ValueError):
-        bootstrap_mean([], [])
+        mean_interval([], [], share=True)
     with pytest.raises(ValueError):
-        paired_difference([1.0], [], [0])
+        paired_difference([1.0], [], [0], share=True)
+    with pytest.raises(ValueError):
+        wilson(0, 0)
+    with pytest.raises(ValueError):
+        tango(0, 0, 0)
 
 
 def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:

@@ -150,7 +150,8 @@ def report(rows: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for found in verdicts:
-        parts = (found.overall, found.within, found.gain_overall, found.gain_within, f"{found.correlation:.3f}")
+        gains = ("", "") if found.reward == BASELINE else (found.gain_overall, found.gain_within)
+        parts = (found.overall, found.within, *gains, f"{found.correlation:.3f}")
         lines.append(f"| `{found.reward}` | {' | '.join(map(str, parts))} |")
     lines += ["", f"| patch | {' | '.join(f'`{found.reward}`' for found in verdicts)} |"]
     lines.append("|---|" + "---|" * len(verdicts))

@@ -1,4 +1,4 @@
-"""What the id of a task says of it: what it must be resampled with, and which kind of task it is."""
+"""What the id of a task says of it: what it is clustered with, and which kind of task it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _MUTANTS = "mutants/"
 
 
 def cluster_of(task_id: str) -> str:
-    """What is resampled together with this task: the function, for a mutant; else the task by itself.
+    """What this task is no independent observation of: the function, for a mutant; else the task by itself.
 
     Bugs in one function are no independent observations: a policy that knows the function knows them all.
 

@@ -5,12 +5,16 @@ An episode void after all retries is not measured but counted: an infrastructure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coderepairrl.stats import Interval, bootstrap_mean, paired_difference
+from coderepairrl.evaluate.clusters import cluster_of
+from coderepairrl.stats import Interval, is_share, mean_interval, paired_difference, sign_flip_test
 from coderepairrl.types import Ending, Episode
+
+COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
+"""Measures that are numbers per episode. Of the others, one is a share where all of its values lie in [0, 1]."""
 
 
 def measures(episode: Episode) -> dict[str, float]:
@@ -41,7 +45,7 @@ def measures(episode: Episode) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Means over episodes with 95 % intervals clustered by task."""
+    """Means over episodes with 95 % intervals, clustered by `cluster_of`."""
 
     episodes: int
     tasks: int
@@ -49,49 +53,59 @@ class Summary:
     values: Mapping[str, Interval]
 
 
-def summarise(episodes: Iterable[Episode], cluster: Callable[[str], Hashable] = str) -> Summary:
-    """Summary of an evaluation (or of a step). Without a single valid episode `values` is empty.
-
-    `cluster` maps a task id to what is resampled together, as in `compare`.
-    """
+def summarise(episodes: Iterable[Episode]) -> Summary:
+    """Summary of an evaluation (or of a step). Without a single valid episode `values` is empty."""
     everything = list(episodes)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
-    columns: dict[str, tuple[list[float], list[Hashable]]] = {}
+    columns: dict[str, tuple[list[float], list[str]]] = {}
     for episode in valid:
         for name, value in measures(episode).items():
             values, clusters = columns.setdefault(name, ([], []))
             values.append(value)
-            clusters.append(cluster(episode.task_id))
+            clusters.append(cluster_of(episode.task_id))
     return Summary(
         episodes=len(valid),
         tasks=len({episode.task_id for episode in valid}),
         void=len(everything) - len(valid),
-        values={name: bootstrap_mean(*column) for name, column in columns.items()},
+        values={
+            name: mean_interval(values, clusters, share=name not in COUNTS and is_share(values))
+            for name, (values, clusters) in columns.items()
+        },
     )
 
 
-def compare(
-    before: Sequence[Episode], after: Sequence[Episode], cluster: Callable[[str], Hashable] = str
-) -> dict[str, Interval]:
+def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
     """Paired differences ``after - before`` of the per-task means, over tasks that both measured.
-
-    `cluster` maps a task id to what is resampled together: the task itself, or the function its bug is in.
 
     Ratios that only some episodes have (``*_per_patch``, ``tool_success``) are paired on the tasks where both
     sides have one.
     """
-    return {
-        name: paired_difference(pairs.before, pairs.after, [cluster(task) for task in pairs.tasks])
-        for name, pairs in pair(before, after).items()
-    }
+    return {name: pairs.change for name, pairs in pair(before, after).items()}
 
 
 class Pairs(NamedTuple):
     """One measure on the tasks that have it before and after: means over attempts, task by task."""
 
+    measure: str
     tasks: list[str]
     before: list[float]
     after: list[float]
+
+    @property
+    def clusters(self) -> list[str]:
+        """What each task is clustered in."""
+        return [cluster_of(task) for task in self.tasks]
+
+    @property
+    def change(self) -> Interval:
+        """Mean of ``after - before``."""
+        share = self.measure not in COUNTS and is_share(self.before + self.after)
+        return paired_difference(self.before, self.after, self.clusters, share=share)
+
+    @property
+    def p(self) -> float:
+        """Of the two-sided test whether there is any change (`sign_flip_test`)."""
+        return sign_flip_test(self.before, self.after, self.clusters)
 
 
 def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
@@ -102,7 +116,8 @@ def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs
     for name in sorted(names):
         tasks = [task for task in early if name in early[task] and name in late.get(task, {})]
         if tasks:
-            paired[name] = Pairs(tasks, [early[task][name] for task in tasks], [late[task][name] for task in tasks])
+            means = ([side[task][name] for task in tasks] for side in (early, late))
+            paired[name] = Pairs(name, tasks, *means)
     return paired
 
 

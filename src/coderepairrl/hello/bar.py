@@ -166,12 +166,12 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
     for seed, evaluated in found.items():
         if seed.startswith("seed"):
             own = changes(evaluated["sampled"])
-            verdicts += [Verdict(f"{seed}: {name} above zero", own[name].low > 0, str(own[name])) for name in BAR]
+            verdicts += [Verdict(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
     rises = change["tests_per_patch"]
-    verdicts.append(Verdict("pooled tests per non-empty patch above zero", rises.low > 0, str(rises)))
+    verdicts.append(Verdict("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
     if "greedy" in pool:
         greedy = changes(pool["greedy"])["tests"]
-        verdicts.append(Verdict("greedy does not fall", greedy.high >= 0, str(greedy)))
+        verdicts.append(Verdict("greedy does not fall", not greedy.below(0), str(greedy)))
     return verdicts
 
 
@@ -183,14 +183,14 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
     change = changes(_pool(found)["sampled"])
     lines, tests = (change[name] for name in BAR)
     return [
-        Verdict("pooled patch_lines above zero", lines.low > 0, str(lines)),
+        Verdict("pooled patch_lines above zero", lines.above(0), str(lines)),
         Verdict("pooled tests rise", tests.value > 0, str(tests)),
     ]
 
 
 def changes(episodes: Episodes) -> dict[str, Interval]:
     """Paired differences by measure, clustered by function."""
-    return compare(*episodes, cluster=cluster_of)
+    return compare(*episodes)
 
 
 def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
@@ -203,8 +203,7 @@ def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
                 if measure in SHOWN:
                     early, late = (sum(side) / len(side) for side in (pairs.before, pairs.after))
                     cells = [run, evaluation, measure, str(len(pairs.tasks)), f"{early:.3f}", f"{late:.3f}"]
-                    value = change[measure]
-                    cells.append(f"{value.value:+.3f} [{value.low:+.3f}, {value.high:+.3f}]")
+                    cells.append(change[measure].text("+.3f"))
                     lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -15,7 +15,7 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import train
 from coderepairrl.evaluate import compare, pair
-from coderepairrl.evaluate.clusters import cluster_of, slice_of
+from coderepairrl.evaluate.clusters import slice_of
 from coderepairrl.runs import open_run
 from coderepairrl.stats import Interval
 from coderepairrl.types import Episode
@@ -91,7 +91,7 @@ def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, d
             "delta": change.value,
             "ci95": [change.low, change.high],
         }
-        for measure, change in compare(before, after, cluster=cluster_of).items()
+        for measure, change in compare(before, after).items()
         for name, shown in SHOWN.items()
         if shown == measure
     }

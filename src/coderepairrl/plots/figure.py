@@ -82,7 +82,7 @@ def _frame(panel: Panel, shown: Sequence[Series], top: float) -> _Frame:
         ys, pad = list(sums.values()), 0.5
     else:
         ys, pad = [y for series in shown for _, y in series.points], 0.0
-        ys += [y for series in shown for y in (*series.low, *series.high) if math.isfinite(y)]
+        ys += [y for series in shown for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
     ys += [*panel.include, *(line.value for line in panel.baselines)]
     return _Frame(top, (min(xs) - pad, max(xs) + pad), ticks(min(ys), max(ys), 5))
 
@@ -119,7 +119,8 @@ def _curve(series: Series, frame: _Frame, shift: float) -> str:
         for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
             if y is not None and math.isfinite(y):
                 at = frame.px(x)
-                drawn += f'<path class="whisker" d="M{at} {frame.py(low)}V{frame.py(high)}"/>'
+                if low is not None and high is not None:
+                    drawn += f'<path class="whisker" d="M{at} {frame.py(low)}V{frame.py(high)}"/>'
                 drawn += f'<circle class="dot" cx="{at}" cy="{frame.py(y)}" r="4"/>'
     elif series.alpha is None or series.alpha >= 1:
         runs = _runs(series.x, series.y)

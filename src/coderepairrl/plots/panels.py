@@ -45,7 +45,7 @@ STYLE = """
 @dataclass(frozen=True, slots=True)
 class Series:
     """One curve. With `alpha` the raw values are faint and their EMA is bold; with `low` and `high` it is points
-    with intervals. None is a gap, and so is what is not finite.
+    with intervals; a point whose ends are None has none. None is a gap, and so is what is not finite.
 
     >>> Series("reward", [1, 2], [0.1, None]).points
     [(1.0, 0.1)]
@@ -56,8 +56,8 @@ class Series:
     y: Sequence[float | None]
     colour: int = 0
     alpha: float | None = None
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
     dashed: bool = False
     listed: bool = True
     """Whether the legend names it."""

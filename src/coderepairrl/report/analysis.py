@@ -12,7 +12,7 @@ from coderepairrl.evaluate import pair, summarise
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
 from coderepairrl.report.reading import Row, RunData
-from coderepairrl.stats import Interval, paired_difference, sign_flip_test
+from coderepairrl.stats import Interval
 from coderepairrl.types import Ending, Episode
 
 _COMMANDS, _TOOLS = 9, 6
@@ -196,7 +196,7 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
     }
     evaluations = []
     for (name, step), episodes in finished.items():
-        summary = summarise(episodes, cluster_of)
+        summary = summarise(episodes)
         evaluations.append(
             Evaluation(name, step, summary.episodes, summary.tasks, summary.void, _by_importance(summary.values))
         )
@@ -222,11 +222,10 @@ def _comparison(
 ) -> Comparison:
     changes = {}
     for name, pairs in _by_importance(pair(early, late)).items():
-        clusters = [cluster_of(task) for task in pairs.tasks]
         gains = [b - a for a, b in zip(pairs.before, pairs.after, strict=True)]
         changes[name] = Change(
-            change=paired_difference(pairs.before, pairs.after, clusters),
-            p=sign_flip_test(pairs.before, pairs.after, clusters),
+            change=pairs.change,
+            p=pairs.p,
             tasks=len(gains),
             better=sum(gain > _EQUAL for gain in gains),
             worse=sum(gain < -_EQUAL for gain in gains),
@@ -236,8 +235,8 @@ def _comparison(
         after,
         kind,
         len({cluster_of(episode.task_id) for episode in early}),
-        _by_importance(summarise(early, cluster_of).values),
-        _by_importance(summarise(late, cluster_of).values),
+        _by_importance(summarise(early).values),
+        _by_importance(summarise(late).values),
         changes,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from coderepairrl.evaluate import COUNTS
+
 _NAMES = {
     "reward": "reward",
     "reward_std": "reward, standard deviation within groups",
@@ -16,8 +18,8 @@ _NAMES = {
 }
 _PER_PATCH = "_per_patch"
 LESS_IS_BETTER = frozenset({"empty_patches", "limit", "crash"})
-EFFORT = frozenset({"calls", "turns", "sampled_tokens"})
-"""Counts per episode: neither direction is better, and they have another scale than shares."""
+EFFORT = COUNTS
+"""Neither direction is better, and they have another scale than shares."""
 
 SECONDARY = EFFORT | {"tool_success", "limit", "crash"}
 """Says how the outcome came about, and is left out where room is short."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from coderepairrl.report.analysis import Change, Comparison, Report, compare_run
 from coderepairrl.report.charts import is_reward, sections
 from coderepairrl.report.ledger import ACTIVITIES
 from coderepairrl.report.names import EFFORT, LESS_IS_BETTER, SECONDARY, spoken
-from coderepairrl.stats import Interval
+from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.view.text import templates, visible
 
 _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
@@ -89,7 +89,7 @@ def _table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequenc
         for score in {report.scores[0] for report in reports if report.scores}:
             measures.pop(score, None)  # it is the reward, which stands there already
     reach = max(
-        (abs(end) for c in comparisons for m, ch in c.changes.items() if m not in EFFORT for end in ch.change[1:]),
+        (abs(end or 0) for c in comparisons for m, ch in c.changes.items() if m not in EFFORT for end in ch.change),
         default=0.0,
     )
     rows = []
@@ -131,11 +131,21 @@ def _level(value: Interval | None, digits: int = 3) -> Markup:
     """An estimate, its interval small beneath."""
     if value is None:
         return Markup("<span class=none>{}</span>").format(_NONE)
-    text = Markup("{} <small>[{}, {}]</small>")
-    return text.format(*(_fixed(number, digits) for number in value))
+    return Markup("{} {}").format(_fixed(value.value, digits), _ends(value, lambda end: _fixed(end, digits)))
 
 
-def _signed(value: float) -> str:
+def _signed(value: Interval) -> Markup:
+    """A change, its interval small beneath."""
+    return Markup("<b>{}</b> {}").format(_sign(value.value), _ends(value, _sign))
+
+
+def _ends(value: Interval, written: Callable[[float], str]) -> Markup:
+    if value.low is None or value.high is None:
+        return Markup("<small>{}</small>").format(TOO_FEW)
+    return Markup("<small>[{}, {}]</small>").format(written(value.low), written(value.high))
+
+
+def _sign(value: float) -> str:
     return ("+" if value >= 0 else "") + _fixed(value)
 
 

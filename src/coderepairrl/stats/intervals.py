@@ -1,52 +1,120 @@
-"""Intervals for means, proportions and paired differences, clustered where attempts share a task (REQUIREMENTS E6)."""
+"""95 % intervals for means, shares and paired differences, and a test, all of whole clusters.
+
+Bugs in one function, or attempts at one task, have much in common and are worth less than as many independent
+observations. So the variance of a mean is estimated from whole clusters, as that of a ratio, with G / (G - 1) for G of
+them, but never below that of independent values, and quantiles are Student's with G - 1 degrees of freedom (Korn and
+Graubard 1998). A share (a mean of values in [0, 1]) has the score interval of a proportion (Wilson 1927), a difference
+of two shares that of paired proportions (Tango 1998), each for the effective number of observations: p (1 - p) over the
+variance, for a share p. They stay within bounds and hold for few clusters and for small p, where a percentile bootstrap
+covers far less than it says (Dean and Pagano 2015; simulated in tests/stats/test_coverage.py), and need no random
+numbers. Anything else has the interval of Student's t.
+
+Equal values say nothing of their variance. A share then has its score interval with one observation per cluster: the
+cautious choice, exact where values within a cluster always agree. With one cluster alone, and where values that are no
+share are all equal, there is no interval: too few.
+
+Wilson 1927: J. Am. Stat. Assoc. 22, 209. Korn, Graubard 1998: Surv. Methodol. 24, 193. Tango 1998: Stat. Med. 17, 891.
+Dean, Pagano 2015: J. Surv. Stat. Methodol. 3, 484.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-_DRAWS = 2_000
+TOO_FEW = "too few"
+"""What stands in the place of an interval that there is not."""
+
 _FLIPS, _EXACT = 10_000, 12
+_Z = NormalDist().inv_cdf(0.975)
+_ROUNDING = 1e-12
+"""Relative size of differences that mean nothing."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval.
+    """An estimate with its 95 % interval; both ends are None where there is too little to tell them from.
 
-    >>> str(Interval(0.5, 0.4, 0.6))
-    '0.500 [0.400, 0.600]'
+    >>> str(Interval(0.5, 0.4, 0.6)), str(Interval(0.5, None, None))
+    ('0.500 [0.400, 0.600]', '0.500 [too few]')
     """
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+
+    def above(self, level: float) -> bool:
+        """Whether the whole interval lies above `level`; without an interval it does not."""
+        return self.low is not None and self.low > level
+
+    def below(self, level: float) -> bool:
+        """Whether the whole interval lies below `level`; without an interval it does not."""
+        return self.high is not None and self.high < level
+
+    def text(self, form: str = ".3f") -> str:
+        """For people, each number in `form`.
+
+        >>> Interval(0.5, -0.25, 1).text("+.2f")
+        '+0.50 [-0.25, +1.00]'
+        """
+        ends = TOO_FEW if self.low is None or self.high is None else f"{self.low:{form}}, {self.high:{form}}"
+        return f"{self.value:{form}} [{ends}]"
 
     def __str__(self) -> str:
-        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return self.text()
 
 
-def bootstrap_mean(values: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0) -> Interval:
-    """Mean of `values`, percentile interval by resampling whole `clusters` (one label per value).
+def mean_interval(values: Sequence[float], clusters: Sequence[Hashable], *, share: bool) -> Interval:
+    """Mean of `values`, one cluster label each. A `share` has values in [0, 1] only.
 
-    Raises ValueError without values.
+    Raises ValueError without values, and for a share beyond its bounds.
+
+    >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
+    ('0.000 [0.000, 0.490]', '7.000 [too few]')
     """
-    sums, counts = _by_cluster(values, clusters)
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(sums), size=(_DRAWS, len(sums)))
-    means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Interval(float(sums.sum() / counts.sum()), float(low), float(high))
+    found = _estimate(values, clusters)
+    if share:
+        _check_share(values)
+    if found.clusters < 2 or (found.variance == 0 and not share):
+        return Interval(found.mean, None, None)
+    if not share:
+        half = found.quantile * math.sqrt(found.variance)
+        return Interval(found.mean, found.mean - half, found.mean + half)
+    if found.variance == 0:
+        return wilson(found.mean * found.clusters, found.clusters)
+    effective = found.mean * (1 - found.mean) / found.variance
+    return wilson(found.mean * effective, effective, found.quantile)
 
 
 def paired_difference(
-    before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0
+    before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], *, share: bool
 ) -> Interval:
-    """Mean of ``after - before`` over pairs, clustered as in `bootstrap_mean`. Raises ValueError on unequal lengths."""
+    """Mean of ``after - before`` over pairs, one cluster label each; `share` as for `mean_interval`.
+
+    Raises ValueError on unequal lengths, without pairs, and for shares beyond their bounds.
+
+    >>> str(paired_difference([0, 1, 0, 1], [0, 1, 0, 1], "abcd", share=True))
+    '0.000 [-0.490, 0.490]'
+    """
     differences = [late - early for early, late in zip(before, after, strict=True)]
-    return bootstrap_mean(differences, clusters, seed=seed)
+    if not share:
+        return mean_interval(differences, clusters, share=False)
+    found = _estimate(differences, clusters)
+    _check_share([*before, *after])
+    if found.clusters < 2:
+        return Interval(found.mean, None, None)
+    moved = math.fsum(map(abs, differences)) / len(differences)
+    lost, gained = (max(0.0, (moved + sign * found.mean) / 2) for sign in (-1, 1))
+    if found.variance == 0:
+        effective, quantile = float(found.clusters), _Z
+    else:
+        effective, quantile = (moved - found.mean**2) / found.variance, found.quantile
+    _, low, high = tango(lost * effective, gained * effective, effective, quantile)
+    return Interval(found.mean, low, high)
 
 
 def sign_flip_test(
@@ -72,18 +140,100 @@ def sign_flip_test(
     return float((extreme + np.count_nonzero(flipped >= abs(sums.sum()) - 1e-9)) / drawn)
 
 
-def wilson(successes: int, trials: int) -> Interval:
-    """Wilson score interval of a proportion.
+def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
+    """Wilson's score interval of a proportion: all p with ``|share - p| <= quantile * sqrt(p (1 - p) / trials)``.
+
+    `successes` and `trials` may be effective numbers. Raises ValueError without trials.
 
     >>> str(wilson(36, 500))
     '0.072 [0.052, 0.098]'
     """
-    if trials == 0:
+    if trials <= 0:
         raise ValueError("a proportion of no trials has no interval")
-    z, p = 1.959963984540054, successes / trials
-    centre = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z / (1 + z * z / trials) * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials))
-    return Interval(p, centre - half, centre + half)
+    square, p = quantile * quantile / trials, successes / trials
+    centre = (p + square / 2) / (1 + square)
+    half = math.sqrt(square * p * (1 - p) + square * square / 4) / (1 + square)
+    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Interval:
+    """Tango's score interval of ``(gained - lost) / pairs``, a difference of paired proportions.
+
+    It holds all d with ``|estimate - d| <= quantile * sqrt(V(d) / pairs)``, V(d) being the variance of one pair's
+    difference under the likeliest probabilities that have d as their difference. Numbers of pairs that got worse, that
+    got better, and of all, may be effective ones. Raises ValueError without pairs.
+
+    >>> str(tango(0, 0, 20)), str(tango(3, 9, 50))
+    ('0.000 [-0.161, 0.161]', '0.120 [-0.018, 0.263]')
+    """
+    if pairs <= 0:
+        raise ValueError("a difference of no pairs has no interval")
+    estimate = (gained - lost) / pairs
+
+    def holds(d: float) -> bool:
+        linear = (2 * pairs + lost - gained) * d - lost - gained
+        root = math.sqrt(max(0.0, linear * linear + 8 * pairs * lost * d * (1 - d)))
+        worse = (root - linear) / (4 * pairs)  # the likeliest probability of getting worse; of getting better: + d
+        return pairs * (estimate - d) ** 2 <= quantile * quantile * max(0.0, 2 * worse + d - d * d)
+
+    return Interval(estimate, _end(holds, estimate, -1.0), _end(holds, estimate, 1.0))
+
+
+def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+    """Where, from `inside` to `outside`, `holds` ends to hold."""
+    for _ in range(60):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
+    return inside
+
+
+class _Estimate(NamedTuple):
+    mean: float
+    variance: float
+    """Of the mean; 0 if all values are equal but for rounding."""
+    clusters: int
+
+    @property
+    def quantile(self) -> float:
+        return student(self.clusters - 1)
+
+
+def _estimate(values: Sequence[float], clusters: Sequence[Hashable]) -> _Estimate:
+    sums, counts = _by_cluster(values, clusters)
+    mean, size, number = float(sums.sum() / counts.sum()), len(values), len(sums)
+    if max(values) - min(values) <= _ROUNDING * max(1.0, abs(mean)):
+        return _Estimate(mean, 0.0, number)
+    independent = sum((value - mean) ** 2 for value in values)
+    between = float(((sums - mean * counts) ** 2).sum()) * number / max(1, number - 1)
+    return _Estimate(mean, max(independent, between) / size**2, number)
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom, to 0.2 % (Abramowitz and Stegun 26.7.5).
+
+    >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60)]
+    [12.71, 4.3, 3.18, 2.26, 2.0]
+    """
+    if freedom < 3:
+        return {1: 12.7062, 2: 4.3027}[freedom]
+    z, n = _Z, freedom
+    return (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
+    )
+
+
+def is_share(values: Iterable[float]) -> bool:
+    """Whether all of `values` lie in [0, 1], but for rounding."""
+    return all(-_ROUNDING <= value <= 1 + _ROUNDING for value in values)
+
+
+def _check_share(values: Iterable[float]) -> None:
+    if not is_share(values):
+        raise ValueError("a share has values from 0 to 1")
 
 
 def _by_cluster(

@@ -80,9 +80,9 @@ def auc(levels: NDArray[np.intp], right: Array, weights: Array) -> float:
 
 
 def interval(value: float, draws: Array) -> Interval:
-    """`value` with the middle 95 % of `draws`."""
+    """`value` with the middle 95 % of `draws`; no interval where these are all equal (one cluster, or no error)."""
     low, high = np.nanquantile(draws, (0.025, 0.975))
-    return Interval(value, float(low), float(high))
+    return Interval(value, float(low), float(high)) if high > low else Interval(value, None, None)
 
 
 def rank_correlation(values: Sequence[float], outcomes: Sequence[bool]) -> float:

@@ -163,17 +163,16 @@ async def evaluate(parts: Parts, history: History, name: str, step: int) -> None
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     groups = await gather(parts, history, name, step, parts.eval_tasks[name], config.attempts, sampling)
     episodes = [episode for group in groups for episode in group.episodes]
-    summary = as_json(summarise(episodes))
+    found = summarise(episodes)
+    summary = as_json(found)
     parts.folder.write_episodes(f"{name}-{step:05d}", episodes)
     parts.folder.write_evaluation(f"{name}-{step:05d}", {"step": step, **summary})
     record = {"name": name, "step": step, "version": parts.policy.version, "summary": summary}
     parts.log.append("eval", **record)
     parts.log.sync()
     history.evaluations[name, step] = record
-    reward = summary["values"]["reward"]
-    parts.progress.say(
-        f"{name} after step {step}: reward {reward['value']:.3f} [{reward['low']:.3f}, {reward['high']:.3f}]"
-    )
+    if (reward := found.values.get("reward")) is not None:
+        parts.progress.say(f"{name} after step {step}: reward {reward}")
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any]) -> dict[str, Any]:

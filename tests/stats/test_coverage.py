@@ -1,0 +1,125 @@
+"""How often the 95 % intervals hold what they estimate, in seeded simulations of clustered attempts.
+
+Attempts of a cluster share a probability that is drawn from a beta distribution (a Dirichlet one, for pairs that get
+worse, better, or stay) with intra-cluster correlation `icc`. 2,000 simulations tell a coverage to half a per cent.
+`python -m pytest tests/stats/test_coverage.py -s` prints the numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from coderepairrl.stats import Interval, mean_interval, paired_difference
+
+SIMULATIONS = 2_000
+
+
+def holds(interval: Interval, truth: float) -> bool:
+    return interval.low is not None and interval.high is not None and interval.low <= truth <= interval.high
+
+
+def chances(rng: np.random.Generator, p: list[float], icc: float, clusters: int) -> NDArray[np.float64]:
+    """Probabilities of each outcome, cluster by cluster."""
+    if icc == 0:
+        return np.tile(p, (clusters, 1))
+    return rng.dirichlet(np.maximum(np.array(p) * (1 - icc) / icc, 1e-9), clusters)
+
+
+@pytest.mark.parametrize(
+    ("clusters", "size", "icc", "p", "least"),
+    [
+        (10, 1, 0.0, 0.1, 0.94),
+        (10, 4, 0.3, 0.02, 0.94),
+        (10, 8, 0.3, 0.5, 0.93),
+        (20, 1, 0.0, 0.05, 0.91),
+        (20, 4, 0.3, 0.1, 0.91),
+        (20, 4, 0.7, 0.1, 0.91),
+        (20, 4, 0.7, 0.98, 0.93),
+        (62, 4, 0.0, 0.02, 0.93),
+        (62, 4, 0.3, 0.3, 0.93),
+        (62, 4, 0.7, 0.1, 0.91),
+    ],
+)
+def test_shares(clusters: int, size: int, icc: float, p: float, least: float) -> None:
+    rng = np.random.default_rng(clusters + size)
+    labels = np.repeat(np.arange(clusters), size)
+    held = 0
+    for _ in range(SIMULATIONS):
+        chance = chances(rng, [p, 1 - p], icc, clusters)[labels, 0]
+        values = (rng.random(len(labels)) < chance).astype(float).tolist()
+        held += holds(mean_interval(values, labels.tolist(), share=True), p)
+    print(f"share: {clusters} clusters of {size}, icc {icc}, p {p}: {held / SIMULATIONS:.3f}")
+    assert least <= held / SIMULATIONS <= 0.99
+
+
+@pytest.mark.parametrize(
+    ("clusters", "size", "icc", "worse", "better", "least"),
+    [
+        (10, 1, 0.0, 0.05, 0.2, 0.94),
+        (10, 4, 0.3, 0.0, 0.2, 0.94),
+        (20, 1, 0.0, 0.2, 0.2, 0.93),
+        (20, 4, 0.3, 0.02, 0.9, 0.93),
+        (62, 4, 0.3, 0.0, 0.02, 0.93),
+        (62, 4, 0.3, 0.05, 0.2, 0.93),
+    ],
+)
+def test_paired_changes(clusters: int, size: int, icc: float, worse: float, better: float, least: float) -> None:
+    rng = np.random.default_rng(clusters + size)
+    labels = np.repeat(np.arange(clusters), size)
+    held = 0
+    for _ in range(SIMULATIONS):
+        chance = chances(rng, [worse, better, 1 - worse - better], icc, clusters)[labels]
+        drawn = rng.random(len(labels))
+        lost = drawn < chance[:, 0]
+        gained = ~lost & (drawn < chance[:, 0] + chance[:, 1])
+        before = np.where(gained, 0.0, np.where(lost, 1.0, rng.integers(0, 2, len(labels))))
+        after = np.where(gained, 1.0, np.where(lost, 0.0, before))
+        change = paired_difference(before.tolist(), after.tolist(), labels.tolist(), share=True)
+        held += holds(change, better - worse)
+    print(f"change: {clusters} clusters of {size}, icc {icc}, -{worse} +{better}: {held / SIMULATIONS:.3f}")
+    assert held / SIMULATIONS >= least
+    assert held / SIMULATIONS <= 0.995 or clusters == 10, "cautious, but no more than it must be"
+
+
+@pytest.mark.parametrize("clusters", [2, 3, 5])
+@pytest.mark.parametrize("p", [0.02, 0.1, 0.3, 0.5])
+def test_very_few_clusters_are_cautious(clusters: int, p: float) -> None:
+    """So few tell little, and the interval says so: it is wide, and holds at least as often as it promises to."""
+    rng = np.random.default_rng(clusters)
+    labels = np.repeat(np.arange(clusters), 4)
+    held, equal = 0, 0
+    for _ in range(SIMULATIONS):
+        values = (rng.random(len(labels)) < chances(rng, [p, 1 - p], 0.3, clusters)[labels, 0]).astype(float).tolist()
+        held += holds(mean_interval(values, labels.tolist(), share=True), p)
+        equal += len(set(values)) == 1
+    rate, same = held / SIMULATIONS, equal / SIMULATIONS
+    print(f"share: {clusters} clusters of 4, icc 0.3, p {p}: {rate:.3f}, all equal {same:.2f}")
+    assert rate >= 0.95
+
+
+@pytest.mark.parametrize("clusters", [5, 20, 62])
+def test_similarities(clusters: int) -> None:
+    """Shares that are not all or nothing: 40 % are 0, the rest anything, and a cluster has something in common."""
+    rng = np.random.default_rng(clusters)
+    labels = np.repeat(np.arange(clusters), 2)
+    held = 0
+    for _ in range(SIMULATIONS):
+        level = rng.beta(2.0, 2.0, clusters)[labels]  # mean 1/2
+        values = np.where(rng.random(len(labels)) < 0.4, 0.0, rng.beta(4 * level, 4 * (1 - level))).tolist()
+        held += holds(mean_interval(values, labels.tolist(), share=True), 0.3)
+    print(f"similarity: {clusters} clusters of 2: {held / SIMULATIONS:.3f}")
+    assert 0.93 <= held / SIMULATIONS <= 0.98
+
+
+def test_counts_are_no_shares() -> None:
+    """Turns of an episode, whose clusters differ in their mean."""
+    rng = np.random.default_rng(9)
+    labels = np.repeat(np.arange(20), 4)
+    held = 0
+    for _ in range(SIMULATIONS):
+        values = rng.poisson(rng.gamma(4.0, 2.0, 20)[labels]).astype(float).tolist()
+        held += holds(mean_interval(values, labels.tolist(), share=False), 8.0)
+    print(f"count: 20 clusters of 4, mean 8: {held / SIMULATIONS:.3f}")
+    assert 0.92 <= held / SIMULATIONS <= 0.97

@@ -1,0 +1,235 @@
+"""What verified repairs are worth as further references (docs/rewards.md).
+
+    python benchmarks/references.py --pairs shared/data/pairs/swebench_pairs.jsonl.gz --golds shared/data/swebench
+    python benchmarks/references.py --with runs/a runs/b runs/c --without runs/d runs/e runs/f
+
+`--pairs`: on real predictions with known test outcomes, how well does similarity to the nearest of an issue's own
+reference and *other* systems' passing repairs rank right above wrong attempts, against similarity to the reference
+alone? Lines are JSON objects with ``instance_id``, ``system``, ``model_patch``, ``resolved`` and ``dataset``, whose
+references are in ``--golds``.
+
+`--with` and `--without`: finished runs with ``tasks.verified_references`` and without. Prints, for every evaluation,
+the means of each side before and after training, all seeds pooled, and how much larger the change is with references:
+paired by task, intervals clustered by function as for `make hello-bar`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from coderepairrl import config as configs
+from coderepairrl import rewards, stats
+from coderepairrl.errors import UsageError, told
+from coderepairrl.evaluate import pair
+from coderepairrl.evaluate.clusters import cluster_of
+from coderepairrl.hello.bar import SHOWN, Episodes, evaluations, pooled
+from coderepairrl.rewards.text import TextReward
+from coderepairrl.rewards.verified import Identity, identity, unfit
+from coderepairrl.runs import open_run
+from coderepairrl.types import Task
+
+GOLDS = {"lite": "swebench_lite", "verified": "swebench_verified", "full": "swebench_full_devin_sample"}
+MOST = (0, 1, 4, 64)
+"""Further references of an issue that are kept."""
+
+
+class Attempt(NamedTuple):
+    """A prediction whose outcome is known."""
+
+    issue: str
+    system: str
+    patch: bytes
+    resolved: bool
+
+
+def main() -> None:
+    """Print the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=Path, nargs="+", default=[])
+    parser.add_argument("--golds", type=Path, help="folder of the data sets that have the references")
+    parser.add_argument("--reward", default="patch_edits")
+    parser.add_argument("--with", dest="further", type=Path, nargs="+", default=[], metavar="RUN")
+    parser.add_argument("--without", dest="alone", type=Path, nargs="+", default=[], metavar="RUN")
+    options = parser.parse_args()
+    if options.pairs:
+        if options.golds is None:
+            parser.error("--pairs needs --golds")
+        print(ranking(*read(options.pairs, options.golds), options.reward))
+    if options.further or options.alone:
+        print(ablation(options.further, options.alone))
+
+
+def read(paths: Sequence[Path], golds: Path) -> tuple[list[Attempt], dict[str, bytes]]:
+    """The attempts at issues, equal ones of a system once, and the issues' references."""
+    references = {
+        (name, row["instance_id"]): row["patch"].encode()
+        for name, file in GOLDS.items()
+        for row in _rows(golds / f"{file}.jsonl.gz")
+    }
+    found: dict[Attempt, None] = {}
+    known: dict[str, bytes] = {}
+    for row in (row for path in paths for row in _rows(path)):
+        if row["resolved"] is None or not row["model_patch"]:
+            continue
+        known.setdefault(row["instance_id"], references[row["dataset"], row["instance_id"]])
+        found[Attempt(row["instance_id"], row["system"], row["model_patch"].encode(), row["resolved"])] = None
+    return list(found), known
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            yield from map(json.loads, file)
+    except OSError as error:
+        raise UsageError(f"{path}: {error}", fix="name a gzipped file of JSON lines") from error
+
+
+def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) -> str:
+    """Markdown: AUC within an issue, by what attempts are compared with. Intervals resample issues."""
+    [(reward, _)] = rewards.make(name)
+    if not isinstance(reward, TextReward):
+        raise UsageError(f"reward {name} does not compare two diffs", fix="name patch_edits or patch_lines")
+    groups: dict[str, list[Attempt]] = {}
+    for attempt in attempts:
+        groups.setdefault(attempt.issue, []).append(attempt)
+    mixed = {issue: group for issue, group in groups.items() if len({each.resolved for each in group}) == 2}
+    found = [within(reward, golds[issue], group) for issue, group in mixed.items()]
+    lines = [
+        f"`{name}`: {sum(map(len, mixed.values()))} patches for {len(mixed)} issues with right and wrong ones",
+        "",
+        "| compared with | issues | AUC within an issue | gain over the reference alone |",
+        "|---|---|---|---|",
+    ]
+    for title, chosen in (("", found), (", where there is another", [each for each in found if each.known])):
+        names = [str(number) for number in range(len(chosen))]
+        alone = [each.auc[0] for each in chosen]
+        for most in MOST:
+            values = [each.auc[most] for each in chosen]
+            beside = f"nearest of it and at most {most} repairs{title}" if most else f"the reference{title}"
+            gain = str(stats.paired_difference(alone, values, names)) if most else ""
+            lines.append(f"| {beside} | {len(chosen)} | {stats.bootstrap_mean(values, names)} | {gain} |")
+    return "\n".join(lines)
+
+
+class Within(NamedTuple):
+    """Of one issue."""
+
+    auc: Mapping[int, float]
+    """By the most further references: the share of (right, wrong) pairs that are ranked so, ties counting half."""
+    known: bool
+    """Whether any of these pairs has a further reference."""
+
+
+def within(reward: TextReward, gold: bytes, group: Sequence[Attempt]) -> Within:
+    """How attempts at one issue rank. The two of a pair are compared with the same references, as in a training group:
+    the issue's own, and passing repairs by neither's system."""
+    task = Task(group[0].issue, "", "python", "", gold)
+    repairs: dict[Identity, Attempt] = {}
+    by: dict[Identity, set[str]] = {}
+    for each in group:
+        if each.resolved and not unfit(task, each.patch) and (what := identity(each.patch)) != identity(gold):
+            repairs.setdefault(what, each)
+            by.setdefault(what, set()).add(each.system)
+    near = {
+        each: {what: similarity(reward, repair.patch, each.patch) for what, repair in repairs.items()} for each in group
+    }
+    own = {each: similarity(reward, gold, each.patch) for each in group}
+    won: dict[int, list[float]] = {most: [] for most in MOST}
+    known = False
+    for right, wrong in product([e for e in group if e.resolved], [e for e in group if not e.resolved]):
+        others = [what for what in repairs if by[what] - {right.system, wrong.system}]
+        known |= bool(others)
+        for most in MOST:
+            a, b = (max([own[each], *(near[each][what] for what in others[:most])]) for each in (right, wrong))
+            won[most].append((a > b) + (a == b) / 2)
+    return Within({most: fmean(each) for most, each in won.items()}, known)
+
+
+def similarity(reward: TextReward, reference: bytes, patch: bytes) -> float:
+    """As in training: a patch that is no diff earns 0."""
+    try:
+        return reward.compare(reference, patch, "python")
+    except rewards.MalformedPatch:
+        return 0.0
+
+
+def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
+    """Markdown: by evaluation and measure, both sides' change and the difference of the changes.
+
+    Raises `UsageError` for runs that do not compare.
+    """
+    sides = [_pool(paths) for paths in (further, alone)]
+    _check_alike(further, alone)
+    lines = [
+        f"with further references: {', '.join(map(str, further))}; without: {', '.join(map(str, alone))}",
+        "",
+        *(_kept(path) for path in further),
+        "",
+        "| evaluation | measure | tasks | with: before, after | without: before, after | more with references [95 %] |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in sides[0]:
+        if name not in sides[1]:
+            continue
+        changed = [pair(*side[name]) for side in sides]
+        for measure in SHOWN:
+            if measure not in changed[0] or measure not in changed[1]:
+                continue
+            a, b = (each[measure] for each in changed)
+            rows = [dict(zip(each.tasks, zip(each.before, each.after, strict=True), strict=True)) for each in (a, b)]
+            tasks = [task for task in a.tasks if task in rows[1]]
+            gains = [[after - before for before, after in (row[task] for task in tasks)] for row in rows]
+            value = stats.paired_difference(gains[1], gains[0], [cluster_of(task) for task in tasks])
+            means = [f"{fmean(r[t][0] for t in tasks):.3f}, {fmean(r[t][1] for t in tasks):.3f}" for r in rows]
+            interval = f"{value.value:+.3f} [{value.low:+.3f}, {value.high:+.3f}]"
+            lines.append(f"| {name} | {measure} | {len(tasks)} | {means[0]} | {means[1]} | {interval} |")
+    return "\n".join(lines)
+
+
+def _pool(paths: Sequence[Path]) -> Mapping[str, Episodes]:
+    if not paths:
+        raise UsageError("one side has no runs", fix="name runs behind --with and behind --without")
+    return pooled([evaluations(path, path) for path in paths])
+
+
+def _check_alike(further: Sequence[Path], alone: Sequence[Path]) -> None:
+    """Both sides must have the same seeds and settings but for what is compared."""
+
+    def settings(path: Path) -> dict[str, Any]:
+        data = configs.load(path).model_dump()
+        data["run"] = {key: value for key, value in data["run"].items() if key not in ("name", "dir")}
+        most = data["tasks"].pop("verified_references")
+        if bool(most) != (path in further):
+            raise UsageError(f"{path} has tasks.verified_references={most}", fix="name it on the other side")
+        return data
+
+    left, right = (
+        sorted((settings(path) for path in paths), key=lambda c: c["run"]["seed"]) for paths in (further, alone)
+    )
+    if left != right:
+        raise UsageError(
+            "the runs of both sides differ in more than tasks.verified_references",
+            fix="run both sides with the same seeds and settings",
+        )
+
+
+def _kept(path: Path) -> str:
+    """How much a run had of further references."""
+    run = open_run(path)
+    steps = [step for step in run.metrics() if "references/nearest" in step]
+    count = len((run.path / "references.jsonl").read_text().splitlines()) if steps else 0
+    nearest = fmean(step["references/nearest"] for step in steps) if steps else 0.0
+    tasks = steps[-1]["references/tasks"] if steps else 0
+    return f"{path}: {count} references for {tasks:.0f} tasks, nearest to {nearest:.1%} of the training attempts"
+
+
+if __name__ == "__main__":
+    with told():
+        main()

@@ -2,6 +2,7 @@
 
     python benchmarks/references.py --pairs shared/data/pairs/swebench_pairs.jsonl.gz --golds shared/data/swebench
     python benchmarks/references.py --with runs/a runs/b runs/c --without runs/d runs/e runs/f
+    PYTHONPATH=benchmarks crrl hello tasks.source=references:Refactored 'tasks.options={n=80}' eval.source=mutants ...
 
 `--pairs`: on real predictions with known test outcomes, how well does similarity to the nearest of an issue's own
 reference and *other* systems' passing repairs rank right above wrong attempts, against similarity to the reference
@@ -11,21 +12,32 @@ references are in ``--golds``.
 `--with` and `--without`: finished runs with ``tasks.verified_references`` and without. Prints, for every evaluation,
 the means of each side before and after training, all seeds pooled, and how much larger the change is with references:
 paired by task, intervals clustered by function as for `make hello-bar`.
+
+`Refactored` are the training tasks of `crrl hello` with references that also rename what the function names. Nearly all
+repairs that its policy makes of the tasks as they are equal the reference, so that there is nothing to add to them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import difflib
 import gzip
+import io
 import json
+import shutil
+import subprocess
+import tempfile
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from coderepairrl import config as configs
-from coderepairrl import rewards, stats
+from coderepairrl import rewards, stats, tasks
 from coderepairrl.errors import UsageError, told
 from coderepairrl.evaluate import pair
 from coderepairrl.evaluate.clusters import cluster_of
@@ -36,8 +48,8 @@ from coderepairrl.runs import open_run
 from coderepairrl.types import Task
 
 GOLDS = {"lite": "swebench_lite", "verified": "swebench_verified", "full": "swebench_full_devin_sample"}
-MOST = (0, 1, 4, 64)
-"""Further references of an issue that are kept."""
+MOST = {0: "its reference", 1: "the nearest of it and one repair", 4: "of it and up to 4", 64: "of it and all"}
+"""So many further references of an issue are kept; what that is called."""
 
 
 class Attempt(NamedTuple):
@@ -47,6 +59,59 @@ class Attempt(NamedTuple):
     system: str
     patch: bytes
     resolved: bool
+
+
+class Refactored:
+    """Mutants whose reference repairs the bug and gives the function's parameters and variables other names.
+
+    Raises what the source ``mutants`` raises.
+    """
+
+    name = "refactored"
+
+    def __init__(self, n: int = 80, split: str = "train", quoted: float = 1.0) -> None:
+        self._source = tasks.make("mutants", split=split, n=n, quoted=quoted)
+
+    def prepare(self) -> None:
+        """See `TaskSource.prepare`."""
+        self._source.prepare()
+
+    def __iter__(self) -> Iterator[Task]:
+        for task in self._source:
+            yield replace(task, reference=refactored(task))
+
+
+def refactored(task: Task) -> bytes:
+    """The reference of a mutant with every name of the function changed that it assigns or takes."""
+    [file] = rewards.parse(task.reference)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "repo", file.new)
+        shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"))
+        old = path.read_text("utf-8")
+        subprocess.run(["git", "apply", "-"], input=task.reference, cwd=Path(folder, "repo"), check=True)
+        new = renamed(path.read_text("utf-8"), file.blocks[0].at + 1)
+    diff = difflib.unified_diff(old.splitlines(True), new.splitlines(True), f"a/{file.new}", f"b/{file.new}")
+    return f"diff --git a/{file.new} b/{file.new}\n{''.join(diff)}".encode()
+
+
+def renamed(source: str, line: int) -> str:
+    """`source` with other names in the function around `line`.
+
+    >>> renamed("def f(x):\\n    y = x\\n    return y.x\\n", 2)
+    'def f(x_1):\\n    y_1 = x_1\\n    return y_1.x\\n'
+    """
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    [function] = [node for node in functions if node.lineno <= line <= (node.end_lineno or 0)]
+    names = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    names |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    lines = source.splitlines(True)
+    found = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    for before, token in reversed(list(pairwise(found))):
+        row, end = token.end
+        inside = function.lineno <= row <= (function.end_lineno or 0)
+        if inside and token.type == tokenize.NAME and token.string in names and before.string != ".":
+            lines[row - 1] = f"{lines[row - 1][:end]}_1{lines[row - 1][end:]}"
+    return "".join(lines)
 
 
 def main() -> None:
@@ -107,14 +172,15 @@ def ranking(attempts: Sequence[Attempt], golds: Mapping[str, bytes], name: str) 
         "| compared with | issues | AUC within an issue | gain over the reference alone |",
         "|---|---|---|---|",
     ]
-    for title, chosen in (("", found), (", where there is another", [each for each in found if each.known])):
+    for title, chosen in (("", found), ("; issues with any", [each for each in found if each.known])):
         names = [str(number) for number in range(len(chosen))]
         alone = [each.auc[0] for each in chosen]
         for most in MOST:
             values = [each.auc[most] for each in chosen]
-            beside = f"nearest of it and at most {most} repairs{title}" if most else f"the reference{title}"
-            gain = str(stats.paired_difference(alone, values, names)) if most else ""
-            lines.append(f"| {beside} | {len(chosen)} | {stats.bootstrap_mean(values, names)} | {gain} |")
+            gain = str(stats.paired_difference(alone, values, names, share=True)) if most else ""
+            lines.append(
+                f"| {MOST[most]}{title} | {len(chosen)} | {stats.mean_interval(values, names, share=True)} | {gain} |"
+            )
     return "\n".join(lines)
 
 
@@ -184,12 +250,11 @@ def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
                 continue
             a, b = (each[measure] for each in changed)
             rows = [dict(zip(each.tasks, zip(each.before, each.after, strict=True), strict=True)) for each in (a, b)]
-            tasks = [task for task in a.tasks if task in rows[1]]
-            gains = [[after - before for before, after in (row[task] for task in tasks)] for row in rows]
-            value = stats.paired_difference(gains[1], gains[0], [cluster_of(task) for task in tasks])
-            means = [f"{fmean(r[t][0] for t in tasks):.3f}, {fmean(r[t][1] for t in tasks):.3f}" for r in rows]
-            interval = f"{value.value:+.3f} [{value.low:+.3f}, {value.high:+.3f}]"
-            lines.append(f"| {name} | {measure} | {len(tasks)} | {means[0]} | {means[1]} | {interval} |")
+            both = [task for task in a.tasks if task in rows[1]]
+            gains = [[after - before for before, after in (row[task] for task in both)] for row in rows]
+            value = stats.paired_difference(gains[1], gains[0], [cluster_of(task) for task in both], share=False)
+            means = [f"{fmean(r[t][0] for t in both):.3f}, {fmean(r[t][1] for t in both):.3f}" for r in rows]
+            lines.append(f"| {name} | {measure} | {len(both)} | {means[0]} | {means[1]} | {value.text('+.3f')} |")
     return "\n".join(lines)
 
 
@@ -226,8 +291,8 @@ def _kept(path: Path) -> str:
     steps = [step for step in run.metrics() if "references/nearest" in step]
     count = len((run.path / "references.jsonl").read_text().splitlines()) if steps else 0
     nearest = fmean(step["references/nearest"] for step in steps) if steps else 0.0
-    tasks = steps[-1]["references/tasks"] if steps else 0
-    return f"{path}: {count} references for {tasks:.0f} tasks, nearest to {nearest:.1%} of the training attempts"
+    known = steps[-1]["references/tasks"] if steps else 0
+    return f"{path}: {count} references for {known:.0f} tasks, nearest to {nearest:.1%} of the training attempts"
 
 
 if __name__ == "__main__":

@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from coderepairrl import config as configs
+from coderepairrl import tasks
 from coderepairrl.errors import UsageError
-from coderepairrl.rewards import PatchEdits
+from coderepairrl.rewards import PatchEdits, TestsReward
+from coderepairrl.rewards.exam import with_patch
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score, Verified
+from rewards.folder import Local
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "references.py"
 TRAINED = 'tasks.options={split="train", quoted=1, n=80}'
@@ -96,3 +100,12 @@ def test_runs_that_differ_otherwise_do_not_compare(benchmark: ModuleType, tmp_pa
         benchmark.ablation([further], [run(tmp_path / "rate", 0, 0, 3, "train.lr=1e-3")])
     with pytest.raises(UsageError, match="no runs"):
         benchmark.ablation([further], [])
+
+
+async def test_refactored_references_repair_and_are_not_what_a_repair_looks_like(benchmark: ModuleType) -> None:
+    own = {task.id: task for task in tasks.make("mutants", split="train", quoted=1, n=6)}
+    judge, compare, backend = TestsReward(), PatchEdits().compare, Local()
+    for task in benchmark.Refactored(n=6):
+        assert (await judge(task, with_patch(task, task.reference), backend)).passed
+        assert compare(task.reference, own[task.id].reference, "python") < 0.5
+        assert replace(task, reference=b"") == replace(own[task.id], reference=b"")

@@ -297,8 +297,9 @@ def data_verify(
     from coderepairrl import sandbox as sandboxes
 
     made = data.load(source, config.parse_options(options or []))
-    name = sandboxes.default_name() if sandbox == "auto" else sandbox
-    backend = sandboxes.make(name, **config.parse_options(sandbox_option or []))
+    choice = sandboxes.choose(sandbox)
+    print(choice, file=sys.stderr)
+    backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
     verdicts = _run(data.verify(made, backend, limit=limit, repeat=repeat))
     if output is not None:
         data.export([entry.settled for entry in verdicts if entry.settled is not None], output)

@@ -9,20 +9,21 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import coderepairrl
 from coderepairrl import sandbox
-from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError, SandboxFault
+from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
 from coderepairrl.sandbox import exam
 from coderepairrl.sandbox import sandlock as module
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.sandlock import PORTS, Sandlock
+from coderepairrl.sandbox.sandlock import MACHINES, PACKAGE, PORTS, Sandlock
 from coderepairrl.types import Task
 
 from .conftest import until_marked
@@ -315,7 +316,22 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PrerequisiteError, match="not installed") as caught:
         Sandlock().check()
-    assert caught.value.fix == "pip install 'coderepairrl[sandlock]'"
+    assert caught.value.fix.endswith(f" -m pip install {PACKAGE}")
+    monkeypatch.setattr(module.platform, "machine", lambda: "riscv64")
+    with pytest.raises(PrerequisiteError, match="no sandlock for riscv64") as caught:
+        Sandlock().check()
+    assert caught.value.fix.endswith(" install bubblewrap")
+
+
+def test_it_comes_with_the_project_on_machines_that_it_has_wheels_for() -> None:
+    """And an installation never fails on others."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [marked] = [Requirement(line) for line in project["dependencies"] if line.startswith("sandlock")]
+    assert f"{marked.name}{marked.specifier}" == PACKAGE and marked.marker is not None
+    linux = {"sys_platform": "linux"}
+    for machine in (*MACHINES, "riscv64", "ppc64le"):
+        assert marked.marker.evaluate(linux | {"platform_machine": machine}) == (machine in MACHINES)
+    assert not marked.marker.evaluate({"sys_platform": "darwin", "platform_machine": "x86_64"})
 
 
 @pytest.mark.parametrize(("abi", "words"), [(-1, "no Landlock"), (5, "Landlock ABI 5")])
@@ -357,50 +373,6 @@ def test_a_promise_that_does_not_hold_is_refused(
     with pytest.raises(PrerequisiteError, match=words):
         backend.check()
     backend.close()
-
-
-def _run(code: str, path: str, **more: str) -> subprocess.CompletedProcess[str]:
-    package = str(Path(coderepairrl.__file__).parent.parent)
-    env = {"PATH": path, "PYTHONPATH": package, "HOME": os.environ.get("HOME", "/tmp")} | more
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-
-
-@pytest.fixture
-def path_without_bwrap(tmp_path: Path) -> str:
-    """Every program of the usual folders but ``bwrap``."""
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for folder in ("/usr/bin", "/bin", "/usr/sbin"):
-        for program in Path(folder).iterdir():
-            if program.name != "bwrap" and not os.path.lexists(tools / program.name):
-                (tools / program.name).symlink_to(program)
-    return str(tools)
-
-
-def test_without_bubblewrap_it_is_the_default(sandlock: Sandlock, path_without_bwrap: str) -> None:
-    done = _run("from coderepairrl import sandbox; print(sandbox.default_name())", path_without_bwrap)
-    assert done.stdout == "sandlock\n", done.stderr
-    if shutil.which("bwrap"):
-        control = _run("from coderepairrl import sandbox; print(sandbox.default_name())", os.environ["PATH"])
-        assert control.stdout == "bwrap\n"
-
-
-def test_with_neither_the_install_command_is_the_fix(path_without_bwrap: str, tmp_path: Path) -> None:
-    """The command line prints it and ends with the code for a missing prerequisite."""
-    config = tmp_path / "run.toml"
-    config.write_text("")
-    code = """
-import importlib.util, sys
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name == "sandlock" else find(name, *more)
-from coderepairrl import sandbox
-from coderepairrl.errors import CodeRepairError
-try: sandbox.default_name()
-except CodeRepairError as error: print(error.fix); sys.exit(int(error.exit_code))
-"""
-    done = _run(code, path_without_bwrap)
-    assert done.returncode == ExitCode.PREREQUISITE == 3, done.stderr
-    assert done.stdout.startswith("sudo ") and done.stdout.endswith(" bubblewrap\n")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")

@@ -37,6 +37,7 @@ class Program:
     def __init__(self, name: str, recipe: Recipe, source: str = "") -> None:
         self.name = name
         self.recipe = recipe
+        self.not_in = recipe.not_in
         self.binds: tuple[str, ...] = ()
         """Folders of the host that the program needs to see, read-only."""
         if recipe.install:

@@ -65,6 +65,8 @@ class Recipe:
     """Paths in the repository that the program leaves there for itself: deleted before the diff."""
     output_bytes: int = 1 << 20
     """So much of what it prints is kept in the log."""
+    not_in: Mapping[str, str] = field(default_factory=dict)
+    """Sandboxes in which the program does not work, each with the reason: there it is refused before a run starts."""
 
     def __post_init__(self) -> None:
         if not self.argv:

@@ -131,7 +131,9 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
 
     agent = agents.make(name, **options)
     if isinstance(agent, Program):
-        backend = sandbox.make(sandbox.default_name(), agent.binds)
+        choice = sandbox.choose()
+        sandbox.serves(choice, agent.name, agent.not_in)
+        backend = sandbox.make(choice.name, agent.binds)
         sandbox.require(backend)
         checks = await programs.examine(agent, backend)
     else:

@@ -6,11 +6,14 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl import sandbox
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox.interpreter import install_command
 
 
 class Entry(NamedTuple):
@@ -43,7 +46,7 @@ def _python() -> Entry:
 def _git() -> Entry:
     path = shutil.which("git")
     if path is None:
-        return Entry("git", False, "not found", "sudo apt-get install git")
+        return Entry("git", False, "not found", install_command("git"))
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     return Entry("git", True, version.removeprefix("git version "))
 
@@ -60,9 +63,19 @@ def _packages() -> list[Entry]:
 
 def _sandboxes() -> list[Entry]:
     found = [Entry(f"sandbox {name}", ok, detail, fix, required=False) for name, ok, detail, fix in sandbox.available()]
-    usable = [entry.name.removeprefix("sandbox ") for entry in found if entry.ok and "unsafe" not in entry.name]
-    fix = next((entry.fix for entry in found if entry.fix), "")
-    return [Entry("a sandbox that isolates", bool(usable), ", ".join(usable) or "none", fix), *found]
+    return [_isolation([entry.name.removeprefix("sandbox ") for entry in found if entry.ok]), *found]
+
+
+def _isolation(usable: Sequence[str]) -> Entry:
+    """What a run takes that names no sandbox; `usable` are all that work here."""
+    name = "a sandbox that isolates"
+    try:
+        choice = sandbox.choose()
+    except PrerequisiteError as error:
+        if named := [other for other in usable if other != "unsafe-local"]:
+            return Entry(name, True, f"only when named: sandbox={named[0]}")
+        return Entry(name, False, "none", error.fix)
+    return Entry(name, True, f"{choice.name}, {choice.why}")
 
 
 def _memory() -> Entry:

@@ -63,9 +63,10 @@ async def fix(
     `Fault` of whatever broke.
     """
     config, trace = choice.config, trace or Trace(quiet=True)
-    agent, backend = placed_agent(config)
+    agent, backend, chosen = placed_agent(config)
     task, allowed = repository.task(issue), limits(config)
-    trace.say("repository", f"{repository.root} at {repository.commit[:12]}, in the sandbox {backend.name}")
+    trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
+    trace.say("sandbox", f"{backend.name}: {chosen.why}")
     trace.say("model", f"{choice.name}, temperature {temperature:g}")
     sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
     with tempfile.TemporaryDirectory(prefix="crrl-fix-") as folder:

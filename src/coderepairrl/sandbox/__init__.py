@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.errors import PrerequisiteError
@@ -14,7 +14,18 @@ from coderepairrl.sandbox.patch import apply_patch
 if TYPE_CHECKING:
     from coderepairrl.sandbox.backend import GuestBackend
 
-__all__ = ["SHIPPED", "Availability", "apply_patch", "available", "default_name", "make", "require"]
+__all__ = [
+    "SHIPPED",
+    "Availability",
+    "Choice",
+    "apply_patch",
+    "available",
+    "choose",
+    "default_name",
+    "make",
+    "require",
+    "serves",
+]
 
 SHIPPED = {
     "bwrap": "coderepairrl.sandbox.bwrap:Bubblewrap",
@@ -30,6 +41,8 @@ WEAKER = (
     "nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
 )
 """What a user of `sandlock` must know; its module says more."""
+REFUSES = "inside, nothing can listen or use /tmp (docs/sandbox.md)"
+"""What of that a program may run into."""
 
 
 def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
@@ -73,18 +86,59 @@ def available() -> list[Availability]:
     return [*_isolating(), *_containers(), Availability("unsafe-local", True, detail, "")]
 
 
-def default_name() -> str:
-    """The strongest isolating backend that works here: `bwrap`, else `sandlock`; `unsafe-local` must be named.
+class Choice(NamedTuple):
+    """A backend by name, and why it is this one; `fix` is the command with which a stronger one would work, if any."""
 
-    Raises `PrerequisiteError` whose `fix` is the command that makes `bwrap` work.
+    name: str
+    why: str
+    fix: str = ""
+
+    def __str__(self) -> str:
+        """The line that a run begins with.
+
+        >>> print(Choice("sandlock", "bubblewrap is not installed", "sudo apt-get install bubblewrap"))
+        sandbox sandlock: bubblewrap is not installed; for a stronger one: sudo apt-get install bubblewrap
+        """
+        return f"sandbox {self.name}: {self.why}" + (f"; for a stronger one: {self.fix}" if self.fix else "")
+
+
+def choose(name: str = "auto") -> Choice:
+    """What `name` stands for here: ``auto`` is `bwrap` where it works, else `sandlock`, and never anything weaker.
+
+    Raises `PrerequisiteError` if neither works; its `fix` is the command that makes `bwrap` work.
     """
-    tried = []
+    if name != "auto":
+        return Choice(name, "as sandbox.name asks")
+    lacking: list[Availability] = []
     for entry in _isolating():
-        if entry.ok:
-            return entry.name
-        tried.append(entry)
-    reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in tried)
-    raise PrerequisiteError(f"no sandbox works on this machine ({reasons})", fix=tried[0].fix)
+        if not entry.ok:
+            lacking.append(entry)
+        elif lacking:
+            return Choice(entry.name, f"{lacking[0].detail}; {REFUSES}", lacking[0].fix)
+        else:
+            return Choice(entry.name, "the strongest that works here")
+    reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in lacking)
+    raise PrerequisiteError(f"no sandbox works on this machine ({reasons})", fix=lacking[0].fix)
+
+
+def serves(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
+    """Raise `PrerequisiteError` if `agent` does not work in the chosen backend; `not_in` are reasons by backend.
+
+    Raises `ConfigError` for a reason that belongs to no backend.
+    """
+    for name in not_in:
+        resolve("sandbox", name, SHIPPED)
+    if choice.name in not_in:
+        why = f", which was chosen because {choice.why}" if choice.fix else ""
+        raise PrerequisiteError(
+            f"agent {agent!r} does not work in the sandbox {choice.name}: {not_in[choice.name]}{why}",
+            fix=choice.fix or "another sandbox (crrl check), or another agent",
+        )
+
+
+def default_name() -> str:
+    """The name of what `choose` chooses; raises as it does."""
+    return choose().name
 
 
 def _containers() -> Iterator[Availability]:

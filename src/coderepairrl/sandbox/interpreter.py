@@ -65,16 +65,17 @@ def search_path(python: Path) -> str:
 
 
 def install_command(package: str, release: Path = Path("/etc/os-release")) -> str:
-    """How this distribution installs `package`."""
+    """How this distribution installs `package`; for root without ``sudo``, which containers lack."""
+    sudo = "" if os.geteuid() == 0 else "sudo "
     text = release.read_text() if release.exists() else ""
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     family = f"{values.get('ID', '')} {values.get('ID_LIKE', '')}".replace('"', "").replace("'", "").split()
     if {"fedora", "rhel", "centos"} & set(family):
-        return f"sudo dnf install {package}"
+        return f"{sudo}dnf install {package}"
     if "arch" in family:
-        return f"sudo pacman -S {package.replace('python3', 'python')}"
+        return f"{sudo}pacman -S {package.replace('python3', 'python')}"
     if "alpine" in family:
-        return f"sudo apk add {package}"
+        return f"{sudo}apk add {package}"
     if {"suse", "opensuse"} & set(family):
-        return f"sudo zypper install {package}"
-    return f"sudo apt-get install {package}"
+        return f"{sudo}zypper install {package}"
+    return f"{sudo}apt-get install {package}"

@@ -34,6 +34,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -52,6 +53,9 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
+PACKAGE = "sandlock==0.9.0"
+MACHINES = ("x86_64", "aarch64")
+"""Those that `PACKAGE` has wheels for."""
 PORTS = 4
 """How many addresses one sandbox can `reach`: sandlock wants the ports beforehand."""
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -254,7 +258,9 @@ def _find_package() -> str:
     """The folder that sandlock is imported from."""
     found = importlib.util.find_spec("sandlock")
     if found is None or found.origin is None:
-        raise PrerequisiteError("sandlock is not installed", fix="pip install 'coderepairrl[sandlock]'")
+        if platform.machine() not in MACHINES:
+            raise PrerequisiteError(f"there is no sandlock for {platform.machine()} machines", fix=_instead())
+        raise PrerequisiteError("sandlock is not installed", fix=f"{sys.executable} -m pip install {PACKAGE}")
     return str(Path(found.origin).parent.parent)
 
 

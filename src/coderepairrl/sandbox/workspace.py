@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
+from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.privileges import command_as
 
 Images = Callable[[str], Iterable["Entry"]]
@@ -97,7 +98,7 @@ def git(
             cwd="/",
         ).stdout
     except FileNotFoundError as error:
-        raise PrerequisiteError("git is not installed", fix="sudo apt-get install git") from error
+        raise PrerequisiteError("git is not installed", fix=install_command("git")) from error
 
 
 def reason(error: subprocess.CalledProcessError) -> str:

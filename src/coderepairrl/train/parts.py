@@ -54,7 +54,8 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             if not held_out:
                 split = config.eval.each[name].split
                 progress.say(f"no evaluation {name}: there is no held-out task in split {split!r}")
-    agent, backend = placed_agent(config)
+    agent, backend, choice = placed_agent(config)
+    progress.say(str(choice))
     judge = rewards.make(config.eval.reward or config.reward)
     judges = {"train": rewards.make(config.reward), **dict.fromkeys(eval_tasks, judge)}
     async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
@@ -159,16 +160,22 @@ def limits(config: Config) -> Limits:
     return Limits(rollout.calls, rollout.tokens, rollout.seconds, rollout.turn_tokens)
 
 
-def placed_agent(config: Config) -> tuple[Agent, SandboxBackend]:
-    """The agent, and a sandbox that works here and shows it what it needs.
+def placed_agent(config: Config) -> tuple[Agent, SandboxBackend, sandbox.Choice]:
+    """The agent, a sandbox that works here and shows it what it needs, and why it is that one.
 
-    Raises `ConfigError` and `PrerequisiteError`.
+    Raises `ConfigError` and `PrerequisiteError`, also where the agent does not work in that sandbox.
     """
     agent = agents.make(config.agent.name, **config.agent.options)
-    show = getattr(agent, "binds", ())
-    backend = sandbox.make(sandbox_name(config), show, **config.sandbox.options)
+    choice = sandbox.choose(config.sandbox.name)
+    sandbox.serves(choice, agent.name, getattr(agent, "not_in", {}))
+    try:
+        backend = sandbox.make(choice.name, getattr(agent, "binds", ()), **config.sandbox.options)
+    except ConfigError as error:
+        if not choice.fix:
+            raise
+        raise ConfigError(f"{error} ({choice})", fix=error.fix) from error  # who wrote the option meant another one
     sandbox.require(backend)
-    return agent, backend
+    return agent, backend, choice
 
 
 def engine_options(config: Config) -> dict[str, Any]:
@@ -195,7 +202,7 @@ def engine_options(config: Config) -> dict[str, Any]:
 
 def sandbox_name(config: Config) -> str:
     """The backend that ``auto`` stands for on this machine. Raises `PrerequisiteError` when there is none."""
-    return sandbox.default_name() if config.sandbox.name == "auto" else config.sandbox.name
+    return sandbox.choose(config.sandbox.name).name
 
 
 def load_tasks(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]]:

@@ -1,0 +1,160 @@
+"""What a machine without bubblewrap, or with one that may not make namespaces, runs in, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import check, sandbox
+from coderepairrl.agents import recipe
+from coderepairrl.check import report
+from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError
+from coderepairrl.runs import open_run
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.interpreter import install_command
+from coderepairrl.sandbox.sandlock import Sandlock
+
+ONE_STEP = ("run.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=2", "eval.options={split='test',n=2}")
+BLOCKED = "bwrap: setting up uid map: Permission denied"
+LISTENER = """
+about = "stands for a program that serves its own tools"
+argv = ["true"]
+not_in = { sandlock = "it starts a server" }
+"""
+
+
+@pytest.fixture(scope="session")
+def path_without_bwrap() -> Iterator[str]:
+    """Every program of the usual folders but ``bwrap``, where sandboxes of root can run them, too."""
+    with tempfile.TemporaryDirectory(prefix="crrl-test-") as folder:
+        tools = Path(folder)
+        tools.chmod(0o755)
+        for usual in ("/usr/bin", "/bin", "/usr/sbin"):
+            for program in Path(usual).iterdir():
+                if program.name != "bwrap" and not os.path.lexists(tools / program.name):
+                    (tools / program.name).symlink_to(program)
+        yield folder
+
+
+def crrl(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """The command line as a user of a machine with the programs of `path` calls it, in `folder`."""
+    command = [sys.executable, "-m", "coderepairrl.cli", *arguments]
+    env = {**os.environ, "PATH": path, "COLUMNS": "200", **env}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+
+
+def check_step(done: subprocess.CompletedProcess[str], folder: Path, name: str) -> None:
+    """One step of ``crrl hello`` was done, evaluated and trained on, all in the sandbox `name`."""
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["episodes"] == 2 * 2 + 2 * 2
+    run = open_run(folder / told["run"])
+    records = list(run.records())
+    assert [record["sandbox"] for record in records if record["type"] == "start"] == [name]
+    [step] = [record for record in records if record["type"] == "step"]
+    assert step["version"] == 1 and step["metrics"]["void"] == 0
+    # tools and tests ran: a policy that was warm-started repairs some of these, and none by chance
+    assert told["tool_success"]["before"] > 0.5 and told["tests_passing"]["before"] > 0
+
+
+def test_hello_with_bubblewrap(bwrap: Bubblewrap, tmp_path: Path) -> None:
+    done = crrl(tmp_path, os.environ["PATH"], "hello", *ONE_STEP, "--json")
+    check_step(done, tmp_path, "bwrap")
+    assert done.stderr.count("sandbox bwrap: the strongest that works here\n") == 1
+
+
+def test_hello_without_bubblewrap_runs_in_sandlock(sandlock: Sandlock, tmp_path: Path, path_without_bwrap: str) -> None:
+    done = crrl(tmp_path, path_without_bwrap, "hello", *ONE_STEP, "--json")
+    check_step(done, tmp_path, "sandlock")
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("sandbox ")]
+    assert line.startswith("sandbox sandlock: bubblewrap is not installed; inside, nothing can listen")
+    assert line.endswith(install_command("bubblewrap"))
+
+
+def test_hello_with_neither_ends_with_the_command(tmp_path: Path, path_without_bwrap: str) -> None:
+    """Here sandlock's library is of another machine."""
+    (tmp_path / "other" / "sandlock").mkdir(parents=True)
+    (tmp_path / "other" / "sandlock" / "__init__.py").write_text("raise ImportError('wrong ELF class')\n")
+    done = crrl(tmp_path, path_without_bwrap, "hello", *ONE_STEP, PYTHONPATH=str(tmp_path / "other"))
+    assert done.returncode == ExitCode.PREREQUISITE == 3, done.stderr
+    assert "bwrap: bubblewrap is not installed; sandlock: sandlock cannot be loaded: wrong ELF class" in done.stderr
+    assert done.stderr.endswith(f"  fix: {install_command('bubblewrap')}\n")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def path_with_blocked_bwrap(path_without_bwrap: str) -> Iterator[str]:
+    """As in a container of Docker, whose programs may not make user namespaces."""
+    with tempfile.TemporaryDirectory(prefix="crrl-test-") as folder:
+        Path(folder).chmod(0o755)
+        program = Path(folder, "bwrap")
+        program.write_text(f"#!/bin/sh\necho '{BLOCKED}' >&2; exit 1\n")
+        program.chmod(0o755)
+        yield f"{folder}:{path_without_bwrap}"
+
+
+def test_a_bubblewrap_that_may_not_make_namespaces_gives_way_to_sandlock(
+    sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, path_with_blocked_bwrap: str
+) -> None:
+    monkeypatch.setenv("PATH", path_with_blocked_bwrap)
+    choice = sandbox.choose()
+    assert choice.name == "sandlock" and f"bubblewrap does not work here: {BLOCKED}" in str(choice)
+    assert "sysctl" in choice.fix
+    with pytest.raises(PrerequisiteError, match="uid map"):
+        sandbox.require(sandbox.make(sandbox.choose("bwrap").name))  # who names one gets that or nothing
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["agent=listener.toml"], 3, ["'listener' does not work in the sandbox sandlock: it starts a server"]),
+        (["sandbox.options.tmp_bytes=1048576"], 2, ["sandlock cannot bound tmp_bytes", "bubblewrap is not installed"]),
+    ],
+    ids=["agent", "option"],
+)
+def test_what_sandlock_cannot_run_is_refused_before_the_run_folder(
+    sandlock: Sandlock, tmp_path: Path, path_without_bwrap: str, given: Sequence[str], code: int, words: Sequence[str]
+) -> None:
+    (tmp_path / "listener.toml").write_text(LISTENER)
+    done = crrl(tmp_path, path_without_bwrap, "train", "hello", *given)
+    assert done.returncode == code, done.stderr
+    for text in (*words, install_command("bubblewrap")):
+        assert text in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_agents_are_refused_only_where_they_do_not_work() -> None:
+    """Claude Code was tried there, by `tests/agents/test_programs.py` on a machine without bubblewrap."""
+    not_in = recipe.load("claude-code").not_in
+    sandbox.serves(sandbox.Choice("bwrap", "the strongest that works here"), "claude-code", not_in)
+    with pytest.raises(PrerequisiteError, match="runs no command") as caught:
+        sandbox.serves(sandbox.choose("sandlock"), "claude-code", not_in)
+    assert "crrl check" in caught.value.fix
+    with pytest.raises(ConfigError, match="sandlok") as mistyped:
+        sandbox.serves(sandbox.Choice("bwrap", ""), "mine", {"sandlok": "it starts a server"})
+    assert "sandlock" in mistyped.value.fix
+
+
+def test_check_names_what_a_run_would_take_instead_of_bwrap_sandlock(
+    sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, path_without_bwrap: str
+) -> None:
+    monkeypatch.setenv("PATH", path_without_bwrap)
+    [entry] = [entry for entry in check.machine() if entry.name == "a sandbox that isolates"]
+    assert entry.ok and entry.detail.startswith("sandlock, bubblewrap is not installed")
+
+
+def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [sandbox.Availability(name, name == "docker", "", "install it") for name in ("bwrap", "sandlock", "docker")]
+    monkeypatch.setattr(sandbox, "_isolating", lambda: iter(here[:2]))
+    for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
+        monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)
+        [entry] = [entry for entry in report.machine() if entry.name == "a sandbox that isolates"]
+        assert (entry.ok, entry.detail) == expected
+    assert entry.fix == "install it"

@@ -26,7 +26,7 @@ from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
 from coderepairrl.config import load
-from coderepairrl.engines import check, make, require, weights
+from coderepairrl.engines import check, make, require, versions, weights
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.engines.vllm.options import parse
@@ -239,6 +239,19 @@ def test_what_a_machine_lacks_is_known_without_starting(tmp_path: Path, env: dic
         with pytest.raises(PrerequisiteError, match=message) as caught:
             require("vllm", {"python": sys.executable} | options)
         assert "make vllm-cpu" in caught.value.fix
+
+
+async def test_the_versions_are_those_of_what_serves(tmp_path: Path, env: dict[str, str], wire: TestServer) -> None:
+    """Of the vLLM in its own Python, or of the server that is joined; other engines have none."""
+    assert versions("vllm", {"python": sys.executable, "env": env}) == {"vllm": "0.32.0"}
+    cpu = site(tmp_path / "cpu", "0.32.1", "vllm-cpu")
+    assert versions("vllm", {"python": sys.executable, "env": cpu}) == {"vllm": "0.32.1 (vllm-cpu)"}
+    joined = await asyncio.to_thread(versions, "vllm", {"url": str(wire.make_url("/"))})
+    assert joined == {"vllm": "0.32.0"}
+    assert versions("vllm", {"url": "http://localhost:1"}) == {"vllm": "unknown"}
+    assert versions("tiny", {}) == {}
+    with pytest.raises(PrerequisiteError):
+        versions("vllm", {"python": "/nowhere"})
 
 
 async def test_a_server_for_cpus_is_not_given_gpus(miniature: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,18 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     about.write_text(about.read_text().replace('"schema": 1', '"schema": 99'))
     with pytest.raises(UsageError, match="schema 99"):
         open_run(run.path)
+
+
+def test_run_json_has_the_versions_that_numbers_depend_on(tmp_path: Path) -> None:
+    """Of what learns here, and of the engine, which may run in another Python; what is not there is absent."""
+    plain, served = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "served")
+    plain.create("", {"name": "plain"})
+    served.create("", {"name": "served"}, {"vllm": "0.32.0"})
+    here, there = (json.loads((run.path / "run.json").read_text())["versions"] for run in (plain, served))
+    assert {"torch", "transformers", "safetensors", "peft", "accelerate", "deepspeed", "bitsandbytes"} <= set(here)
+    assert here["vllm"] == "absent" and there == here | {"vllm": "0.32.0"}
+    for package in ("torch", "peft", "accelerate", "safetensors"):
+        assert here[package] == metadata.version(package)
 
 
 def test_episodes_are_put_together_from_the_log(tmp_path: Path) -> None:

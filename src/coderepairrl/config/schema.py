@@ -237,7 +237,7 @@ class Eval(Section):
     split: str = "test"
     """Tasks of this split are evaluated."""
     tasks: int = Field(default=0, ge=0)
-    """The first so many held-out tasks; 0 is all of them."""
+    """A sample of so many held-out tasks, drawn by `run.seed`, the same at every evaluation; 0 is all of them."""
     attempts: int = Field(default=1, ge=1)
     """Attempts at each held-out task."""
     temperature: float = Field(default=1.0, ge=0)

@@ -3,7 +3,7 @@
 `make` starts one by name. An engine of your own is a class named by import path, ``package.module:Class``, with an
 async classmethod ``start(model, *, log_dir, **options)`` that returns it ready to serve, and it sits the same exam
 (`coderepairrl.engines.exam`). Class methods ``check``, ``accepts`` and ``require``, each optional, say before a run is
-begun what `start` would refuse (`check`, `check_model`, `require`).
+begun what `start` would refuse (`check`, `check_model`, `require`), and ``versions`` what it would run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coderepairrl.engines.tiny import TinyEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine
 
-__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "check_model", "make", "receives", "require"]
+__all__ = ["SHIPPED", "ScriptedEngine", "TinyEngine", "check", "check_model", "make", "receives", "require", "versions"]
 
 SHIPPED = {
     "tiny": "coderepairrl.engines.tiny:TinyEngine",
@@ -78,6 +78,13 @@ def require(name: str, options: Mapping[str, Any]) -> None:
     it needs (``require(options)``)."""
     if (own := getattr(registry.resolve("engine", name, SHIPPED), "require", None)) is not None:
         own(options)
+
+
+def versions(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Versions of the packages by which the class of the engine `name` would sample, where it has any of its own and
+    says them beforehand (``versions(options)``). Raises `PrerequisiteError`, as `require`."""
+    own = getattr(registry.resolve("engine", name, SHIPPED), "versions", None)
+    return dict(own(options)) if own is not None else {}
 
 
 def receives(name: str) -> bool:

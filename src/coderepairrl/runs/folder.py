@@ -23,6 +23,7 @@ from contextlib import closing
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coderepairrl import __version__
@@ -33,7 +34,13 @@ from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Turn, Verified
 
 SCHEMA = 1
-_PACKAGES = ("torch", "transformers", "renderers", "tokenizers", "numpy")
+_PACKAGES = (
+    *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
+    *("peft", "accelerate", "deepspeed", "bitsandbytes"),
+)
+"""That numbers may depend on."""
+_OF_ENGINES = ("vllm",)
+"""Of which only the engine knows its version, and whether it has any part in the run."""
 
 
 class RunFolder:
@@ -62,8 +69,8 @@ class RunFolder:
         """Learner states by step."""
         return self.path / "checkpoints"
 
-    def create(self, config: str, about: Mapping[str, Any]) -> None:
-        """Make the folder and write config.toml and run.json.
+    def create(self, config: str, about: Mapping[str, Any], versions: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Make the folder and write config.toml and run.json; `versions` are those that the engine knows of.
 
         A run that failed before anything was logged is started afresh. Raises `UsageError` if the folder holds a run,
         or files that are none of ours.
@@ -79,7 +86,7 @@ class RunFolder:
                         f"{self.path} already holds a run", fix="continue it with --resume, or choose another run.name"
                     )
                 self.write_config(config)
-                about = {"schema": SCHEMA, **about, **machine()}
+                about = {"schema": SCHEMA, **about, **machine(versions)}
                 write_atomic(self.path / "run.json", json.dumps(about, indent=2) + "\n")
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
@@ -160,9 +167,10 @@ def logged_episodes(records: Iterable[Mapping[str, Any]]) -> Iterator[Episode]:
             yield replace(codec.load(Episode, data), turns=tuple(own))
 
 
-def machine() -> dict[str, Any]:
-    """What a reader needs to reproduce or to doubt a number: versions, commit, platform."""
-    versions = {}
+def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """What a reader needs to reproduce or to doubt a number: versions (with those that the `engine` knows), commit,
+    platform. A package that is not installed is "absent", as is one of an engine that has no part in the run."""
+    versions = dict.fromkeys(_OF_ENGINES, "absent") | dict(engine)
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)

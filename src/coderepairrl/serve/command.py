@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
+from coderepairrl import engines
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Policy, Server
 from coderepairrl.runs import Log, RunFolder
@@ -117,9 +118,10 @@ async def _serve(
 def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log | None:
     if folder is None:
         return None
-    run = RunFolder(folder)
+    run, engine = RunFolder(folder), choice.config.engine
+    versions = {} if choice.url else engines.versions(engine.name, engine.options)
     try:
-        run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name})
+        run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name}, versions)
     except UsageError as error:
         raise UsageError(str(error), fix="name another folder with --log") from None
     log = run.writer()

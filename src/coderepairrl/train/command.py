@@ -50,7 +50,7 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
             doubt = _what_may_not_fit(config)
             if not resume:
                 about = {"name": config.run.name, "seed": config.run.seed, "config": config.model_dump(mode="json")}
-                folder.create(to_toml(config), about)
+                folder.create(to_toml(config), about, engines.versions(config.engine.name, config.engine.options))
             with Progress(config.run.steps, quiet=quiet) as progress:
                 progress.say(f"run folder {folder.path}")
                 if doubt:

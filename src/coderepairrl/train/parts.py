@@ -14,6 +14,7 @@ from typing import Any
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks, tokens
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.evaluate import sample
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, Receiving, Streamed, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
@@ -206,7 +207,10 @@ def sandbox_name(config: Config) -> str:
 
 
 def load_tasks(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]]:
-    """Training tasks, and held-out ones by evaluation. Raises `TaskError` when there is nothing to train on."""
+    """Training tasks, and held-out ones by evaluation: all, or a sample by `run.seed`.
+
+    Raises `TaskError` when there is nothing to train on.
+    """
     here = config.tasks
     train, splits = _tasks_of(here.source, here.options, here.split)
     if not train:
@@ -215,7 +219,7 @@ def load_tasks(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, 
     for name, there in config.eval.each.items():
         options = there.options or ({} if there.source else here.options)
         found, _ = _tasks_of(there.source or here.source, options, there.split)
-        held_out[name] = found[: there.tasks or None]
+        held_out[name] = sample(found, there.tasks, config.run.seed)
     return train, held_out
 
 

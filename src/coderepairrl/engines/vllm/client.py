@@ -15,7 +15,7 @@ from typing import Any, Self
 from coderepairrl.engines import weights
 from coderepairrl.engines.vllm import options
 from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS
-from coderepairrl.engines.vllm.server import Gone, Refused, Server, check_version, default_python, installed
+from coderepairrl.engines.vllm.server import Gone, Refused, Server, check_version, default_python, installed, version_at
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
@@ -115,6 +115,17 @@ class VllmEngine:
         """Raise `PrerequisiteError` if a server is to be started and there is no vLLM for it, or another version."""
         if not given.get("url"):
             installed(given.get("python") or default_python(), given.get("env") or {})
+
+    @classmethod
+    def versions(cls, given: Mapping[str, Any]) -> dict[str, str]:
+        """Of the vLLM that serves: the one in its own Python, or what the server at `url` answers.
+
+        Raises `PrerequisiteError`, as `require`.
+        """
+        if url := given.get("url"):
+            return {"vllm": version_at(url)}
+        package, version = installed(given.get("python") or default_python(), given.get("env") or {})
+        return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 
     @classmethod
     async def start(

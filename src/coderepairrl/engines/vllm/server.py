@@ -10,9 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urljoin
 
 import aiohttp
 
@@ -258,6 +261,16 @@ async def check_version(server: Server, seconds: float) -> None:
             f"what answers at {server.where} is no vLLM server", fix="is engine.options.url right? (docs/engines.md)"
         ) from None
     _check_version(str(version), server.where)
+
+
+def version_at(url: str) -> str:
+    """Version of the server at `url`; "unknown" if it does not say one, which `check_version` refuses later."""
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the calls of the run
+        with direct.open(urljoin(url, "/version"), timeout=10.0) as answer:
+            return str(json.load(answer)["version"])
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
+        return "unknown"
 
 
 def _check_version(version: str, where: str) -> None:

@@ -49,7 +49,12 @@ def last_words(log: Path, start: int = 0) -> list[str]:
 
 
 def run(
-    command: Sequence[str], *, stdout: int | IO[bytes], timeout: float | None = None, **options: Any
+    command: Sequence[str],
+    *,
+    stdout: int | IO[bytes],
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    timeout: float | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[bytes]:
     """`subprocess.run` of somebody else's program: when this call ends, nothing of its process group is left.
 
@@ -60,7 +65,7 @@ def run(
         with _handled_later():  # a handler that raises once there is a process, and no `process`, would orphan it
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=stdout,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

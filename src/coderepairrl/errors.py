@@ -146,6 +146,10 @@ class RewardFault(Fault):
     boundary = "reward"
 
 
+class GraderFault(RewardFault):
+    """A task's checks cannot run in the sandbox, whatever the patch: a program or module that they need is missing."""
+
+
 class LearnerFault(Fault):
     """The learner process died or refused a batch."""
 

@@ -156,7 +156,12 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Judges an episode's patch."""
+    """Judges an episode's patch.
+
+    A class that measures whether the task is repaired declares it by a true attribute `repairs`: it promises 1 for the
+    task's reference and 0 for a patch that repairs nothing, and a run holds it to that before its first step. Without
+    the attribute (habits, formats, costs, one of your own) nothing is promised.
+    """
 
     name: str
 

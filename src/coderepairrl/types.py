@@ -295,7 +295,9 @@ class Command:
     """A check: `argv` run in the workspace, for at most `timeout` seconds.
 
     `results` names what it says of single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``, ``node``
-    (docs/tasks.md). Without it the exit code decides: 0 passes.
+    (docs/tasks.md). Without it the exit code decides: 0 passes. `test_timeout` are the seconds that one test may take
+    where pytest or unittest is asked: one that takes longer has failed, and the others still run. 0 is half of the time
+    that is left, so that some is left for the others.
 
     >>> Command(("python3", "-m", "unittest", "-q"), timeout=20.0).timeout
     20.0
@@ -304,6 +306,7 @@ class Command:
     argv: tuple[str, ...]
     timeout: float = 60.0
     results: str = ""
+    test_timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,22 +254,31 @@ async def test_build(task: Task, repository: Repository, backend: Local) -> None
         assert bool(found.note) == (expected == 0.0)
 
 
+class Bare:
+    """A sandbox without a program."""
+
+    def __init__(self, inner: object, lacks: str = "python3") -> None:
+        self.inner, self.lacks = inner, lacks
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    async def exec(self, argv: Sequence[str], **options: object) -> ExecResult:
+        if self.lacks in (argv[0], argv[-1]):
+            return ExecResult(127, b"not found")
+        return await self.inner.exec(argv, **options)  # type: ignore[attr-defined,no-any-return]
+
+
 async def test_a_missing_checker_is_a_fault(task: Task) -> None:
-    class Bare:
-        def __init__(self, inner: object) -> None:
-            self.inner = inner
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self.inner, name)
-
-        async def exec(self, argv: Sequence[str], **options: object) -> ExecResult:
-            if argv[0] == "python3":
-                return ExecResult(127, b"not found")
-            return await self.inner.exec(argv, **options)  # type: ignore[attr-defined,no-any-return]
-
     with pytest.raises(RewardFault, match="there is no python3") as caught:
         await value("build", task, task.reference, Local(Bare))
     assert "install python3" in caught.value.fix
+
+
+async def test_a_file_of_a_language_that_the_sandbox_lacks_voids_nothing(task: Task, repository: Repository) -> None:
+    """It was a fault, which an agent could cause by adding such a file."""
+    added = repository.edit({"sums.py": SOURCE.replace(b"a - b", b"a + b"), "x.php": b"<?php echo 1;\n"})
+    assert (await value("build", task, added, Local(lambda inner: Bare(inner, "php")))).value == 1.0
 
 
 async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, backend: Local) -> None:

@@ -195,12 +195,12 @@ async def test_edited_tests_are_restored(task: Task, repository: Repository, bac
     assert (await judge(task, repository.edit({"check.py": b"pass\n"}), backend)).value == 0.0
     honest = repository.edit({"check.py": b"assert False\n# more\n", "maths.py": FIXED})
     assert (await judge(task, honest, backend)).value == 1.0
-    (repository.folder / "check.py").unlink()
-    (repository.folder / "check.py").symlink_to("/etc/hostname")
+    (repository.folder / "expected.txt").symlink_to("/etc/hostname")
     link = repository.diff()
-    found = await judge(task, link, backend)
+    restoring = replace(task, checks=replace(task.checks, restore={**task.checks.restore, "expected.txt": "5"}))
+    found = await judge(restoring, link, backend)
     assert found.value == 0.0
-    assert "no way to restore check.py" in found.note
+    assert "no way to restore expected.txt" in found.note
 
 
 async def test_all_commands_must_pass_in_time(task: Task, backend: Local) -> None:

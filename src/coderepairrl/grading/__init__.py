@@ -4,7 +4,8 @@
 run in Python cannot end early and be taken for one that passed.
 """
 
-from coderepairrl.grading.checks import Verdict, apply, grade, judge
+from coderepairrl.grading.checks import Verdict, apply, grade, judge, reported
 from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
+from coderepairrl.grading.witness import results_of
 
-__all__ = ["RESULTS", "Outcome", "Outcomes", "Verdict", "apply", "grade", "judge", "lacking"]
+__all__ = ["RESULTS", "Outcome", "Outcomes", "Verdict", "apply", "grade", "judge", "lacking", "reported", "results_of"]

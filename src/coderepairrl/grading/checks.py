@@ -5,8 +5,11 @@ Faults of the sandbox are raised as `SandboxFault`; everything else is a verdict
 
 from __future__ import annotations
 
+import codecs
+import posixpath
 import re
 import secrets
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -30,9 +33,27 @@ STEERING = (
     *("pyproject.toml", "pytest.py", "sitecustomize.py", "usercustomize.py"),
     *("*_test.go", "go.work", "Cargo.toml", ".cargo/*", "build.rs", "package.json", ".npmrc", ".mocharc*"),
     *("jest.config.*", "vitest.config.*", "vite.config.*"),
+    *("Makefile", "makefile", "GNUmakefile", "run_tests.sh", "CMakeLists.txt", "Rakefile", "go.mod"),
+    *("pom.xml", ".mvn/*", "mvnw", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"),
+    *("gradle.properties", "gradle/wrapper/*", "gradlew", "phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml"),
 )
 """Files that steer a test runner, or count as tests by their name: what a patch does to them is left out before it is
-judged, unless the task's reference changes a file of that kind too."""
+judged, unless the task's reference changes a file of that kind too. So are the files that a command names (`named`)."""
+
+_PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
+_CANNOT = (126, 127)
+"""Exit codes, a shell's and the guest's, of a program that is not there or is no program."""
+_LACKING = re.compile(
+    r"No module named|not found|No such file or directory|can't open file|cannot find|could not find|not installed|"
+    r"Permission denied|error while loading shared libraries",
+    re.IGNORECASE,
+)
+"""In the last words of a check that may never have begun. A hint only: the control decides (`rewards.tests`)."""
+_LAST = 2_000
+_HEADERS = re.compile(
+    rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
+)
+"""Lines of a diff that name files; for binary content the first kind alone does."""
 
 RESULTS = "{results}"
 """In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
@@ -44,22 +65,56 @@ class Verdict(NamedTuple):
 
     problem: str
     outcomes: Outcomes = {}  # noqa: RUF012 - a NamedTuple's default, which nobody changes
+    doubtful: bool = False
+    """Nothing shows that the failed check ever began, so that the cause may be the sandbox and not the patch."""
 
 
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
     """Apply `patch` in a fresh sandbox of `task`, put the checks' files back, and run them. Raises `SandboxFault`."""
-    refused = await apply(sandbox, patch, left_out(task.reference))
+    refused = await apply(sandbox, patch, left_out(task.reference, task.checks, sandbox.workdir))
     return Verdict(refused) if refused else await judge(sandbox, task.checks)
 
 
-def left_out(reference: bytes) -> tuple[str, ...]:
-    """The patterns of `STEERING` that no file of the task's reference matches."""
-    paths = re.findall(rb"^(?:\+\+\+|---|rename to|rename from) (?:[ab]/)?(.*?)\r?$", reference, re.MULTILINE)
-    touched = [path.decode("utf-8", "replace") for path in paths]
+def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
+    """Patterns, as `git apply --exclude` reads them, of the files that a patch may not change.
 
-    return tuple(
-        pattern for pattern in STEERING if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in touched)
-    )
+    They are those of `STEERING`, in any folder, and the files that a command names, each unless a file of the task's
+    reference is one of them: what the repair itself changes is the patch's to change.
+    """
+    touched = {_plain_path(path) for line in _HEADERS.findall(reference) for path in line if path}
+    kinds = [pattern for pattern in STEERING if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in touched)]
+    files = [re.sub(r"([\\*?\[])", r"\\\1", path) for path in named(checks, workdir) if path not in touched]
+
+    return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
+
+
+def _plain_path(written: bytes) -> str:
+    r"""A path as a diff writes it, without its side and without git's quotes.
+
+    >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
+    ('ä.sh', 'run.sh')
+    """
+    path = codecs.escape_decode(written[1:-1])[0] if written[:1] == b'"' == written[-1:] else written
+    assert isinstance(path, bytes)
+    return path.removeprefix(b"a/").removeprefix(b"b/").decode("utf-8", "replace")
+
+
+def named(checks: Checks, workdir: str = "") -> list[str]:
+    """What may be files of the workspace among the words of the commands, shell lines taken apart; in order.
+
+    >>> named(Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),)), "/w")[-3:]
+    ['run.sh', 'a/test_b.py', 'e']
+    """
+    found: dict[str, None] = {}
+    for command in checks.commands:
+        for word in command.argv:
+            for part in (word, *_PARTS.split(word)):
+                path = posixpath.normpath(part.partition("::")[0] or ".")
+                if workdir and path.startswith(f"{workdir}/"):
+                    path = path[len(workdir) + 1 :]
+                if path != "." and "\0" not in path and not path.startswith(("/", "../", "-")):
+                    found[path] = None
+    return list(found)
 
 
 async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
@@ -67,7 +122,7 @@ async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -
 
     Raises `SandboxFault` for a sandbox without a working git.
     """
-    excluded = [f"--exclude={each}" for pattern in without for each in (pattern, f"*/{pattern}")]
+    excluded = [f"--exclude={pattern}" for pattern in without]
     result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
     if result.ok:
         return ""
@@ -100,36 +155,43 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
     The problem names the check, how it failed, and what it said last; or the tests that should have passed.
     """
     outcomes: Outcomes = {}
+    silent = ""
     for command in checks.commands:
-        problem, found, last = await _run(sandbox, command, checks)
+        problem, found, last, doubtful = await _run(sandbox, command, checks)
         outcomes = worst(outcomes.items(), found.items())
         if problem:
-            return Verdict(_problem(command, problem, last), outcomes)
+            return Verdict(_problem(command, problem, last), outcomes, doubtful)
+        if doubtful:
+            silent = silent or f"; no test of `{' '.join(command.argv)}` reported a result: {last[:_SHOWN]}"
     if failed := lacking(outcomes, checks.named):
         names = "; ".join(f"{name} ({_outcome(outcomes, name)})" for name in failed[:_NAMED])
-        return Verdict(f"{len(failed)} of {len(checks.named)} tests did not pass: {names}", outcomes)
+        problem = f"{len(failed)} of {len(checks.named)} tests did not pass: {names}{silent}"
+        return Verdict(problem, outcomes, bool(silent))
     return Verdict("", outcomes)
 
 
-async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[str, Outcomes, str]:
-    """How a command failed as a whole, or nothing; the outcomes of its tests; and its last line."""
+async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[str, Outcomes, str, bool]:
+    """How a command failed as a whole, or nothing; the outcomes of its tests; its last line; is `Verdict.doubtful`."""
     if not command.results:
-        problem, last = await _plain(sandbox, command, checks)
-        return problem, {}, last
-    result, said = await _reported(sandbox, command)
+        result, problem, last = await _plain(sandbox, command, checks)
+        doubtful = result.exit_code in _CANNOT or bool(_LACKING.search(_said(result)[-_LAST:]))
+        return problem, {}, last, bool(problem) and not result.timed_out and doubtful
+    result, said = await reported(sandbox, command)
     last = _said(result).rpartition("\n")[2]
     if result.timed_out:
-        return _how(result, command), {}, last
+        return _how(result, command), {}, last, False
+    if not said.outcomes:
+        return "" if checks.named else "no test reported a result", {}, last, True
     if not checks.named:
-        if not said.outcomes:
-            return "no test reported a result", {}, last
         failed = [name for name, outcome in said.outcomes.items() if outcome is Outcome.FAILED]
         if failed or not said.ok:
-            return f"{failed[0]} failed" if failed else _how(result, command), said.outcomes, last
-    return "", said.outcomes, last
+            return f"{failed[0]} failed" if failed else _how(result, command), said.outcomes, last, False
+        if Outcome.PASSED not in said.outcomes.values():
+            return "no test passed", said.outcomes, last, False
+    return "", said.outcomes, last, False
 
 
-async def _plain(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[str, str]:
+async def _plain(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, str, str]:
     """A command that is judged by its exit code, and, if it is a Python script, by its last line."""
     word, argv = witness.new_word(), witness.script(command.argv)
     stdin = "\n".join((word, *checks.restore)).encode("utf-8", "surrogateescape") if argv else b""
@@ -140,20 +202,24 @@ async def _plain(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[st
         problem = _how(result, command)
     elif argv and not said.endswith(word):
         problem = "it printed too much" if result.truncated else "it ended before its last line"
-    return problem, said.replace(word, "").strip().rpartition("\n")[2]
+    return result, problem, said.replace(word, "").strip().rpartition("\n")[2]
 
 
-async def _reported(sandbox: Sandbox, command: Command) -> tuple[ExecResult, witness.Said]:
-    """Run a command whose tests report; `Said.ok` is whether the runner was content."""
+async def reported(sandbox: Sandbox, command: Command) -> tuple[ExecResult, witness.Said]:
+    """Run a command whose tests report (`Command.results`); `Said.ok` is whether the runner was content.
+
+    Raises `SandboxFault`.
+    """
     if command.results == "pytest":
-        plugin = await witness.Plugin.prepare(sandbox)
+        plugin = await witness.Plugin.prepare(sandbox, command)
         result = await _exec(sandbox, command, plugin.command(command.argv))
         return result, await plugin.outcomes(sandbox, _LOG_BYTES)
     watched = witness.unittest(command.argv) if command.results == "unittest" else []
     if watched:
         word = witness.new_word()
-        result = await _exec(sandbox, command, watched, word)
-        return result, witness.said(result.output, word)
+        result = await _exec(sandbox, command, watched, f"{word} {witness.limits(command)}")
+        said = witness.said(result.output, word)
+        return replace(result, output=witness.before(result.output, word)), said
     path = f"/tmp/crrl-{secrets.token_hex(16)}"
     result = await _exec(sandbox, command, [word.replace(RESULTS, path) for word in command.argv])
     text = result.output

@@ -53,6 +53,7 @@ class PatchEdits(TextReward):
 
     name = "patch_edits"
     takes_verified = True
+    repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above. Raises `MalformedPatch`."""

@@ -28,7 +28,8 @@ CHECKERS: dict[str, tuple[str, ...]] = {
     ".sh": ("bash", "-n"),
 }
 """What reads a file of a kind without running it; the file's name is appended."""
-_NOT_FOUND = 127
+_CANNOT = (126, 127)
+_THERE = 'command -v "$0"'
 
 
 class HybridReward:
@@ -47,6 +48,7 @@ class HybridReward:
 
     name = "hybrid"
     runs_checks = takes_verified = True
+    repairs = True
     share = 0.25
     """Of groups that are tested."""
 
@@ -71,7 +73,8 @@ class BuildReward:
     """1 if the patch applies and every file that it changes can still be read by its language, else 0 (RW13).
 
     Files are parsed, not run, in a fresh sandbox: Python, JSON, TOML, JavaScript, Ruby, PHP, Go and shell by their
-    endings (`CHECKERS`). A file of another kind only has to apply. An empty patch scores 0.
+    endings (`CHECKERS`). A file of another kind only has to apply, and so does one whose language's program the sandbox
+    lacks, unless the reference changes such files, too: then the sandbox is at fault. An empty patch scores 0.
 
     Unit: 0 or 1. Source: build validation of REQUIREMENTS RW13. Known weaknesses: parses and does not link or check
     types; any harmless edit earns 1, so use it beside a reward for repair.
@@ -89,20 +92,34 @@ class BuildReward:
             return Score(self.name, 0.0, note=str(malformed))
         try:
             async with sandbox.open(task) as fresh:
-                problem = await grading.apply(fresh, episode.patch) or await _unreadable(fresh, paths)
+                problem = await grading.apply(fresh, episode.patch) or await _unreadable(fresh, paths, _kinds(task))
         except SandboxFault as fault:
             raise RewardFault(f"build of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, 0.0 if problem else 1.0, note=problem)
 
 
-async def _unreadable(sandbox: Sandbox, paths: list[str]) -> str:
-    """The first of `paths` that its language does not accept, and why; or nothing."""
+def _kinds(task: Task) -> set[str]:
+    """The endings of the files that the task's reference changes."""
+    try:
+        return {PurePosixPath(file.path).suffix for file in parse(task.reference)}
+    except MalformedPatch:
+        return set()
+
+
+async def _unreadable(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
+    """The first of `paths` that its language does not accept, and why; or nothing.
+
+    Raises `SandboxFault` where there is no program for an ending in `needed`, which no patch can choose.
+    """
     for path in paths:
-        checker = CHECKERS.get(PurePosixPath(path).suffix)
+        kind = PurePosixPath(path).suffix
+        checker = CHECKERS.get(kind)
         if checker is None:
             continue
         result = await sandbox.exec([*checker, f"./{path}"])
-        if result.exit_code == _NOT_FOUND:
+        if result.exit_code in _CANNOT and not (await sandbox.exec(["sh", "-c", _THERE, checker[0]])).ok:
+            if kind not in needed:
+                continue
             raise SandboxFault(f"there is no {checker[0]} to check {path}", fix=f"install {checker[0]} in the sandbox")
         if not result.ok:
             last = result.output.decode("utf-8", "replace").strip().rpartition("\n")[2]

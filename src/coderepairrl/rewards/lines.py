@@ -56,6 +56,7 @@ class PatchLines(TextReward):
 
     name = "patch_lines"
     takes_verified = True
+    repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above. Raises `MalformedPatch`."""

@@ -44,6 +44,7 @@ class NanoSimilarity(TextReward):
     """
 
     name = "nano_similarity"
+    repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above. Never raises."""
@@ -65,6 +66,7 @@ class DraftSimilarity(TextReward):
     """
 
     name = "draft_similarity"
+    repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above. Raises `MalformedPatch`."""

@@ -29,6 +29,7 @@ class PatchSimilarity(TextReward):
     """
 
     name = "patch_similarity"
+    repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above, the same for every language. Never raises: any text is compared as it stands."""

@@ -7,9 +7,15 @@ import hashlib
 from collections import defaultdict
 
 from coderepairrl import grading
-from coderepairrl.errors import RewardFault, SandboxFault, TaskError
+from coderepairrl.errors import GraderFault, RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Episode, Score, Task
+
+TO_INSTALL = (
+    "install it where sandboxes see it, or show them its folder: sandbox.options.binds, and "
+    "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/tasks.md, On the command line)"
+)
+"""What helps where a sandbox lacks what checks need."""
 
 
 class TestsReward:
@@ -21,6 +27,10 @@ class TestsReward:
     all of them must pass, whatever other tests do. An empty patch and one that git cannot apply score 0 without
     running anything. Equal patches of one task are tested once in a process; faults are not remembered.
 
+    Where nothing shows that the checks ever began (no such program, ``No module named pytest``, no test reported), a
+    control decides, once per task: the same checks in a fresh sandbox on the reference, or on the untouched tree where
+    there is none. If they do not begin there either it is a fault of the sandbox; else what the patch did is a 0.
+
     Unit: 0 or 1. Source: the thesis's future work; any repair that passes earns it. Known weaknesses: as good as the
     checks; says nothing of how near a failing repair is; costs a sandbox and the checks' time.
     """
@@ -28,10 +38,13 @@ class TestsReward:
     __test__ = False  # pytest: not a test class
     name = "tests"
     runs_checks = True
+    repairs = True
 
     def __init__(self) -> None:
         self._known: dict[bytes, str] = {}
         """What is wrong with a patch, by `_key`."""
+        self._able: set[bytes] = set()
+        """Of tasks whose checks did run on the control, the control's `_key`."""
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
@@ -59,8 +72,33 @@ class TestsReward:
             if key in self._known:
                 return self._known[key]
             async with sandbox.open(task) as fresh:
-                self._known[key] = (await grading.grade(fresh, task, patch)).problem
-            return self._known[key]
+                verdict = await grading.grade(fresh, task, patch)
+            if verdict.doubtful:
+                await self._control(task, patch, verdict, sandbox)
+            self._known[key] = verdict.problem
+            return verdict.problem
+
+    async def _control(self, task: Task, patch: bytes, found: grading.Verdict, sandbox: SandboxBackend) -> None:
+        """Raise `GraderFault` if the checks cannot run in this sandbox at all: no policy can change the control."""
+        key = _key(task, b"", sandbox)
+        async with self._busy[key]:
+            if key in self._able:
+                return
+            reference = task.reference if task.reference.strip() else b""
+            if patch != reference:
+                async with sandbox.open(task) as fresh:
+                    if reference:
+                        found = await grading.grade(fresh, task, reference)
+                    else:
+                        found = await grading.judge(fresh, task.checks)
+            if found.doubtful:
+                on = "its reference" if reference else "the untouched repository"
+                raise GraderFault(
+                    f"the checks of task {task.id} cannot run in the sandbox {sandbox.name}, not even on {on}: "
+                    f"{found.problem}",
+                    fix=TO_INSTALL,
+                )
+            self._able.add(key)
 
 
 def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:

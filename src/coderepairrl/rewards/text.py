@@ -21,6 +21,8 @@ class TextReward(ABC):
     name: str
     takes_verified = False
     """Whether `Task.verified` count as references beside the task's own."""
+    repairs = False
+    """As `protocols.Reward.repairs`."""
 
     @abstractmethod
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import RESULTS
+from coderepairrl.grading import RESULTS, results_of
 from coderepairrl.registry import nearest
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.types import Checks, Command, Task
@@ -42,11 +42,13 @@ _Word = Annotated[str, AfterValidator(_no_nul)]
 class _Command(_Record):
     argv: Annotated[list[_Word], Field(min_length=1)]
     timeout: float = Field(default=60.0, gt=0)
-    results: str = ""
+    results: str | None = None
+    """Left out: what the command shows that it is; empty: its exit code decides."""
+    test_timeout: float = Field(default=0.0, ge=0)
 
     @field_validator("results")
     @classmethod
-    def _known(cls, results: str) -> str:
+    def _known(cls, results: str | None) -> str | None:
         if results and results not in RESULTS:
             raise ValueError(f"{results!r} is no format of results: {', '.join(RESULTS)}")
         return results
@@ -160,7 +162,8 @@ def _record(task: Task, home: Path) -> dict[str, Any]:
     checks = {
         "commands": [
             {"argv": list(command.argv), "timeout": command.timeout}
-            | ({"results": command.results} if command.results else {})
+            | ({"results": command.results} if command.results != results_of(command.argv) else {})
+            | ({"test_timeout": command.test_timeout} if command.test_timeout else {})
             for command in task.checks.commands
         ],
         "restore": {
@@ -268,7 +271,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
         url, _, commit = workspace[4:].rpartition("@")
         workspace = f"git:{os.path.normpath(home / url)}@{commit}"
     given = record.checks
-    commands = tuple(Command(tuple(each.argv), each.timeout, each.results) for each in given.commands)
+    commands = tuple(_command(each) for each in given.commands)
     restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}
     if restore and not commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
@@ -290,6 +293,11 @@ def _task(record: _Task, path: Path, where: str) -> Task:
         licence=record.licence,
         difficulty=record.difficulty,
     )
+
+
+def _command(given: _Command) -> Command:
+    results = results_of(given.argv) if given.results is None else given.results
+    return Command(tuple(given.argv), given.timeout, results, given.test_timeout)
 
 
 def _text(content: str, where: str) -> str:

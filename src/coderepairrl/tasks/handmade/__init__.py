@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
+from coderepairrl.grading import results_of
 from coderepairrl.types import Checks, Command, Task
 
 _FOLDER = Path(__file__).parent
@@ -51,7 +52,9 @@ def _task(folder: Path) -> Task:
         language=description["language"],
         workspace=f"dir:{folder / 'repo'}",
         reference=(folder / "fix.patch").read_bytes(),
-        checks=Checks(tuple(Command(tuple(argv), _SECONDS) for argv in description["commands"]), restore),
+        checks=Checks(
+            tuple(Command(tuple(argv), _SECONDS, results_of(argv)) for argv in description["commands"]), restore
+        ),
         split=description["split"],
         licence="Apache-2.0",
         difficulty=description["difficulty"],

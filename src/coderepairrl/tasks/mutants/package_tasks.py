@@ -7,15 +7,21 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
+from typing import Any, TypeVar, cast
 
 from coderepairrl.children import run
 from coderepairrl.errors import TaskError
+from coderepairrl.grading import Outcome, Outcomes, reported, results_of
+from coderepairrl.protocols import Sandbox
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
+from coderepairrl.types import Command, ExecResult
+
+T = TypeVar("T")
 
 SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", "build", "dist", ".tox"})
 SHOWN_LINES = 6
@@ -24,13 +30,19 @@ SHOWN_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A verified bug in a package. `output` are the last lines that the failing tests printed."""
+    """A verified bug in a package. `output` are the last lines that the failing tests printed.
+
+    The tests of both lists pass without it; the first fail with it, or are not reached. Empty where the command says
+    nothing of single tests.
+    """
 
     path: str
     mutation: Mutation
     broken: str
     fixed: str
     output: str
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -90,13 +102,21 @@ def bugs(
 ) -> Iterator[Bug]:
     """Verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
 
-    The command runs on this machine, in a temporary copy. At most `attempts` mutations are tried. Raises `TaskError`
-    when the tests already fail without any bug, and when nothing at all makes them fail.
+    The command runs on this machine, in a temporary copy; twice without any bug where it says which tests passed, in
+    two folders, since a name that is not there again, or does not pass again, cannot be asked for. At most `attempts`
+    mutations are tried. Raises `TaskError` when the tests already fail without any bug, when the command runs none,
+    and when nothing at all makes them fail.
     """
+    results = results_of(command)
     with tempfile.TemporaryDirectory(prefix="crrl-mutants-") as scratch:
         tree = Path(scratch) / "tree"
         write_tree(tree, files)
-        passed, output = _run(command, tree, timeout)
+        passed, output, steady = _run(command, tree, timeout, results)
+        if results and passed:
+            again = Path(scratch) / "again"
+            write_tree(again, files)
+            passed, output, known = _run(command, again, timeout, results)
+            steady &= known
         if passed is None:
             raise TaskError(
                 f"the tests did not end in {timeout:g} s: {' '.join(command)}", fix="raise the option timeout"
@@ -106,17 +126,23 @@ def bugs(
                 f"the tests fail before any bug is injected: {' '.join(command)}\n{output}",
                 fix="give the command that passes, here and in the sandbox: the option command (docs/tasks.md)",
             )
+        if results and not steady:
+            raise TaskError(
+                f"no test reports that it passes: {' '.join(command)}\n{output}",
+                fix="give the command that runs the tests: the option command (docs/tasks.md)",
+            )
         pool = candidates(files, only)
         Random(seed).shuffle(pool)
         found = 0
         for path, source, mutation in pool[:attempts]:
             broken = mutation.apply(source)
             (tree / path).write_bytes(broken.encode())
-            passed, output = _run(command, tree, timeout)
+            passed, output, still = _run(command, tree, timeout, results)
             (tree / path).write_bytes(files[path])
-            if passed is False:
+            failing, passing = tuple(sorted(steady - still)), tuple(sorted(steady & still))
+            if passed is False and (failing or not results):
                 found += 1
-                yield Bug(path, mutation, broken, source, output)
+                yield Bug(path, mutation, broken, source, output, failing, passing)
         if not found:
             tried = min(attempts, len(pool))
             raise TaskError(
@@ -133,19 +159,72 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
         path.write_bytes(data)
 
 
-def _run(command: Sequence[str], tree: Path, timeout: float) -> tuple[bool | None, str]:
-    """Whether the tests pass (None: they did not end in time), and the end of what they print."""
-    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
+class _Here:
+    """A folder of this machine, where the user asked for the tests to be run, in the place of a sandbox."""
+
+    def __init__(self, tree: Path) -> None:
+        self.workdir = str(tree)
+        self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = 60.0,
+        max_bytes: int = 1 << 20,
+        cwd: str | None = None,
+    ) -> ExecResult:
+        """As `Sandbox.exec`, and never waits for anything in the event loop. Raises OSError without the program."""
+        environment = {**self._environment, **(env or {})}
+        with tempfile.TemporaryFile() as given:
+            given.write(stdin)
+            given.seek(0)
+            try:
+                done = run(
+                    argv,
+                    stdin=given,
+                    stdout=subprocess.PIPE,
+                    timeout=timeout,
+                    cwd=cwd or self.workdir,
+                    env=environment,
+                )
+            except subprocess.TimeoutExpired:
+                return ExecResult(124, b"", timed_out=True)
+        return ExecResult(done.returncode, done.stdout[:max_bytes], truncated=len(done.stdout) > max_bytes)
+
+
+def _run(command: Sequence[str], tree: Path, timeout: float, results: str) -> tuple[bool | None, str, set[str]]:
+    """Whether the tests pass (None: they did not end in time), the end of what they print, and which of them pass."""
     try:
-        done = run(command, stdout=subprocess.PIPE, timeout=timeout, cwd=tree, env=environment)
-    except subprocess.TimeoutExpired:
-        return None, ""
+        done, said = _at_once(_asked(_Here(tree), Command(tuple(command), timeout, results, test_timeout=2 * timeout)))
     except OSError as error:
         raise TaskError(
             f"{' '.join(command)} cannot be run: {error}", fix="name a program in the option command"
         ) from error
-    lines = done.stdout.decode("utf-8", "replace").replace(f"{tree}/", "").strip().splitlines()
-    return done.returncode == 0, "\n".join(lines[-SHOWN_LINES:])
+    if done.timed_out:
+        return None, "", set()
+    lines = done.output.decode("utf-8", "replace").replace(f"{tree}/", "").strip().splitlines()
+    passing = {name for name, outcome in said.items() if outcome is Outcome.PASSED}
+    return done.exit_code == 0, "\n".join(lines[-SHOWN_LINES:]), passing
+
+
+async def _asked(here: _Here, command: Command) -> tuple[ExecResult, Outcomes]:
+    if not command.results:
+        return await here.exec(command.argv, timeout=command.timeout), {}
+    done, said = await reported(cast(Sandbox, here), command)
+    return done, said.outcomes
+
+
+def _at_once(asked: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that waits for nothing: bugs are looked for where an event loop may be running."""
+    try:
+        asked.send(None)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    raise RuntimeError("it waited")
 
 
 def _git(root: Path, *arguments: str) -> bytes:

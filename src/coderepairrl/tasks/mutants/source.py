@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 from coderepairrl import __version__
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.grading import results_of
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree, write_tree
@@ -26,6 +27,8 @@ CHECK_SECONDS = 5.0
 LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"
+_KIND = "bugs with the names of their tests"
+"""Of what is remembered: bugs found by an earlier version, without, are looked for again."""
 
 
 class MutantSource:
@@ -133,11 +136,11 @@ class MutantSource:
 
     def _verified(self, files: Mapping[str, bytes], command: list[str]) -> list[Bug]:
         """Bugs that the tests notice, remembered: each costs a run of the tests, and a training run asks thrice."""
-        asked = (__version__, _digest(files), command, self.only, self.seed, self.timeout, self.n)
+        asked = (_KIND, __version__, _digest(files), command, self.only, self.seed, self.timeout, self.n)
         known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
         if known.exists():
             entries = json.loads(known.read_text(encoding="utf-8"))
-            return [Bug(**{**entry, "mutation": Mutation(**entry["mutation"])}) for entry in entries]
+            return [_bug(entry) for entry in entries]
         seen: dict[str, Bug] = {}
         attempts = 4 * self.n
         for bug in bugs(files, command, only=self.only, seed=self.seed, timeout=self.timeout, attempts=attempts):
@@ -157,7 +160,7 @@ class MutantSource:
         if quoted:
             prompt += f"\nThe traceback leads to this line:\n    {line}\n"
         tests = {
-            name: data.decode("utf-8")
+            name: data.decode("utf-8", "surrogateescape")
             for name, data in files.items()
             if name.endswith(".py") and (name.split("/")[-1].startswith("test_") or "/tests/" in f"/{name}")
         }
@@ -167,7 +170,9 @@ class MutantSource:
             language="python",
             workspace=f"dir:{self._store({**files, bug.path: bug.broken.encode()})}",
             reference=unified(bug.path, bug.broken, bug.fixed),
-            checks=Checks((Command(tuple(command), self.timeout),), tests),
+            checks=Checks(
+                (Command(tuple(command), self.timeout, results_of(command)),), tests, bug.fail_to_pass, bug.pass_to_pass
+            ),
             split=self.split,
         )
 
@@ -186,6 +191,12 @@ class MutantSource:
                 if not isinstance(error, OSError) or not folder.exists():  # whoever else made the same folder meanwhile
                     raise
         return folder
+
+
+def _bug(entry: dict[str, Any]) -> Bug:
+    """As it was before it became JSON."""
+    lists = {key: tuple(entry[key]) for key in ("fail_to_pass", "pass_to_pass")}
+    return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
 
 
 def _words(command: str) -> list[str]:

@@ -1,0 +1,115 @@
+"""Files that steer a runner or that a command names stay as they are; a test that loops does not take down others."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.grading import Outcome, Verdict, grade
+from coderepairrl.types import Checks, Command, Task
+from rewards.folder import Local, Repository
+
+PASSED, _, FAILED = Outcome
+STEERED = (
+    *("Makefile", "GNUmakefile", "sub/Makefile", "run_tests.sh", "pom.xml", ".mvn/jvm.config", "build.gradle"),
+    *("build.gradle.kts", "settings.gradle", "settings.gradle.kts", "gradle.properties", "gradlew", "CMakeLists.txt"),
+    *("gradle/wrapper/gradle-wrapper.properties", "Rakefile", "phpunit.xml", "phpunit.xml.dist", "app/go.mod"),
+)
+NAMED: dict[str, tuple[str, ...]] = {
+    "ci/check.sh": ("sh", "ci/check.sh"),
+    "tests.mk": ("make", "-f", "tests.mk"),
+    "run": ("./run",),
+    "rules.ini": ("tool", "--config=rules.ini"),
+    "bin/all.sh": ("sh", "-c", "cd . && ./bin/all.sh; true"),
+    "t/test_a.py": ("tool", "t/test_a.py::test_b"),
+    "odd[1].sh": ("sh", "odd[1].sh"),
+}
+UNCHEATED = Command(("sh", "-c", "if grep -rqw CHEAT --exclude-dir=.git .; then exit 1; fi"))
+"""Passes where no file holds what the patch wrote."""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return Repository(folder)
+
+
+async def graded(task: Task, patch: bytes) -> Verdict:
+    async with Local().open(task) as fresh:
+        return await grade(fresh, task, patch)
+
+
+@pytest.mark.parametrize("path", [*STEERED, *NAMED])
+async def test_what_a_patch_does_to_files_that_steer_the_checks_is_left_out(path: str, repository: Repository) -> None:
+    repository.commit({"a.py": b"x = 1\n", path: b"as it was\n"})
+    reference, cheat = repository.edit({"a.py": b"x = 2\n"}), repository.edit({"a.py": b"x = 2\n", path: b"CHEAT\n"})
+    never = (Command(NAMED[path]),) if path in NAMED else ()
+    task = Task("t", "", "text", f"dir:{repository.folder}", reference, Checks((UNCHEATED, *never)))
+    problem = (await graded(task, cheat)).problem
+    assert UNCHEATED.argv[2] not in problem, "the patch's version was in place"
+    assert not problem or never
+    touched = replace(task, reference=repository.edit({path: b"the repair\n"}))
+    assert UNCHEATED.argv[2] in (await graded(touched, cheat)).problem, "the reference changes it, so a patch may"
+
+
+async def test_a_script_that_the_command_names_cannot_be_replaced(repository: Repository) -> None:
+    repository.commit({"check.sh": b"grep -q right a.txt\n", "a.txt": b"wrong\n"})
+    reference, cheat = repository.edit({"a.txt": b"right\n"}), repository.edit({"check.sh": b"exit 0\n"})
+    gone = repository.edit({"check.sh": None, "b.txt": b""})
+    task = Task("t", "", "text", f"dir:{repository.folder}", reference, Checks((Command(("sh", "check.sh")),)))
+    assert (await graded(task, reference)).problem == ""
+    assert (await graded(task, cheat)).problem
+    assert (await graded(task, gone)).problem
+
+
+LOOPS = {
+    "plainly": "while True: pass",
+    "whatever is raised": "while True:\n        try:\n            while True: pass\n        except Exception: pass",
+    "and pretends that nothing happened": "try:\n        while True: pass\n    except BaseException: return 5",
+}
+TESTS = {
+    "pytest": (
+        "from sums import add\n\n\ndef test_a(): pass\ndef test_loop(): assert add(2, 3) == 5\ndef test_z(): pass\n",
+        ("-m", "pytest", "-q", "-p", "no:cacheprovider"),
+        "test_sums.py::{}",
+    ),
+    "unittest": (
+        "import unittest\nfrom sums import add\nclass T(unittest.TestCase):\n    def test_a(self): pass\n"
+        "    def test_loop(self): self.assertEqual(add(2, 3), 5)\n    def test_z(self): pass\n",
+        ("-m", "unittest", "-q"),
+        "test_sums.T.{}",
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("kind", TESTS)
+async def test_a_test_that_loops_fails_and_the_others_run(kind: str, loop: str, repository: Repository) -> None:
+    tests, argv, name = TESTS[kind]
+    repository.commit({"sums.py": b"def add(a, b):\n    return a - b\n"})
+    reference = repository.edit({"sums.py": b"def add(a, b):\n    return a + b\n"})
+    command = Command(("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, *argv), 30.0, kind, test_timeout=0.5)
+    checks = Checks((command,), {"test_sums.py": tests}, (name.format("test_loop"),), (name.format("test_z"),))
+    task = Task("t", "", "python", f"dir:{repository.folder}", reference, checks)
+    assert (await graded(task, reference)).problem == ""
+    endless = repository.edit({"sums.py": f"def add(a, b):\n    {LOOPS[loop]}\n".encode()})
+    verdict = await graded(task, endless)
+    outcomes = {name.format(key): FAILED if key == "test_loop" else PASSED for key in ("test_a", "test_loop", "test_z")}
+    assert verdict.outcomes == outcomes
+    assert "1 of 2 tests did not pass" in verdict.problem
+
+
+async def test_by_default_some_time_is_left_for_the_others(repository: Repository) -> None:
+    """Each may take half of what is left: three endless tests do not spend it all."""
+    tests = "def test_1():\n    while True: pass\ntest_2 = test_3 = test_1\ndef test_4(): pass\n"
+    repository.commit({"a.py": b""})
+    argv = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    checks = Checks((Command(argv, 12.0, "pytest"),), {"test_a.py": tests})
+    task = Task("t", "", "python", f"dir:{repository.folder}", repository.edit({"a.py": b"1\n"}), checks)
+    verdict = await graded(task, task.reference)
+    names = {f"test_a.py::test_{n}": PASSED if n == 4 else FAILED for n in (1, 2, 3, 4)}
+    assert verdict.outcomes == names, verdict

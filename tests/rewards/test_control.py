@@ -1,0 +1,107 @@
+"""A grader that cannot run is a fault and no zero; what a policy breaks is a zero and no fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coderepairrl.errors import GraderFault
+from coderepairrl.rewards import TestsReward
+from coderepairrl.rewards.exam import with_patch
+from coderepairrl.types import Checks, Command, Score, Task
+from rewards.folder import Local, Repository, bwrap
+
+SOURCE = b"def add(a, b):\n    return a - b\n"
+FIXED = SOURCE.replace(b"-", b"+")
+TEST = "import sums\n\n\ndef test_add():\n    assert sums.add(2, 3) == 5\n"
+SCRIPT = f"{TEST}\n\ntest_add()\n"
+CASE = """import unittest
+
+import sums
+
+
+class T(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(sums.add(2, 3), 5)
+"""
+PYTEST = Command(("python3", "-m", "pytest", "-q", "test_sums.py"), 30.0, "pytest")
+PLAIN = Command(("sh", "-c", "python3 -B test_sums.py"), 30.0)
+
+
+@pytest.fixture
+def task(repository: Repository) -> Task:
+    repository.commit({"sums.py": SOURCE})
+    checks = Checks((PYTEST,), {"test_sums.py": TEST}, ("test_sums.py::test_add",))
+    return Task("t/add", "", "python", f"dir:{repository.folder}", repository.edit({"sums.py": FIXED}), checks)
+
+
+def commanded(task: Task, *commands: Command, test: str = TEST) -> Task:
+    return replace(task, checks=Checks(commands, {"test_sums.py": test}))
+
+
+async def judged(task: Task, patch: bytes, backend: Local, reward: TestsReward | None = None) -> Score:
+    return await (reward or TestsReward())(task, with_patch(task, patch), backend)
+
+
+async def test_without_pytest_in_the_sandbox_a_repair_is_a_fault(task: Task, repository: Repository) -> None:
+    backend = bwrap()
+    unnamed = commanded(task, replace(PYTEST, results="pytest"))
+    by_exit_code = commanded(task, replace(PYTEST, results=""))
+    for each in (task, unnamed, by_exit_code):
+        other = repository.edit({"sums.py": b"add = lambda *n: sum(n)\n"})
+        for patch in (task.reference, other):  # the reference is its own control
+            with pytest.raises(GraderFault, match="No module named pytest") as caught:
+                await TestsReward()(each, with_patch(each, patch), backend)
+            assert "sandbox.options.binds" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "argv", [("no-such-runner", "test"), ("sh", "-c", "no-such-runner test"), ("./missing",), ("python3", "missing.py")]
+)
+async def test_a_missing_program_is_a_fault(argv: tuple[str, ...], task: Task, backend: Local) -> None:
+    with pytest.raises(GraderFault, match="not even on its reference"):
+        await judged(commanded(task, Command(argv)), task.reference, backend)
+
+
+BREAKS = {
+    "exits as a shell does": b"import os; os._exit(127)\n",
+    "says that a module is missing": b"import pytest_of_nowhere\n",
+    "claims it": b"import sys; sys.exit('No module named pytest')\n",
+    "prints it": b"print('sh: 1: pytest: not found'); import os; os._exit(126)\n",
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "unittest"])
+async def test_what_a_patch_breaks_is_a_zero(kind: str, task: Task, repository: Repository, backend: Local) -> None:
+    command = PLAIN if kind == "plain" else Command(("python3", "-m", "unittest", "-q"), 30.0, "unittest")
+    task = commanded(task, command, test=SCRIPT if kind == "plain" else CASE)
+    reward = TestsReward()
+    for name, top in BREAKS.items():
+        found = await judged(task, repository.edit({"sums.py": top + FIXED}), backend, reward)
+        assert found.value == 0.0, name
+    assert len(backend.opened) == len(BREAKS) + 1, "one control for all"
+    assert (await judged(task, task.reference, backend, reward)).value == 1.0
+
+
+async def test_a_runner_that_the_patch_deletes_is_a_zero(repository: Repository, backend: Local) -> None:
+    repository.commit({"sums.py": SOURCE, "tools/run": b"#!/bin/sh\npython3 -B check.py\n"})
+    (repository.folder / "tools/run").chmod(0o755)
+    repository.commit({})
+    reference = repository.edit({"sums.py": FIXED})
+    # a pattern, so that the command does not name it: what it names, a patch cannot delete
+    checks = Checks((Command(("sh", "-c", "exec tools/r*n"), 30.0),), {"check.py": SCRIPT})
+    task = Task("t/tool", "", "python", f"dir:{repository.folder}", reference, checks)
+    assert (await judged(task, reference, backend)).value == 1.0
+    gone = repository.edit({"sums.py": FIXED, "tools/run": None})
+    found = await judged(task, gone, backend)
+    assert (found.value, "exit code 127" in found.note) == (0.0, True)
+
+
+async def test_without_a_reference_the_untouched_tree_is_the_control(
+    task: Task, repository: Repository, backend: Local
+) -> None:
+    bare = replace(commanded(task, PLAIN, test=SCRIPT), reference=b"")
+    assert (await judged(bare, repository.edit({"sums.py": BREAKS["prints it"]}), backend)).value == 0.0
+    with pytest.raises(GraderFault, match="untouched repository"):
+        await judged(commanded(bare, Command(("no-such-runner",))), task.reference, backend)

@@ -41,6 +41,8 @@ def test_a_run_accounts_for_every_token(project: Project) -> None:
     assert account.sampled == sampled == summary["account"]["sampled"] > 0
     assert set(account.dropped) <= {"evaluation", "flat_group"}
 
+    assert next(record for record in records if record["type"] == "start")["clip"].startswith("never: with one update")
+
     # Property 2: engine and trainer logprobs agree, in every step of the run itself.
     steps = [record for record in records if record["type"] == "step"]
     assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4

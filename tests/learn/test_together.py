@@ -65,7 +65,7 @@ async def same_as_one(model, make_rows, tmp_path, settings):
             rows = forked(make_rows(lengths, seed))
             close_to(await two.step(rows, 8), alone.step(rows, 8))  # of which some have no row
         version, infinite = two.version, [replace(row, advantage=math.inf) for row in make_rows([20, 30], 3)]
-        updates = settings.updates_per_batch
+        updates = settings.updates
         assert (await two.step(infinite))["skipped"] == alone.step(infinite)["skipped"] == updates
         assert two.version == alone.version == version + 1
         published = await two.publish()
@@ -102,15 +102,19 @@ async def same_as_one(model, make_rows, tmp_path, settings):
 
 
 async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
-    await same_as_one(miniature, make_rows, tmp_path, replace(SETTINGS, processes=2))
+    settings = replace(SETTINGS, processes=2, minibatches=2, old_logprobs="recomputed", mismatch_correction="token")
+    await same_as_one(miniature, make_rows, tmp_path, settings)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     "options",
-    [{"lora": LORA, "beta": 0.1}, {"gradient_checkpointing": True, "updates_per_batch": 2}],
-    ids=["lora, KL", "checkpointing, two updates"],
+    [
+        {"lora": LORA, "beta": 0.1},
+        {"gradient_checkpointing": True, "updates_per_batch": 2, "minibatches": 2, "old_logprobs": "recomputed"},
+    ],
+    ids=["lora, KL", "checkpointing, four updates"],
 )
 async def test_what_is_shared_makes_no_difference(strategy, options, miniature, make_rows, tmp_path):
     await same_as_one(miniature, make_rows, tmp_path, replace(SETTINGS, processes=2, strategy=strategy, **options))

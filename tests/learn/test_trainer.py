@@ -212,6 +212,44 @@ def test_old_logprobs_recorded_or_recomputed(miniature, make_rows, monkeypatch):
     assert twice.step(rows)["ratio_max"] > 1.0 and twice.updates == 2  # against the logprobs before the batch
 
 
+def test_old_logprobs_are_those_from_before_the_batch_in_every_minibatch(miniature, make_rows):
+    """The last part's ratios show all updates before it, and its old logprobs none of them."""
+    rows = make_rows(LENGTHS)
+    settings = LearnSettings("grpo", lr=1e-2, old_logprobs="recomputed", minibatches=3, micro_tokens=40)
+    trainer, whole = Trainer(miniature, settings), Trainer(miniature, replace(settings, minibatches=1))
+    metrics, once = trainer.step(rows), whole.step(rows)
+    assert (trainer.updates, trainer.version, whole.updates) == (3, 1, 1)
+    assert metrics["ratio_max"] > 1.01 and once["ratio_max"] == 1.0
+    assert metrics["entropy"] == pytest.approx(once["entropy"], abs=1e-6)  # of all parts, before the first update
+    assert metrics["denominator"] == len(rows) and metrics["micro_batches"] >= 3
+
+
+def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
+    """With recorded old logprobs, a batch in parts is the same as its parts one after the other."""
+    rows = make_rows(LENGTHS)
+    rows[1] = replace(rows[1], episode_id="e0", advantage=rows[0].advantage, weight=0.3)  # a fork goes as one
+    settings = LearnSettings("grpo", lr=1e-2, minibatches=2)
+    trainer, control = Trainer(miniature, settings), Trainer(miniature, replace(settings, minibatches=1))
+    trainer.step(rows, 7)
+    control.step([rows[0], rows[1], rows[3], rows[5]], 4)
+    control.step([rows[2], rows[4]], 3)
+    assert equal(weights(trainer), weights(control))
+    few = Trainer(miniature, replace(settings, minibatches=4))
+    few.step(rows[2:4], 8)
+    assert few.updates == 2  # two parts have no row
+
+
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+def test_a_correction_of_nothing_changes_nothing(kind, miniature, make_rows, on_policy):
+    """Where the engine's logprobs are the learner's own, bit for bit, every weight is 1."""
+    settings = LearnSettings("gspo", old_logprobs="recomputed")
+    plain, corrected = Trainer(miniature, settings), Trainer(miniature, replace(settings, mismatch_correction=kind))
+    rows = on_policy(plain, make_rows([40]))
+    expected, metrics = plain.step(rows), corrected.step(rows)
+    assert metrics == expected | {"mismatch_weight": 1.0, "mismatch_cut": 0.0}
+    assert equal(weights(plain), weights(corrected))
+
+
 def test_kl_pulls_back_to_the_initial_weights(miniature, make_rows, on_policy):
     distance = {}
     for beta in (0.0, 5.0):
@@ -279,6 +317,12 @@ def test_settings_that_cannot_work_are_refused():
         {"betas": (0.9, 1.0)},
         {"old_logprobs": "guessed"},
         {"micro_tokens": 0},
+        {"minibatches": 0},
+        {"mismatch_correction": "word"},
+        {"mismatch_correction": "token"},  # with recorded old logprobs
+        {"old_logprobs": "recomputed", "mismatch_cap": 2.0},  # of what is off
+        {"old_logprobs": "recomputed", "mismatch_correction": "token", "mismatch_cap": 0.5},
+        {"old_logprobs": "recomputed", "mismatch_correction": "token", "mismatch_cap": math.inf},
     ):
         with pytest.raises(ConfigError):
             LearnSettings(**bad)

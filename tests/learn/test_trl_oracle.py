@@ -6,12 +6,14 @@ pads prompts left and completions right and masks tool tokens; ours are the same
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from coderepairrl.learn.pack import minibatches
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -55,8 +57,8 @@ def trl_inputs(samples):
     }
 
 
-def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, **options):
-    """TRL's own `compute_loss` on constructed inputs, then backward."""
+def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None, **options):
+    """TRL's own `compute_loss` on constructed inputs, then backward; with a `correction`, it computes old logprobs."""
     from datasets import Dataset
     from transformers import AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -87,6 +89,10 @@ def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, **options):
     inputs = trl_inputs(samples)
     if ref_logps is not None:
         inputs["ref_per_token_logps"] = ref_logps
+    if correction is not None:
+        trainer.use_vllm, trainer.vllm_importance_sampling_correction = True, True
+        inputs["importance_sampling_ratio"] = correction
+        del inputs["old_per_token_logps"]
     loss = trainer.compute_loss(trainer.model, inputs)
     loss.backward()
     return loss.item(), {name: p.grad for name, p in trainer.model.named_parameters()}
@@ -175,6 +181,40 @@ def test_flat_groups_count_as_trls_rows_of_advantage_zero_do(case, rows, miniatu
     compare(ours["loss"], our_gradient, theirs, their_gradient)
 
 
+@pytest.mark.parametrize("kind", ["token", "sequence"])
+@pytest.mark.parametrize("case", ["grpo", "grpo asymmetric, KL", "dr_grpo", "gspo", "gspo asymmetric, KL"])
+@pytest.mark.filterwarnings("ignore")
+def test_the_correction_weights_as_trls_does(kind, case, rows, miniature, tmp_path, monkeypatch):
+    """TRL's loss with ratios of learner to engine, here from the formulas: ``min(exp(old - recorded), cap)`` a token,
+    as its ``token_truncate``, and for a row by its length, which TRL does not have."""
+    settings, options = CASES[case]
+    settings = replace(settings, old_logprobs="recomputed", mismatch_correction=kind, mismatch_cap=1.1)
+    reference = ref_logps = None
+    if settings.beta:
+        reference, ref_logps = perturbed_reference(miniature, rows, settings.temperature)
+    ratios, cut = ratios_to_the_engine(miniature, rows, kind, 1.1, settings.temperature)
+    theirs, their_gradient = trl_loss_and_gradient(miniature, rows, ref_logps, tmp_path, ratios, **options)
+    ours, our_gradient = our_loss_and_gradient(miniature, rows, settings, monkeypatch, reference)
+    assert ours["mismatch_cut"] == pytest.approx(cut) and 0 < cut < 1
+    assert ours["ratio_max"] == 1.0
+    compare(ours["loss"], our_gradient, theirs, their_gradient)
+
+
+def ratios_to_the_engine(folder, samples, kind, cap, temperature):
+    """In TRL's layout, and the share of tokens or rows that the cap cuts."""
+    found = Trainer(folder, LearnSettings()).logprobs([row.ids for row in samples], temperature)
+    ratios, cut = torch.zeros(len(samples), max(COMPLETIONS)), []
+    for i, (row, prompt, logprobs) in enumerate(zip(samples, PROMPTS, found, strict=True)):
+        pairs = [(at, logprobs[at - 1] - row.logprobs[at]) for at, on in enumerate(row.trained) if on]
+        mean = sum(difference for _, difference in pairs) / len(pairs)
+        for at, difference in pairs:
+            ratio = math.exp(difference if kind == "token" else mean)
+            ratios[i, at - prompt] = min(ratio, cap)
+            cut += [ratio > cap] if kind == "token" else []
+        cut += [math.exp(mean) > cap] if kind == "sequence" else []
+    return ratios, sum(cut) / len(cut)
+
+
 def compare(ours, our_gradient, theirs, their_gradient):
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert abs(theirs) > 1e-4
@@ -203,3 +243,126 @@ def perturbed_reference(folder, samples, temperature):
             all_logps = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
             logps[i, : len(sample.ids) - prompt] = all_logps[prompt - 1 :]
     return reference, logps
+
+
+MINIBATCHES = {
+    "gspo": (
+        LearnSettings("gspo", eps_low=0.1, eps_high=0.1),
+        {"importance_sampling_level": "sequence", "epsilon": 0.1},
+    ),
+    "grpo": (LearnSettings("grpo"), {"epsilon": 0.2, **TOKEN}),
+    "dr_grpo": (
+        LearnSettings("dr_grpo", max_completion_tokens=MAX_COMPLETION),
+        {"loss_type": "dr_grpo", "epsilon": 0.2, **TOKEN},
+    ),
+}
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("case", MINIBATCHES)
+@pytest.mark.filterwarnings("ignore")
+def test_minibatches_are_trls_steps_per_generation(case, passes, rows, miniature, tmp_path, monkeypatch):
+    """TRL's own training loop on the same rows: each optimiser step has the same gradient, and leaves the same weights.
+
+    The second of four rows is of a flat group: TRL has it at advantage 0, we only count it.
+    """
+    settings, options = MINIBATCHES[case]
+    settings = replace(settings, minibatches=2, updates_per_batch=passes, lr=0.1, max_grad_norm=1e9)
+    rows = [row if number != 1 else replace(row, advantage=0.0) for number, row in enumerate(rows)]
+    given = [row for row in rows if row.advantage]
+    dealt = [rows.index(row) for part, _ in minibatches(given, len(rows), 2) for row in part]
+    assert dealt == [0, 3, 2]  # so TRL's slices of two are
+    order = [0, 3, 2, 1]
+
+    trainer = Trainer(miniature, settings)
+    before = trainer.logprobs([row.ids for row in rows], 1.0)
+    rows = [  # old logprobs off by so much that some ratios are cut from the first step on
+        replace(
+            row,
+            logprobs=tuple(
+                (p + 0.06 * number + 0.25 * (at % 3 - 1)) if on else 0.0
+                for at, (p, on) in enumerate(zip([0.0, *found], row.trained, strict=True))
+            ),
+        )
+        for number, (row, found) in enumerate(zip(rows, before, strict=True))
+    ]
+    given = [row for row in rows if row.advantage]
+
+    theirs, their_gradients, steps = trl_training(miniature, rows, order, tmp_path, passes, **options)
+    assert steps == 2 * passes
+    trainer.optimizer = torch.optim.SGD(trainer.policy.parameters.values(), lr=0.1)
+    trainer.parallel.optimizer = trainer.optimizer
+    our_gradients = recorded_gradients(monkeypatch, trainer.policy.model)
+    metrics = trainer.step(given, len(rows))
+    assert trainer.updates == steps and metrics["clip_low"] + metrics["clip_high"] > 0
+    sizes = [max(gradient.abs().max().item() for gradient in found.values()) for found in their_gradients]
+    assert min(sizes[:2]) > 1e-3 and sizes[0] != sizes[1]
+    for ours, expected in zip(our_gradients, their_gradients, strict=True):
+        assert all((ours[name] - gradient).abs().max().item() < 1e-5 for name, gradient in expected.items())
+    ours = dict(trainer.policy.model.named_parameters())
+    assert all((ours[name] - value).abs().max().item() < 1e-5 for name, value in theirs.items())
+
+
+def recorded_gradients(monkeypatch, model):
+    """What each update's gradient is before it is clipped, as a list that fills."""
+    found = []
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def keep(*arguments, **options):
+        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        return clip(*arguments, **options)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
+    return found
+
+
+def trl_training(folder, samples, order, tmp_path, passes, **options):
+    """The weights after TRL's `train` on one generation batch of two steps, the gradient of each, and their number."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.trainer import grpo_trainer
+
+    args = GRPOConfig(
+        output_dir=str(tmp_path),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        fp16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=2,
+        steps_per_generation=2,
+        num_iterations=passes,
+        num_generations=4,
+        gradient_accumulation_steps=1,
+        max_steps=2 * passes,
+        max_completion_length=MAX_COMPLETION,
+        optim="sgd",
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        save_strategy="no",
+        disable_tqdm=True,
+        **({"loss_type": "grpo"} | options),
+    )
+    gradients = []
+
+    class Keep(TrainerCallback):
+        def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+            gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+
+    trainer = GRPOTrainer(
+        model=str(folder),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["x"] * 8}),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+        callbacks=[Keep()],
+    )
+    trainer.model.float()
+    inputs = {name: column[torch.tensor(order)] for name, column in trl_inputs(samples).items()}
+    trainer._generate_and_score_completions = lambda batch: dict(inputs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo_trainer, "shuffle_sequence_dict", lambda batch: batch)
+        trainer.train()
+    return dict(trainer.model.named_parameters()), gradients, trainer.state.global_step

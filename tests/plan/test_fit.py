@@ -234,3 +234,10 @@ def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
     scored = 0.5 * 2 * 2560 * 151_936
     assert model.products * model.layers == linear
     assert given.training_flops() == pytest.approx(2 * n * (2 * linear * 3 + square * 4 + scored * 4))
+    terms = (
+        "train.old_logprobs=recomputed",
+        "train.minibatches=2",
+    )  # the second part is scored before the first update
+    looked = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2", *terms))
+    forward = 2 * n * (2 * linear + square + scored)
+    assert looked.training_flops() == pytest.approx(given.training_flops() + forward / 2)

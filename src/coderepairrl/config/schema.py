@@ -180,9 +180,17 @@ class Train(Section):
     eps_high: float | None = Field(default=None, ge=0)
     """And above 1 + eps_high."""
     updates_per_batch: int = Field(default=1, ge=1)
-    """Optimiser updates on each batch, each over all of it."""
+    """Passes over each batch."""
+    minibatches: int = Field(default=1, ge=1)
+    """Parts of a batch, of whole episodes, on which a pass makes one optimiser update each. Old logprobs are those from
+    before the first, so the clip acts from the second on."""
     old_logprobs: Literal["recorded", "recomputed"] = "recorded"
     """Denominator of the ratio: the engine's recorded logprobs, or the learner's own before its first update."""
+    mismatch_correction: Literal["auto", "off", "token", "sequence"] = "auto"
+    """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`. `auto` is
+    `token` with `recomputed` where either computes in half precision, else `off`."""
+    mismatch_cap: float | None = Field(default=None, ge=1)
+    """Truncation of these weights; unset is 2."""
     micro_tokens: int = Field(default=8_192, ge=16)
     """Tokens of one forward pass; gradients are accumulated over the whole batch."""
     lora: Annotated[Lora | None, BeforeValidator(_switch)] = None
@@ -317,7 +325,10 @@ class Config(Section):
             raise ValueError("reward: at least one weight must differ from 0")
         if self.rollout.turn_tokens > self.rollout.tokens:
             raise ValueError("rollout.turn_tokens exceeds rollout.tokens")
-        train, updates = self.train, self.run.steps * self.train.updates_per_batch
+        train, episodes = self.train, self.rollout.tasks_per_step * self.rollout.group_size
+        if train.minibatches > episodes:
+            raise ValueError(f"train.minibatches={train.minibatches} of the {episodes} episodes of a step")
+        updates = self.run.steps * train.updates_per_batch * train.minibatches
         if 0 < train.decay_updates < updates - train.warmup_updates:
             raise ValueError(f"train.decay_updates={train.decay_updates} ends before the run's {updates} updates")
         return self

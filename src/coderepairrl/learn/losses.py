@@ -11,6 +11,9 @@ Shapes: R rows, N trained tokens. With ``r = exp(logp - old)`` per token, advant
 - ``dr_grpo``: ``-1/E sum_e 1/L sum_t clipped(r_t)`` with a constant L (T5);
 - ``gspo``: ``-1/E sum_e sum_rows w_row clipped(s_row)`` with ``s_row = exp(mean_t (logp - old))`` (T8).
 
+With a correction (`truncated`), ``clipped`` is weighted by learner over engine: each token's, or for GSPO by their mean
+over the row.
+
 The KL term is ``beta`` times the k3 estimator ``exp(ref - logp) - (ref - logp) - 1`` (T9), averaged like the
 tokens of that loss. It is not weighted by the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``).
 """
@@ -19,11 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coderepairrl.learn.settings import Algorithm
+from coderepairrl.learn.settings import Algorithm, Correction
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Trained:
     advantage_R: Tensor
     weight_R: Tensor
     count_R: Tensor
+    correction_N: Tensor | None = None
+    """`Truncated.weight_N`; None weights nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,35 @@ class Loss:
 LossFunction = Callable[[Trained, Scale], Loss]
 
 
+class Truncated(NamedTuple):
+    """Importance weights per token, and of which tokens or rows they were cut."""
+
+    weight_N: Tensor
+    cut: Tensor
+
+
+def truncated(
+    old_N: Tensor, recorded_N: Tensor, row_N: Tensor, count_R: Tensor, kind: Correction, cap: float
+) -> Truncated | None:
+    """Truncated importance sampling for what the engine sampled with other logprobs than the learner has.
+
+    With ``old`` recomputed by the learner, the ratio to it says nothing of ``recorded``, the engine's: what is sampled
+    from one policy is averaged as if it were another's. ``min(exp(old - recorded), cap)`` per token mends that, and
+    bounds its variance (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy training"; TRL's
+    ``token_truncate``). ``sequence`` has one weight per row, ``exp(mean(old - recorded))``: by its length, as in GSPO's
+    own ratio (arXiv 2507.18071), so that the product of both is GSPO's ratio to the engine. TRL's ``sequence_truncate``
+    takes the product over the tokens, which after thousands of them is near 0 or cut in most rows. "off" is None.
+    """
+    if kind == "off":
+        return None
+    difference_N = (old_N - recorded_N).detach()
+    if kind == "token":
+        weight_N = torch.exp(difference_N)
+        return Truncated(weight_N.clamp(max=cap), weight_N > cap)
+    weight_R = torch.exp(_means(difference_N, row_N, count_R))
+    return Truncated(weight_R.clamp(max=cap)[row_N], weight_R > cap)
+
+
 def grpo(trained: Trained, scale: Scale) -> Loss:
     """Token-level ratios, averaged over the tokens of an episode (arXiv 2402.03300; REQUIREMENTS T3, T4)."""
     share_N = (trained.weight_R / trained.count_R)[trained.row_N]
@@ -85,10 +120,10 @@ def dr_grpo(trained: Trained, scale: Scale) -> Loss:
 
 def gspo(trained: Trained, scale: Scale) -> Loss:
     """One length-normalised ratio per row (arXiv 2507.18071; REQUIREMENTS T8)."""
-    difference_N = trained.logp_N - trained.old_N
-    sums_R = torch.zeros_like(trained.count_R).index_add(0, trained.row_N, difference_N)
-    ratio_R = torch.exp(sums_R / trained.count_R)
+    ratio_R = torch.exp(_means(trained.logp_N - trained.old_N, trained.row_N, trained.count_R))
     objective_R, low_R, high_R = _clipped(ratio_R, trained.advantage_R, scale)
+    if trained.correction_N is not None:
+        objective_R = objective_R * _means(trained.correction_N, trained.row_N, trained.count_R)
     value = -(trained.weight_R * objective_R).sum()
     kl_N = _k3(trained)
     if kl_N is not None:
@@ -102,11 +137,18 @@ LOSSES: dict[Algorithm, LossFunction] = {"gspo": gspo, "grpo": grpo, "dr_grpo": 
 def _token_level(trained: Trained, scale: Scale, share_N: Tensor) -> Loss:
     ratio_N = torch.exp(trained.logp_N - trained.old_N)
     objective_N, low_N, high_N = _clipped(ratio_N, trained.advantage_R[trained.row_N], scale)
+    if trained.correction_N is not None:
+        objective_N = objective_N * trained.correction_N
     value = -(share_N * objective_N).sum()
     kl_N = _k3(trained)
     if kl_N is not None:
         value = value + scale.beta * (share_N * kl_N).sum()
     return _loss(value / scale.episodes, ratio_N, low_N, high_N, kl_N)
+
+
+def _means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
+    """Over the trained tokens of each row (R)."""
+    return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
 
 
 def _clipped(ratio: Tensor, advantage: Tensor, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from coderepairrl.learn.losses import Loss
+from coderepairrl.learn.losses import Loss, Truncated
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.types import Sample
 
@@ -19,6 +19,7 @@ class Totals(NamedTuple):
 
     micro_batches: int = 0
     surprise: float = 0.0
+    scored: int = 0
     oldest: int = sys.maxsize
     mismatch: float = 0.0
     mismatch_max: float = 0.0
@@ -31,6 +32,10 @@ class Totals(NamedTuple):
     ratios: int = 0
     kl: float = 0.0
     kls: int = 0
+    weight: float = 0.0
+    weights: int = 0
+    cut: float = 0.0
+    cuts: int = 0
 
     def __add__(self, other: Totals) -> Totals:  # type: ignore[override]
         how = {"oldest": min, "mismatch_max": max, "ratio_max": max}
@@ -46,9 +51,12 @@ class Metrics:
     - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: of importance ratios, per token or per row as the
       algorithm has it; the clip fractions are of those whose gradient the clip cut off.
     - ``kl``: mean k3 estimate per trained token, present with a KL term.
-    - ``entropy``: minus the mean logprob of the trained tokens before the update, an unbiased estimate on policy.
+    - ``entropy``: minus the mean logprob of the trained tokens before the update, an unbiased estimate on policy. Of
+      several minibatches, with recorded old logprobs, that of the first.
     - ``mismatch_max``, ``mismatch_mean``: absolute difference between the engine's logprobs and ours, over tokens
-      that these very weights sampled; absent when there is none.
+      that these very weights sampled; absent when there is none. Of minibatches as `entropy` is.
+    - ``mismatch_weight``, ``mismatch_cut``: mean weight of a token in the correction (`losses.truncated`), and the
+      share of tokens or rows whose weight was cut; absent without one.
     - ``staleness_max``: how many versions behind the oldest trained token is.
     - ``tokens``, ``row_tokens``, ``rows``, ``episodes``, ``micro_batches``: counts; tokens are the trained ones,
       episodes those that have rows.
@@ -71,22 +79,30 @@ class Metrics:
         self._rate = 0.0
         self._skipped: dict[str, Any] = {}
 
+    def packed(self, batch: MicroBatch) -> None:
+        """A micro-batch, before anything is done with it."""
+        self._seen.append(Totals(micro_batches=1, oldest=int(batch.version_N.min())))
+
     def before(self, batch: MicroBatch, logp_N: Tensor) -> None:
         """Logprobs of a micro-batch before the first update."""
         current_N = (logp_N - batch.recorded_N).abs()[batch.version_N == self._version]
         self._seen.append(
             Totals(
-                micro_batches=1,
                 surprise=-logp_N.sum().item(),
-                oldest=int(batch.version_N.min()),
+                scored=len(logp_N),
                 mismatch=current_N.sum().item(),
                 mismatch_max=current_N.max().item() if len(current_N) else 0.0,
                 current=len(current_N),
             )
         )
 
-    def add(self, loss: Loss) -> None:
+    def add(self, loss: Loss, correction: Truncated | None) -> None:
         """One micro-batch of one update, after its backward pass."""
+        if correction is not None:
+            weight_N, cut = correction
+            self._seen.append(
+                Totals(weight=weight_N.sum().item(), weights=len(weight_N), cut=cut.sum().item(), cuts=len(cut))
+            )
         self._seen.append(
             Totals(
                 loss=loss.value.item(),
@@ -121,7 +137,7 @@ class Metrics:
             "ratio_max": total.ratio_max,
             "clip_low": total.low / total.ratios,
             "clip_high": total.high / total.ratios,
-            "entropy": total.surprise / self._counts["tokens"],
+            "entropy": total.surprise / total.scored,
             "staleness_max": self._version - min(self._version, total.oldest),
             "micro_batches": total.micro_batches,
             **self._counts,
@@ -131,6 +147,9 @@ class Metrics:
         if total.current:
             result["mismatch_max"] = total.mismatch_max
             result["mismatch_mean"] = total.mismatch / total.current
+        if total.weights:
+            result["mismatch_weight"] = total.weight / total.weights
+            result["mismatch_cut"] = total.cut / total.cuts
         if updates := len(self._norms):
             result |= {"loss": total.loss / updates, "grad_norm": sum(self._norms) / updates, "lr": self._rate}
         if self._skipped:  # a log is JSON, which has no other numbers

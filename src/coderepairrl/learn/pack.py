@@ -67,6 +67,25 @@ def micro_batches(samples: Sequence[Sample], budget: int) -> list[MicroBatch]:
     return [pack(samples[part]) for part in split([len(sample.ids) for sample in samples], budget)]
 
 
+def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
+    """The rows of each of `parts` disjoint minibatches, and how many of the batch's `episodes` are in it.
+
+    Episodes are dealt in turn, so that attempts at one task are spread over the parts; all rows of an episode go to one
+    part, and those without a row fill the parts up to equal numbers. Parts without a row are left out: they have no
+    gradient.
+
+    >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
+    >>> [(" ".join(row.episode_id for row in part), count) for part, count in minibatches(rows, 8, 3)]
+    [('a a d', 3), ('b', 3), ('c', 2)]
+    """
+    order = {name: number for number, name in enumerate(dict.fromkeys(sample.episode_id for sample in samples))}
+    dealt = [
+        ([sample for sample in samples if order[sample.episode_id] % parts == part], len(range(part, episodes, parts)))
+        for part in range(parts)
+    ]
+    return [(rows, count) for rows, count in dealt if rows]
+
+
 def share(samples: Sequence[Sample], budget: int, rank: int, ranks: int) -> tuple[list[MicroBatch], MicroBatch | None]:
     """The micro-batches of one of several processes, and one to be idle with if another process has one more.
 

@@ -12,6 +12,7 @@ from coderepairrl.registry import nearest
 
 Algorithm = Literal["gspo", "grpo", "dr_grpo"]
 OldLogprobs = Literal["recorded", "recomputed"]
+Correction = Literal["off", "token", "sequence"]
 Precision = Literal["fp32", "bf16"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 Attention = Literal["rows", "flash_attention_2"]
@@ -31,6 +32,8 @@ CLIP: dict[Algorithm, tuple[float, float]] = {
     "dr_grpo": (0.2, 0.2),
 }
 """Default ``(eps_low, eps_high)``: the ratios of the algorithms live on different scales."""
+CAP = 2.0
+"""Default `LearnSettings.mismatch_cap`, the one of Yao et al. 2025 (`losses.truncated`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,20 @@ class LearnSettings:
     max_completion_tokens: int | None = None
     """Dr. GRPO's constant denominator per episode (REQUIREMENTS T5); it belongs to that algorithm alone."""
     updates_per_batch: int = 1
-    """Optimiser updates on each batch, each over all of it (the mu of REQUIREMENTS T10)."""
+    """Passes over each batch (the paper's mu): each makes an optimiser update of every minibatch."""
+    minibatches: int = 1
+    """Disjoint parts of a batch, whole episodes each, that a pass updates on one after the other (`pack.minibatches`),
+    as TRL's ``steps_per_generation``. Old logprobs are those from before the first: from the second update on, ratios
+    move away from 1 and the clip acts."""
     old_logprobs: OldLogprobs = "recorded"
     """Denominator of the importance ratio: ``recorded`` by the engine when it sampled, which also corrects
     stale samples, or ``recomputed`` by the learner before its first update on the batch, which hides numerical
     differences between engine and learner (a bf16 engine may need it) and any staleness with them."""
+    mismatch_correction: Correction = "off"
+    """What to do about those differences with ``recomputed`` (`losses.truncated`): nothing, or to weight a token's or a
+    row's loss by learner over engine, so that it is an estimate for the learner's policy again."""
+    mismatch_cap: float | None = None
+    """Such a weight is cut above this, at least 1; None is `CAP`."""
     temperature: float = 1.0
     """Of the sampling: logprobs are those of ``softmax(logits / temperature)``."""
     micro_tokens: int = 8192
@@ -120,6 +132,16 @@ class LearnSettings:
         low, high = CLIP[self.algorithm]
         return (low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high)
 
+    @property
+    def updates(self) -> int:
+        """Optimiser updates of a batch, at most: a minibatch without a row has none."""
+        return self.updates_per_batch * self.minibatches
+
+    @property
+    def cap(self) -> float:
+        """`mismatch_cap` with its default filled in."""
+        return CAP if self.mismatch_cap is None else self.mismatch_cap
+
     def rate(self, update: int) -> float:
         """The learning rate of an optimiser update, counted from 0.
 
@@ -144,12 +166,14 @@ class LearnSettings:
                 f"max_completion_tokens={self.max_completion_tokens} with algorithm={self.algorithm}",
                 fix="dr_grpo needs max_completion_tokens, its constant denominator; the others have no use for it.",
             )
+        self._check_correction()
         self._check_processes()
         positive = {
             "processes": self.processes,
             "temperature": self.temperature,
             "max_grad_norm": self.max_grad_norm,
             "updates_per_batch": self.updates_per_batch,
+            "minibatches": self.minibatches,
             "micro_tokens": self.micro_tokens,
             "max_completion_tokens": 1 if self.max_completion_tokens is None else self.max_completion_tokens,
         }
@@ -175,6 +199,26 @@ class LearnSettings:
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas must lie in [0, 1), are {self.betas}")
+
+    def _check_correction(self) -> None:
+        if self.mismatch_correction not in get_args(Correction):
+            raise ConfigError(
+                f"unknown mismatch_correction {self.mismatch_correction!r}",
+                fix=nearest(self.mismatch_correction, get_args(Correction)),
+            )
+        if self.mismatch_correction != "off" and self.old_logprobs == "recorded":
+            raise ConfigError(
+                f"mismatch_correction={self.mismatch_correction} with old_logprobs=recorded: the ratio is to the"
+                " engine's logprobs already, there is nothing to correct",
+                fix="old_logprobs=recomputed, or mismatch_correction=off",
+            )
+        if self.mismatch_cap is not None and self.mismatch_correction == "off":
+            raise ConfigError(
+                f"mismatch_cap={self.mismatch_cap:g} caps nothing with mismatch_correction=off",
+                fix="mismatch_correction=token (with old_logprobs=recomputed), or leave mismatch_cap out",
+            )
+        if not 1 <= self.cap < math.inf:
+            raise ConfigError(f"mismatch_cap={self.cap:g} would cut what needs no correction", fix="1 or more")
 
     def _check_processes(self) -> None:
         for name, value, known in (

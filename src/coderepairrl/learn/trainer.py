@@ -9,6 +9,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from torch import Tensor
 from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import weights
-from coderepairrl.learn.losses import LOSSES, Scale, Trained
+from coderepairrl.learn.losses import LOSSES, Scale, Trained, truncated
 from coderepairrl.learn.metrics import Metrics
-from coderepairrl.learn.pack import MicroBatch, micro_batches, scored, share
+from coderepairrl.learn.pack import MicroBatch, micro_batches, minibatches, scored, share
 from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import Form, LearnSettings, Route
@@ -31,6 +32,19 @@ from coderepairrl.types import Sample
 _OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
 _SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A process's share of a minibatch, and what was found of it before the batch's first update."""
+
+    batches: list[MicroBatch]
+    idle: MicroBatch | None
+    """Passed through with weight zero, where another process has a micro-batch more."""
+    scale: Scale
+    references: list[Tensor | None]
+    before: list[Tensor] = field(default_factory=list)
+    """Logprobs of the weights from before the batch; of the first part alone where old ones are the recorded."""
 
 
 class Trainer:
@@ -69,38 +83,25 @@ class Trainer:
         """
         if not samples:
             raise ValueError("an empty batch: every group was flat or void")
-        settings, together = self.settings, self.parallel
-        batches, idle = share(samples, settings.micro_tokens, together.rank, together.ranks)
-        low, high = settings.clip
         with_rows = len({sample.episode_id for sample in samples})
         episodes = with_rows if episodes is None else episodes
         if episodes < with_rows:
             raise ValueError(f"{with_rows} episodes have rows, and the loss is to be averaged over {episodes}")
-        scale = Scale(episodes, low, high, settings.beta, settings.max_completion_tokens or 1)
         metrics = Metrics(samples, episodes, self.version)
-        batches = [batch.to(together.device) for batch in batches]
-        references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
-        old: list[Tensor] = []
-        for update in range(settings.updates_per_batch):
-            for at, batch in enumerate(batches):
-                with together.accumulating(last=idle is None and at == len(batches) - 1):
-                    logp_N = self.policy.logprobs(batch, settings.temperature)
-                    if update == 0:  # no update yet: these are the logprobs of the weights before the batch
-                        old.append(batch.recorded_N if settings.old_logprobs == "recorded" else logp_N.detach())
-                        metrics.before(batch, logp_N.detach())
-                    loss = LOSSES[settings.algorithm](_trained(batch, logp_N, old[at], references[at]), scale)
-                    together.backward(loss.value)
-                metrics.add(loss)
-            if idle is not None:
-                with together.accumulating(last=True):
-                    together.backward(0.0 * self.policy.logprobs(idle, settings.temperature).sum())
+        parts = [self._part(*part, metrics) for part in minibatches(samples, episodes, self.settings.minibatches)]
+        if self.settings.old_logprobs == "recomputed":  # the first part's come with its own first pass
+            for part in parts[1:]:
+                self._look(part, metrics)
+        updates = parts * self.settings.updates_per_batch
+        for number, part in enumerate(updates):
+            self._accumulate(part, metrics, first=number == 0)
             try:
                 metrics.update(*self._update())
             except FloatingPointError as error:
-                metrics.skip(settings.updates_per_batch - update, str(error))
+                metrics.skip(len(updates) - number, str(error))
                 break
         self.version += 1
-        return metrics.summary(together.gather(metrics.totals()))
+        return metrics.summary(self.parallel.gather(metrics.totals()))
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
@@ -226,6 +227,56 @@ class Trainer:
             raise OSError(f"another process could not: {reason}")
         return result
 
+    def _part(self, samples: Sequence[Sample], episodes: int, metrics: Metrics) -> _Part:
+        """This process's share of a minibatch."""
+        settings, together = self.settings, self.parallel
+        batches, idle = share(samples, settings.micro_tokens, together.rank, together.ranks)
+        batches = [batch.to(together.device) for batch in batches]
+        for batch in batches:
+            metrics.packed(batch)
+        references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
+        scale = Scale(episodes, *settings.clip, settings.beta, settings.max_completion_tokens or 1)
+        return _Part(batches, idle, scale, references)
+
+    @torch.no_grad()
+    def _look(self, part: _Part, metrics: Metrics) -> None:
+        """Score a minibatch with the weights as they are before the batch."""
+        for batch in [*part.batches, *([part.idle] if part.idle else [])]:
+            logp_N = self.policy.logprobs(batch, self.settings.temperature)
+            if batch is not part.idle:
+                part.before.append(logp_N)
+                metrics.before(batch, logp_N)
+
+    def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
+        """The gradient of a minibatch; `first` before any update of the batch, when the weights are still the old."""
+        settings, together, batches = self.settings, self.parallel, part.batches
+        for at, batch in enumerate(batches):
+            with together.accumulating(last=part.idle is None and at == len(batches) - 1):
+                logp_N = self.policy.logprobs(batch, settings.temperature)
+                if first:
+                    part.before.append(logp_N.detach())
+                    metrics.before(batch, part.before[at])
+                old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
+                correction = truncated(
+                    old_N, batch.recorded_N, batch.row_N, batch.count_R, settings.mismatch_correction, settings.cap
+                )
+                trained = Trained(
+                    logp_N,
+                    old_N,
+                    part.references[at],
+                    batch.row_N,
+                    batch.advantage_R,
+                    batch.weight_R,
+                    batch.count_R,
+                    None if correction is None else correction.weight_N,
+                )
+                loss = LOSSES[settings.algorithm](trained, part.scale)
+                together.backward(loss.value)
+            metrics.add(loss, correction)
+        if part.idle is not None:
+            with together.accumulating(last=True):
+                together.backward(0.0 * self.policy.logprobs(part.idle, settings.temperature).sum())
+
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
         if self.settings.beta == 0:
@@ -274,7 +325,3 @@ def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer
             fix="pip install 'coderepairrl[bitsandbytes]', or train.optimizer=adamw",
         ) from error
     return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
-
-
-def _trained(batch: MicroBatch, logp_N: Tensor, old_N: Tensor, ref_N: Tensor | None) -> Trained:
-    return Trained(logp_N, old_N, ref_N, batch.row_N, batch.advantage_R, batch.weight_R, batch.count_R)

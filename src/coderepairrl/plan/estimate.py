@@ -136,10 +136,11 @@ class Estimate:
         return step | {"seconds": round(training + step["sampling_s"], 1)}
 
     def training_flops(self) -> float:
-        """Of a step, what checkpointing computes again and the KL term's reference included."""
+        """Of a step, what checkpointing computes again, the KL term's reference and old logprobs included."""
         rollout, model, settings = self.config.rollout, self.model, self.settings
         tokens = rollout.tasks_per_step * rollout.group_size * rollout.tokens
-        extra = settings.gradient_checkpointing + (settings.beta > 0) / settings.updates_per_batch
+        looks = (settings.beta > 0) + (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
+        extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
         passes = (2 if settings.lora else 3) + extra
         square = 2 * rollout.tokens * model.queries * model.layers * (3 + extra)  # half of it, scores and values
         scoring = SAMPLED * 2 * model.embedding * (passes + 1)

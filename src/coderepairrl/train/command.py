@@ -21,6 +21,7 @@ from coderepairrl.train.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.train.devices import VISIBLE, check_named, split
 from coderepairrl.train.history import History, read_history
 from coderepairrl.train.loop import evaluation_due, train
+from coderepairrl.train.numerics import check_clip, clip, resolved
 from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_name
 from coderepairrl.train.policy import settings
 from coderepairrl.train.progress import Progress
@@ -40,6 +41,9 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
     Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
     """
+    config = resolved(config)
+    if not resume:
+        check_clip(config)
     check(config)  # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
     if lacking := missing(config):
         raise lacking
@@ -70,7 +74,11 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
 
 async def _until_stopped(parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]) -> None:
     try:
-        parts.log.append("start", step=history.step, sandbox=parts.rollout.sandbox.name, engine=parts.engine.name)
+        acts = clip(parts.config, settings(parts.config))
+        names = {"sandbox": parts.rollout.sandbox.name, "engine": parts.engine.name}
+        parts.log.append("start", step=history.step, **names, clip=acts)
+        if acts.startswith("never"):
+            parts.progress.say(f"the clip acts {acts}")
         for change in changes:
             parts.log.append("change", **change._asdict())
             parts.progress.say(f"changed: {change}")
@@ -113,6 +121,7 @@ def _by_name(history: History) -> dict[str, dict[int, Any]]:
 
 def plan(config: Config) -> dict[str, Any]:
     """What `run` would do, checked as far as it can be without starting anything (``--dry-run``)."""
+    check_clip(config)
     learn = settings(config)
     train_tasks, eval_tasks = check(config)
     rollout, steps = config.rollout, config.run.steps
@@ -133,6 +142,7 @@ def plan(config: Config) -> dict[str, Any]:
         "evaluations": times * sum(bool(tasks) for tasks in eval_tasks.values()),
         "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in eval_tasks.items()),
         "limits": asdict(limits(config)),
+        "clip": clip(config, learn),
         "learner": asdict(learn),
     }
 

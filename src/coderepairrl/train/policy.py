@@ -17,11 +17,13 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.train import devices
 from coderepairrl.train.changes import in_force
 from coderepairrl.train.history import History, episodes_of
+from coderepairrl.train.numerics import resolved
 from coderepairrl.types import Episode
 
 
 def settings(config: Config) -> LearnSettings:
     """The learner's settings. Raises `ConfigError` for those that contradict each other."""
+    config = resolved(config)
     terms = config.train.model_dump(exclude={"advantage", "denominator", "devices", "patience"})
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
     lora = None if config.train.lora is None else LoraSettings(**terms["lora"])

@@ -1,0 +1,115 @@
+"""Whether a run's clip can do its job, by its configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import train
+from coderepairrl.config import Config, load
+from coderepairrl.errors import ConfigError
+from coderepairrl.train.command import plan
+from coderepairrl.train.numerics import check_clip, clip, engine_half
+from coderepairrl.train.policy import settings
+
+VLLM = "engine=vllm"
+HALF = "engine.options.dtype=bfloat16"
+
+
+def model(folder: Path, dtype: str | None) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"dtype": dtype} if dtype else {}))
+    return f"model.path={folder}"
+
+
+def test_what_an_engine_computes_in(tmp_path: Path) -> None:
+    half, full, silent = (model(tmp_path / str(dtype), dtype) for dtype in ("bfloat16", "float32", None))
+    assert engine_half(load("hello")) is False
+    assert engine_half(load("hello", [VLLM, half])) is True
+    assert engine_half(load("hello", [VLLM, half, "model.init=random"])) is False  # they are drawn in float32
+    assert engine_half(load("hello", [VLLM, half, "engine.options.dtype=float32"])) is False
+    assert engine_half(load("hello", [VLLM, full])) is engine_half(load("hello", [VLLM, silent])) is False
+    assert engine_half(load("hello", [VLLM, full, "engine.options.dtype=half"])) is True
+    assert engine_half(load("hello", [VLLM, "model.path=Qwen/Qwen3-8B"])) is True  # as it was published
+    assert engine_half(load("hello", [VLLM, f"model.path={tmp_path}/missing"])) is None
+    assert engine_half(load("hello", [VLLM, half, "engine.options.url=http://127.0.0.1:1"])) is None
+    assert engine_half(load("hello", ["engine=scripted"])) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "who"),
+    [
+        (["train.precision=bf16"], "train.precision=bf16: "),
+        ([VLLM, HALF], "a half-precision engine: "),
+        ([VLLM, HALF, "train.precision=bf16"], "train.precision=bf16 and a half-precision engine: "),
+    ],
+)
+def test_gspo_on_rounding_noise_is_refused_with_the_fix(overrides: list[str], who: str) -> None:
+    with pytest.raises(ConfigError, match=who) as refused:
+        check_clip(load("hello", overrides))
+    assert "train.old_logprobs=recomputed" in refused.value.fix
+    check_clip(load("hello", [*overrides, "train.old_logprobs=recomputed"]))
+    check_clip(load("hello", [*overrides, "train.algorithm=grpo"]))  # whose range is 0.2
+
+
+async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
+    config = load("hello", ["train.precision=bf16", f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="rounding"):
+        plan(config)
+    with pytest.raises(ConfigError, match="rounding"):
+        await train.run(config, quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ([], "never: with one update per batch every ratio is 1, but for the rounding of float32"),
+        (["train.old_logprobs=recomputed"], "never: with one update per batch and old_logprobs=recomputed"),
+        (["train.minibatches=2"], "from the second of a batch's 2 updates on"),
+        (["train.minibatches=2", "train.updates_per_batch=3"], "from the second of a batch's 6 updates on"),
+        ([VLLM, HALF, "train.algorithm=grpo"], "where engine and learner differ"),
+        (["engine=scripted"], "where engine and learner differ"),
+    ],
+)
+def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
+    config = load("hello", overrides)
+    assert clip(config, settings(config)).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kind"),
+    [
+        ([], "off"),
+        (["train.old_logprobs=recomputed"], "off"),  # in float32 there is nothing to correct
+        (["train.old_logprobs=recomputed", "train.precision=bf16"], "token"),
+        (["train.old_logprobs=recomputed", VLLM, HALF], "token"),
+        (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=sequence"], "sequence"),
+        (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=off"], "off"),
+        ([VLLM, HALF, "train.algorithm=grpo"], "off"),
+    ],
+)
+def test_the_mismatch_is_corrected_where_there_is_one(overrides: list[str], kind: str) -> None:
+    assert settings(load("hello", overrides)).mismatch_correction == kind
+
+
+def test_the_correction_is_refused_where_it_would_do_nothing() -> None:
+    with pytest.raises(ConfigError, match="nothing to correct"):
+        settings(load("hello", ["train.mismatch_correction=token"]))
+    with pytest.raises(ConfigError, match="caps nothing"):
+        settings(load("hello", ["train.old_logprobs=recomputed", "train.mismatch_cap=3"]))
+
+
+def test_decay_counts_the_updates_of_minibatches() -> None:
+    def rates(**terms: Any) -> Config:
+        base = {"run": {"name": "a", "steps": 10}, "train": {"decay_updates": 35, "warmup_updates": 5, **terms}}
+        return Config.model_validate(base)
+
+    assert settings(rates(minibatches=4)).rate(39) < 1e-6
+    with pytest.raises(ValueError, match="ends before the run's 80 updates"):
+        rates(minibatches=4, updates_per_batch=2)
+    with pytest.raises(ValueError, match="minibatches=33 of the 32 episodes"):
+        rates(minibatches=33)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import train
-from coderepairrl.config import Config, load
+from coderepairrl.config import Config, load, override
 from coderepairrl.errors import ConfigError
 from coderepairrl.train.command import plan
-from coderepairrl.train.numerics import check_clip, clip, engine_half
+from coderepairrl.train.numerics import check_clip, clip, engine_half, resolved
 from coderepairrl.train.policy import settings
 
 VLLM = "engine=vllm"
@@ -94,6 +94,15 @@ def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
 )
 def test_the_mismatch_is_corrected_where_there_is_one(overrides: list[str], kind: str) -> None:
     assert settings(load("hello", overrides)).mismatch_correction == kind
+
+
+def test_a_run_writes_down_what_auto_stands_for() -> None:
+    """Else it would be another method after a resume with another engine."""
+    config = resolved(load("hello", ["train.old_logprobs=recomputed", VLLM, HALF]))
+    assert config.train.mismatch_correction == "token"
+    assert resolved(override(config, ["engine.options.dtype=float32"])) == override(
+        config, ["engine.options.dtype=float32"]
+    )
 
 
 def test_the_correction_is_refused_where_it_would_do_nothing() -> None:

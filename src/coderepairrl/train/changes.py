@@ -26,6 +26,7 @@ MAY_CHANGE = (
     # how far an update goes
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
     *("train.max_grad_norm", "train.beta", "train.eps_low", "train.eps_high", "train.old_logprobs"),
+    *("train.mismatch_correction", "train.mismatch_cap"),
     # how much is computed at once, which changes the order of sums and so the last bits
     "train.micro_tokens",
     # what is measured beside the training

@@ -33,8 +33,8 @@ def engine_half(config: Config) -> bool | None:
 
 
 def resolved(config: Config) -> Config:
-    """`config` with what ``auto`` stands for in ``train.mismatch_correction``. A run writes it down, so that it stays the
-    same if the run goes on with another engine."""
+    """`config` with what ``auto`` stands for in ``train.mismatch_correction``. A run writes it down, so that it stays
+    the same if the run goes on with another engine."""
     train = config.train
     if train.mismatch_correction != "auto":
         return config

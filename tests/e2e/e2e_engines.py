@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -11,9 +13,13 @@ from safetensors.torch import save_file
 from coderepairrl.engines import TinyEngine, weights
 from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import EngineFault
+from coderepairrl.protocols import Chunk
+from coderepairrl.types import Sampling
 
 KILLED = Path("killed")
 """In the working directory, once the learner was killed."""
+DOUBTED = Path("doubted.json")
+"""In the working directory: a list of versions."""
 
 
 class ReceivingTiny(TinyEngine):
@@ -50,3 +56,14 @@ class MurderousTiny(ReceivingTiny):
             [learner] = [child for child in psutil.Process().children() if "coderepairrl.learn" in str(child.cmdline())]
             learner.kill()
         return await super().load(path, version, checksum)
+
+
+class DoubtfulTiny(TinyEngine):
+    """Its logprobs cannot be of tokens that anybody sampled, at the versions in the file `DOUBTED`."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+        """See `Engine.generate`."""
+        doubted = json.loads(DOUBTED.read_text())
+        async for chunk in super().generate(ids, sampling, seed):
+            wrong = chunk.version in doubted
+            yield chunk._replace(logprobs=(-1e30,) * len(chunk.ids)) if wrong else chunk

@@ -195,5 +195,8 @@ def test_a_folder_with_other_files_is_not_taken_over(project: Project) -> None:
 
 
 def test_a_step_without_a_token_says_why(project: Project) -> None:
-    done = project.crrl("train", str(project.config), "rollout.tokens=16", "rollout.turn_tokens=16", "run.steps=1")
-    assert "nothing was sampled" in done.stdout + done.stderr
+    room = ["rollout.tokens=16", "rollout.turn_tokens=16"]
+    done = project.crrl("train", str(project.config), *room, "run.steps=1", check=False)
+    assert done.returncode == 4 and "nothing was sampled" in done.stderr
+    assert "rollout.tokens" in done.stderr.partition("fix: ")[2]
+    project.crrl("train", str(project.run.path), "--resume", "run.steps=2", "rollout.tokens=3000")

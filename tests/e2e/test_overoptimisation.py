@@ -13,6 +13,7 @@ def test_an_over_optimised_run_stops_with_a_health_gate(project: Project) -> Non
     overrides = [
         *("run.steps=20", "run.over_optimisation=stop", "rollout.tasks_per_step=1", "rollout.group_size=2"),
         *("agent.name=e2e_rewards:Scribbler", "agent.options={}"),
+        'run.health.off=["nothing_sampled", "no_gradient"]',
         'reward={"e2e_rewards:rising"=1.0, "e2e_rewards:FallingTests"=0.0}',
     ]
     stopped = project.crrl("train", str(project.config), *overrides, check=False)

@@ -45,7 +45,7 @@ def _part(name: str, model: type[BaseModel]) -> str:
 def _inner(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
     """The sections of a section."""
     for key, field in model.model_fields.items():
-        for kind in get_args(field.annotation):
+        for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield key, kind
 
@@ -56,7 +56,8 @@ def _table(model: type[BaseModel]) -> str:
         default = (
             "required" if field.default is PydanticUndefined else "unset" if field.default is None else field.default
         )
-        shown = default if default in ("required", "unset") else f"`{_toml(default)}`"
+        default = "below" if isinstance(default, BaseModel) else default
+        shown = default if default in ("required", "unset", "below") else f"`{_toml(default)}`"
         meaning = " ".join((field.description or "").split())
         rows.append(f"| `{name}` | {_type(field.annotation)} | {shown} | {meaning} |")
     return "\n".join(rows) + "\n"

@@ -18,7 +18,7 @@ from coderepairrl.train.history import History, read_history
 MAY_CHANGE = (
     # when it ends, what it keeps, when it is stopped: nothing of this enters a step
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
-    *("run.void_limit", "run.retries", "run.over_optimisation"),
+    *("run.void_limit", "run.retries", "run.over_optimisation", "run.health"),
     # where and how fast the same is computed
     *("engine", "gpu", "rollout.concurrency", "train.devices", "train.patience", "train.gradient_checkpointing"),
     # what an attempt may spend

@@ -13,12 +13,12 @@ from coderepairrl.errors import HealthGateError
 from coderepairrl.evaluate import Summary, summarise
 from coderepairrl.learn import Batch
 from coderepairrl.rollout import Group, check_health, collect, schedule
-from coderepairrl.train import overoptimisation
+from coderepairrl.train import gates, overoptimisation
 from coderepairrl.train.history import History, episodes_of
 from coderepairrl.train.parts import Parts
 from coderepairrl.train.policy import checkpoints, make_batch
 from coderepairrl.train.references import References, read_references
-from coderepairrl.types import Episode, Sampling, Task, Verified
+from coderepairrl.types import Ending, Episode, Sampling, Task, Verified
 
 
 async def train(parts: Parts, history: History) -> None:
@@ -50,6 +50,7 @@ async def train(parts: Parts, history: History) -> None:
         parts.progress.phase("learn")
         parts.log.sync()
         learned, checksum = await policy.improve(batch, history)
+        skipped = learned.pop("skipped_reason", "")
         metrics = step_metrics(groups, batch, learned) | {
             **references.metrics(groups),
             "rollout_seconds": round(rolled_out - began, 3),
@@ -65,37 +66,36 @@ async def train(parts: Parts, history: History) -> None:
             "account": asdict(batch.account),
             "episodes": [episode.id for episode in episodes],
             "tested": overoptimisation.tested(groups),
+            "skipped": skipped,
         }
-        alarm = None
-        if run.over_optimisation != "off":
-            alarm = overoptimisation.alarm([*history.steps, record], run.steps)
-            record["alarm"] = alarm and alarm.as_json()
+        alarms = gates.check([*history.steps, record], run)
+        record["alarms"] = [alarm.as_json() for alarm in alarms]
+        record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
         parts.log.append("step", **record)
         parts.log.sync()
         history.steps.append(record)
         references.add(step, episodes)
         parts.progress.step(step, metrics)
+        if skipped:
+            parts.progress.say(f"step {step} is skipped, and its weights stay as they were: {skipped}")
         if batch.account.sampled == 0:
             parts.progress.say(
                 f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
                 f" rollout.tokens and the model's context (crrl view {parts.folder.path} {episodes[0].id})"
             )
         await export(parts, history, episodes, references)
-        if alarm is not None:
-            raise_alarm(parts, str(alarm))
+        raise_alarms(parts, alarms)
 
     await evaluate_if_due(parts, history, run.steps)
 
 
-def raise_alarm(parts: Parts, text: str) -> None:
-    """Say it, and stop if the run is meant to. Raises `HealthGateError`."""
-    parts.progress.alarm(text)
-    if parts.config.run.over_optimisation == "stop":
-        raise HealthGateError(
-            text,
-            fix="read some patches (crrl view), then change the reward, or go on with "
-            "--resume run.over_optimisation=warn",
-        )
+def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
+    """Say them, and stop if one of them stops the run. Raises `HealthGateError`."""
+    for alarm in alarms:
+        parts.progress.alarm(alarm.text)
+    for alarm in alarms:
+        if alarm.stops:
+            raise HealthGateError(alarm.text, fix=alarm.fix)
 
 
 async def export(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
@@ -176,9 +176,15 @@ async def evaluate(parts: Parts, history: History, name: str, step: int) -> None
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any]) -> dict[str, Any]:
-    """What a step's episodes did (means over episodes) and, as ``learn/NAME``, what the learner made of them."""
+    """What a step's episodes did (means over episodes) and, as ``learn/NAME``, what the learner made of them.
+
+    ``surprisal`` is minus the mean logprob of all sampled tokens as the engine recorded it, in nats: on policy an
+    unbiased estimate of the entropy per token. ``learn/entropy`` is the learner's, of trained tokens alone.
+    """
     episodes = [episode for group in groups for episode in group.episodes]
     spreads = [group.std for group in batch.groups.values()]
+    valid = (episode for episode in episodes if episode.ending is not Ending.VOID)
+    logprobs = [logprob for episode in valid for turn in episode.turns for logprob in turn.output.logprobs]
     return {
         **{name: interval.value for name, interval in summarise(episodes).values.items()},
         "reward_std": sum(spreads) / len(spreads),
@@ -187,6 +193,7 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any])
         "void": sum(group.void for group in groups),
         "delivered": batch.account.delivered,
         "expansion": batch.account.expansion,
+        **({"surprisal": -sum(logprobs) / len(logprobs)} if logprobs else {}),
         **{f"learn/{name}": value for name, value in learned.items()},
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
+import warnings
 
 import pytest
 
@@ -38,7 +40,7 @@ def test_the_formula(run: Repository) -> None:
     other = edit(run, {30: "    step_30(total - 1)\n"})
     written = 2 * 6 / (7 + 7)  # indentation, step_30 ( total + 1 ): one of seven differs
     changed = 2 * 1 / (2 + 2)  # + 1 against - 1
-    assert compare(oracle, other) == pytest.approx((written**2 + changed**2) / 2)
+    assert compare(oracle, other) == pytest.approx(written * changed)
 
 
 def test_the_same_edit_further_away_earns_less(run: Repository) -> None:
@@ -63,9 +65,18 @@ def test_edits_elsewhere_cost(run: Repository) -> None:
     [
         ("    raise KeyError\n", 0.1),
         ("    pass\n", 0.1),
-        ("", 0.1),  # the right line deleted
+        ("", 0.0),  # the right line deleted
         (BODY[30] + BODY[30], 0.45),  # typed again: the known weakness
         (BODY[30] + "    total = 0\n", 0.15),
+        ("    (step_30(total))\n", 0.0),
+        ("    step_30(total)\u200b\n", 0.0),
+        ("    step\u200d_30(total)\n", 0.0),
+        ("    step_30(\u00a0total)\n", 0.0),
+        ("    step_30(to\x01tal)\n", 0.0),
+        ("    step_31(total)\n", 0.0),
+        ("    # step_30(total, limit=3)\n", 0.0),
+        (BODY[30] + "    # step_30(total, limit=3)\n", 0.0),
+        ("    step_30(total)  # step_30(total, limit=3)\n", 0.0),
     ],
 )
 def test_junk_on_the_right_line(run: Repository, junk: str, most: float) -> None:
@@ -76,10 +87,88 @@ def test_deletions_and_files(run: Repository) -> None:
     oracle = edit(run, {30: ""})
     assert compare(oracle, edit(run, {30: ""})) == 1.0
     assert compare(oracle, edit(run, {10: ""})) < 0.05
-    both = run.edit({"a.py": source({30: ""}), "b.py": b"x = 1\n"})
+    run.commit({"a.py": source({}), "b.py": b"x = 1\n"})
+    both = run.edit({"a.py": source({30: ""}), "b.py": b"x = 2\n"})
     assert compare(oracle, both) == compare(both, oracle) == 0.5
 
 
+def test_an_invisible_character_in_the_repair_costs(run: Repository) -> None:
+    """It is a syntax error in most languages."""
+    assert 0.5 < compare(edit(run, {30: FIX}), edit(run, {30: FIX.replace("limit", "li\u200bmit")})) < 1.0
+
+
+def test_comments_count_where_the_reference_changes_nothing_else(run: Repository) -> None:
+    oracle = edit(run, {30: BODY[30] + "    # the sum so far\n"})
+    assert compare(oracle, oracle) == 1.0
+    assert 0.0 < compare(oracle, edit(run, {30: BODY[30] + "    # a sum so far\n"})) < 1.0
+    assert compare(oracle, edit(run, {30: BODY[30] + "    the(sum, so, far)\n"})) < 0.05
+    both = edit(run, {30: "    # step_30 needs a limit\n" + FIX})
+    assert compare(both, edit(run, {30: FIX})) == 1.0
+    assert compare(both, edit(run, {30: "    # step_30 needs a limit\n" + BODY[30]})) == 0.0
+
+
+@pytest.mark.parametrize(
+    "lines", ["/* add(a + b); */", "/*\nadd(a + b);\n*/", "/* see\n * add(a + b);\n */", "// add(a + b);"]
+)
+def test_a_repair_typed_as_a_comment_of_several_lines(lines: str, repository: Repository) -> None:
+    start = "int f() {\n  before();\n%s  after();\n}\n"
+    repository.commit({"A.java": (start % "").encode()})
+    oracle = repository.edit({"A.java": (start % "  add(a + b);\n").encode()})
+    assert compare(oracle, repository.edit({"A.java": (start % f"{lines}\n").encode()})) == 0.0
+    assert compare(oracle, repository.edit({"A.java": (start % "  /* it\n adds */ add(a + b);\n").encode()})) == 1.0
+
+
+BROKEN = b"def broken(:\n"
+
+
+def test_files_beside_the_repair(run: Repository) -> None:
+    run.commit({"a.py": source({}), "other.py": b"x = 1\n", "tests/test_a.py": b"x = 1\n"})
+    oracle = edit(run, {30: FIX})
+
+    def value(**files: bytes) -> float:
+        named = {name.replace("__", "/") + ".py": content for name, content in files.items()}
+        return compare(oracle, run.edit({"a.py": source({30: FIX}), **named}))
+
+    assert value() == 1.0
+    assert value(tests__test_a=b"x = 2\n") == 1.0
+    assert value(reproduce=b"print(1)\n", test_it=b"import a\n") == 1.0
+    assert value(other=b"x = 2\n") == 0.5  # a file of the program
+    assert value(reproduce=BROKEN) == 0.5
+    assert value(**{f"junk_{i}": b"x = 1\n" for i in range(20)}) < 0.1
+    assert value(**{f"tests__test_{i}": b"x = 1\n" for i in range(20)}) < 0.1
+    assert compare(oracle, run.edit({"test_it.py": b"import a\n", "tests/test_a.py": b"x = 2\n"})) == 0.0
+
+
+def test_a_test_that_the_reference_changes_is_part_of_the_repair(run: Repository) -> None:
+    run.commit({"a.py": source({}), "tests/test_a.py": b"x = 1\n"})
+    oracle = run.edit({"a.py": source({30: FIX}), "tests/test_a.py": b"x = 2\n"})
+    assert compare(oracle, edit(run, {30: FIX})) == 0.5
+    assert compare(oracle, oracle) == 1.0
+
+
+def test_a_new_file_that_does_not_parse_earns_nothing(run: Repository) -> None:
+    new = b"def clamp(value, low, high):\n    return min(max(value, low), high)\n"
+    oracle = run.edit({"a.py": source({30: FIX}), "limits.py": new})
+    assert compare(oracle, run.edit({"limits.py": new})) == 0.5
+    assert compare(oracle, run.edit({"limits.py": new.replace(b"high)\n", b"high\n")})) == 0.0
+    assert compare(oracle, run.edit({"a.py": source({30: FIX}), "limits.py": new.replace(b":", b"")})) == 0.5
+    old = run.edit({"limits.py": new + b"print 1\n"})  # a file for Python 2: nothing is known
+    assert compare(old, old) == 1.0
+    assert compare(old, run.edit({"limits.py": new + b"print 2\n"})) > 0.5
+
+
+@pytest.mark.parametrize(
+    "source", [b"f'" + b"{a}" * 20_000 + b"'", b"-" * 60_000 + b"1", b"(" * 60_000, b"\0", b"'\\d'\n"]
+)
+def test_hostile_sources_are_read_in_bounded_time(source: bytes, run: Repository) -> None:
+    started = time.process_time()
+    patch = run.edit({f"new_{i}.py": b"# %d\n" % i + source for i in range(20)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert 0.0 <= compare(edit(run, {30: FIX}), patch) <= 1.0
+    assert time.process_time() - started < 20
+
+
 def test_dice() -> None:
-    assert dice("ab", "ab") == 1.0
+    assert dice("ab", "ab") == dice("", "") == 1.0
     assert dice("ab", "") == dice("ab", "cd") == 0.0

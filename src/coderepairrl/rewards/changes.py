@@ -15,10 +15,12 @@ from itertools import chain
 from cydifflib import SequenceMatcher
 
 from coderepairrl.rewards.parse import Block, FilePatch
-from coderepairrl.rewards.syntax import Syntax, Tokens, code_of, indentation, syntax_of, tokens
+from coderepairrl.rewards.syntax import Syntax, Tokens, code_of, indentation, shown, split, syntax_of, tokens
 
 _CANCEL_LIMIT = 250_000
 """Line pairs of one block; beyond, only its first and last lines are searched for no-ops."""
+_COMMENT = b"\0"
+"""Starts the tokens of marked comments; no other token holds it and more."""
 
 
 class Edits(Flag):
@@ -84,19 +86,37 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
     return kept
 
 
-def _size(files: Sequence[FilePatch], kept: Edits, language: str) -> int:
-    found = changes(files, kept, language).values()
+def classes_of_code(files: Sequence[FilePatch], language: str = "") -> Edits:
+    """As `classes`, for marked changes, but comments too count only where nothing else is left.
+
+    A comment repairs nothing, and one that repeats the repair is the cheapest copy of it.
+    """
+    rest = Edits.COMMENT | Edits.WHITESPACE
+    more = _size(files, Edits.WHITESPACE, language, marked=True) > _size(files, Edits.NONE, language, marked=True)
+    first = Edits.WHITESPACE if more else Edits.NONE
+    for kept in (first, first | Edits.COMMENT, rest):
+        if any(changes(files, kept, language, marked=True).values()):
+            return kept
+    return rest | Edits.BLANK
+
+
+def _size(files: Sequence[FilePatch], kept: Edits, language: str, *, marked: bool = False) -> int:
+    found = changes(files, kept, language, marked=marked).values()
     return sum(len(change.removed) + len(change.added) for change in found)
 
 
-def changes(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, Changes]:
-    """What is changed, by file, without the no-ops of classes not in `kept`. A file of nothing else is left out."""
+def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False) -> dict[str, Changes]:
+    """What is changed, by file, without the no-ops of classes not in `kept`. A file of nothing else is left out.
+
+    `marked`: words of comments differ from the same words of code, also in comments of several lines, and a character
+    that no reader sees is a token of its own instead of making its word another.
+    """
     merged: dict[str, list[FilePatch]] = {}
     for file in _fold_renames(files):
         merged.setdefault(file.path, []).append(file)
     found = {}
     for path, parts in merged.items():
-        change = _changes(parts, kept, syntax_of(parts[-1].new or path, language))
+        change = _changes(parts, _View(kept, syntax_of(parts[-1].new or path, language), marked=marked))
         if change:
             found[path] = change
     return found
@@ -120,8 +140,7 @@ def _content(file: FilePatch, side: str) -> tuple[bytes, ...]:
     return tuple(line for block in file.blocks for line in getattr(block, side))
 
 
-def _changes(parts: Sequence[FilePatch], kept: Edits, syntax: Syntax) -> Changes:
-    view = _View(kept, syntax)
+def _changes(parts: Sequence[FilePatch], view: _View) -> Changes:
     edits = []
     for block in sorted((block for part in parts for block in part.blocks), key=lambda block: block.at):
         removed, added = view.block(block)
@@ -146,8 +165,9 @@ def _facts(file: FilePatch) -> list[tuple[str, str]]:
 class _View:
     """How lines of one file are seen: with or without comments, white space and blank lines."""
 
-    def __init__(self, kept: Edits, syntax: Syntax) -> None:
+    def __init__(self, kept: Edits, syntax: Syntax, *, marked: bool = False) -> None:
         self.syntax = syntax
+        self.marked = marked
         self.comments = Edits.COMMENT in kept
         self.blank = Edits.BLANK in kept
         self.whitespace = bool(kept & (Edits.WHITESPACE | Edits.BLANK))
@@ -159,14 +179,27 @@ class _View:
         equal. The key has the indentation where the language reads it.
         """
         seen = []
+        inside = False
         for line in side:
-            text = line if self.comments else code_of(line, self.syntax)
-            if not text.strip() and not (self.blank and not line.strip()):
+            text, marked, inside = self.read(line, inside)
+            if not text.strip() and not marked and not (self.blank and not line.strip()):
                 continue
-            words = tokens(text, whitespace=self.whitespace)
+            words = tokens(text, whitespace=self.whitespace) + marked
             indented = self.syntax.indentation and not self.whitespace
             seen.append((words, (indentation(line), *words) if indented else words))
         return seen
+
+    def read(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
+        """The text of `line` that counts, its marked tokens, and whether a comment goes on behind it.
+
+        `inside`: one did before it.
+        """
+        if not self.marked:
+            return (line if self.comments else code_of(line, self.syntax)), (), False
+        line, hidden = shown(line)
+        code, comment, inside = split(line, self.syntax, inside=inside)
+        words = tokens(comment, whitespace=self.whitespace) if self.comments else ()
+        return code, hidden + tuple(_COMMENT + word for word in words), inside
 
     def block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
         """The keys of the removed and the added lines of `block` that are not no-ops."""

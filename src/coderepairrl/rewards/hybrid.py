@@ -49,6 +49,7 @@ class HybridReward:
     name = "hybrid"
     runs_checks = takes_verified = True
     repairs = True
+    version = PatchEdits.version
     share = 0.25
     """Of groups that are tested."""
 

@@ -7,6 +7,7 @@ a docstring is read as code, and quotes that do not close on the line end the se
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
@@ -17,6 +18,11 @@ _TOKEN = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|[^\sA-Za-z0-9_\x80-\xff]")
 _TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA-Za-z0-9_\x80-\xff]")
 _MARGIN = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
 """How lines inside a block comment customarily start."""
+_CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r") + b"\x7f"
+_UNSEEN = ("Cf", "Cc", "Zs", "Zl", "Zp")
+"""Unicode categories: format, control, and separators."""
+_BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
+"""Marks and letters that Unicode lets a font draw as nothing."""
 _INDENT = re.compile(rb"[ \t]*")
 
 
@@ -100,6 +106,63 @@ def code_of(line: bytes, syntax: Syntax) -> bytes:
             rest = body[found.end() :].strip()
             return code + (b" " + rest if rest else b"") + ending
     return line
+
+
+def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
+    """The code of `line` (its line ending kept), its comments, and whether one of several lines goes on behind it.
+
+    `inside`: the line starts within a comment.
+
+    >>> split(b"a /* b */ c  // d\\n", syntax_of("a.c")), split(b"a /* b\\n", syntax_of("a.c"))
+    ((b'a c\\n', b'/* b */ // d', False), (b'a\\n', b'/* b', True))
+    """
+    body = line.rstrip(b"\r\n")
+    ending = line[len(body) :]
+    start, end = syntax.blocks or (b"", b"")
+    comments = []
+    if inside and end:
+        found, closer, body = body.partition(end)
+        comments.append(found + closer)
+        inside = not closer
+    elif end == b"*/" and end[:1] in body and _MARGIN.match(body):
+        return ending, body, False
+    code: list[bytes] = []
+    at = 0
+    if any(opener in body for opener in (*syntax.comments, *(syntax.blocks or ())[:1])):
+        for match in _scanner(syntax).finditer(body):
+            if match.lastgroup == "comment":
+                text = match[0]
+                code.append(body[at : match.start()].rstrip())
+                comments.append(text)
+                at = match.end()
+                inside = bool(start) and text.startswith(start) and not text[len(start) :].endswith(end)
+    code.append(body[at:].rstrip() if at else body[at:])
+    return b"".join(code) + ending, b" ".join(comments), inside
+
+
+def shown(line: bytes) -> tuple[bytes, Tokens]:
+    """`line` without the characters that no reader sees (controls, zero-width and odd spaces), and those characters.
+
+    >>> shown("re\\u200bturn\\u00a0x".encode())
+    (b'returnx', (b'\\xe2\\x80\\x8b', b'\\xc2\\xa0'))
+    """
+    if line.isascii():
+        rest = line.translate(None, _CONTROLS)
+        return rest, tuple(bytes((byte,)) for byte in line if byte in _CONTROLS) if len(rest) < len(line) else ()
+    kept: list[str] = []
+    hidden: list[str] = []
+    for character in line.decode("utf-8", "surrogateescape"):
+        (hidden if _hidden(character) else kept).append(character)
+    rest = "".join(kept).encode("utf-8", "surrogateescape")
+    return rest, tuple(character.encode("utf-8", "surrogateescape") for character in hidden)
+
+
+@cache
+def _hidden(character: str) -> bool:
+    """Whether `character` is invisible, or white space other than the usual."""
+    if character in " \t\n\v\f\r":
+        return False
+    return unicodedata.category(character) in _UNSEEN or character in _BLANK or "\ufe00" <= character <= "\ufe0f"
 
 
 @cache

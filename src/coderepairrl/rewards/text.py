@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from coderepairrl.errors import TaskError
 from coderepairrl.protocols import SandboxBackend
@@ -23,6 +24,8 @@ class TextReward(ABC):
     """Whether `Task.verified` count as references beside the task's own."""
     repairs = False
     """As `protocols.Reward.repairs`."""
+    version: ClassVar[int] = 1
+    """Raised when the formula changes: values of two versions do not compare."""
 
     @abstractmethod
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:

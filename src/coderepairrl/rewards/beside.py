@@ -1,0 +1,61 @@
+"""Files that a patch touches beside the repair, and whether a new file can be read by its language."""
+
+from __future__ import annotations
+
+import ast
+import re
+import threading
+import warnings
+from collections.abc import Collection, Sequence
+
+from coderepairrl.rewards.parse import FilePatch
+
+MOST = 3
+"""Files that may lie beside a repair at no cost: 783 of 785 resolved patches for SWE-bench bring no more."""
+_LARGEST_SOURCE = 1 << 16
+"""Bytes of a file that is parsed; a longer one is taken as it is (Python needs 1 s for the worst of this length)."""
+
+_TEST = re.compile(
+    r"""(^|/)([^/]*[._-])?(tests?|testing|__tests__|specs?)/     # a folder of tests
+    |   (^|/)(tests?|conftest)([._-][^/]*)?$                     # tests.py, test_x.py, test-x.sh
+    |   [^/](_tests?|-tests?|\.tests?|_spec|\.spec)\.[^/.]+$     # x_test.go, x.spec.ts
+    |   (^|/)[A-Z]\w*(Tests?|TestCase|IT|Spec)\.[^/.]+$               # XTest.java, XSpec.scala
+    """,
+    re.VERBOSE,
+)
+_warnings = threading.Lock()
+
+
+def is_test(path: str) -> bool:
+    """Whether a file is a test, by its path.
+
+    >>> [is_test(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py", "Latest.kt")]
+    [True, True, True, True, False, False]
+    """
+    return _TEST.search(path) is not None
+
+
+def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
+    """Paths of `patch` that lie beside the repair: tests and new files, at most `MOST`, none of them in `touched`.
+
+    Agents leave tests of their repair and scripts that show the bug. A new file that its language cannot read is not
+    among them.
+    """
+    loose = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
+    return {path for path in sorted(loose)[:MOST] if readable(loose[path])}
+
+
+def readable(file: FilePatch) -> bool:
+    """Whether a new Python file parses; of other files, and of those too long to ask, nothing is known: true."""
+    if file.old or not file.new.endswith((".py", ".pyi")):
+        return True
+    source = b"".join(line for block in file.blocks for line in block.added)
+    if len(source) > _LARGEST_SOURCE:
+        return True
+    with _warnings, warnings.catch_warnings():  # of invalid escapes; the filters are the process's
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True

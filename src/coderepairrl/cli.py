@@ -163,9 +163,9 @@ def serve(
 
 @app.command()
 def score(
-    reward: Annotated[str, typer.Option(help="name of the reward, or module:Class")],
     oracle: Annotated[Path, typer.Option(help="the reference diff")],
     patch: Annotated[Path, typer.Option(help="the diff to judge")],
+    reward: Annotated[str, typer.Option(help="name of the reward, or module:Class")] = "patch_edits",
     as_json: Json = False,
 ) -> None:
     """Score one diff against another with a reward that needs no execution."""

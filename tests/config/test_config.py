@@ -10,11 +10,20 @@ from coderepairrl.config import load, override, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError, ExitCode
+from coderepairrl.hello.bar import BAR
 
 
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
+
+
+def test_what_pays_by_default_and_what_the_bar_of_hello_measures(tmp_path: Path) -> None:
+    assert load(write(tmp_path / "run.toml", '[run]\nname = "a"\n'), []).reward == {"patch_edits": 1.0}
+    hello = load("hello", [])
+    assert hello.reward == {"patch_edits": 0.5, "tests": 0.5}
+    assert hello.eval.reward == {**hello.reward, "patch_lines": 0.0, "patch_similarity": 0.0}
+    assert BAR.keys() <= hello.eval.reward.keys()
 
 
 def test_overrides_and_short_sections(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ THESIS: list[tuple[str, str, Any]] = [
     ("G4", "train.gradient_checkpointing", True),
     ("I5", "engine.options.slots", 16),
     ("I5", "engine.options.context", 14_336),
-    ("RW1", "reward", {"patch_similarity": 1.0, "patch_lines": 0.0}),
+    ("RW1", "reward", {"patch_similarity": 1.0, "patch_edits": 0.0}),
     ("E8", "eval.temperature", 0.2),
     ("E8", "eval.top_p", 0.9),
 ]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from coderepairrl import cli
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import ScriptedReward, TestsReward, compose, examine, make, score, score_files
@@ -347,7 +350,7 @@ def test_score_files_refuses_by_name(task: Task, tmp_path: Path, oracle: object,
 def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="more than two diffs") as caught:
         score_files("tests", tmp_path, tmp_path)
-    assert "patch_lines" in caught.value.fix
+    assert "patch_edits" in caught.value.fix
 
 
 @pytest.mark.parametrize("bug", [ValueError("odd"), SystemExit(0), TimeoutError(), "high", None, 1e300, -(10**400)])
@@ -362,3 +365,17 @@ async def test_a_bug_in_a_reward_is_a_fault_and_no_zero(task: Task, bug: object)
 
     with pytest.raises(RewardFault, match=f"odd (raised|returned).*{task.id}"):
         await score([(Odd(), 1.0)], task, with_patch(task, b""), ScriptedBackend())
+
+
+def test_the_command_scores_by_patch_edits_unless_told_otherwise(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "oracle.patch").write_bytes(task.reference)
+    (tmp_path / "other.patch").write_bytes(task.reference.replace(b"+    return a + b", b"+    return (a - b)"))
+    files = ["score", "--oracle", str(tmp_path / "oracle.patch"), "--patch"]
+
+    def value(patch: str, *options: str) -> float:
+        done = CliRunner().invoke(cli.app, [*files, str(tmp_path / patch), "--json", *options])
+        return float(json.loads(done.stdout)["value"])
+
+    assert value("oracle.patch") == 1.0
+    assert value("other.patch") == 0.0
+    assert value("other.patch", "--reward", "patch_lines") > 0.5

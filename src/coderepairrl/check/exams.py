@@ -179,7 +179,7 @@ KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Check]]]] = {
     "sandbox": ("bwrap", _sandbox),
     "engine": ("tiny", _engine),
     "agent": ("nano", _agent),
-    "reward": ("patch_lines", _reward),
+    "reward": ("patch_edits", _reward),
     "tasks": ("handmade", _tasks),
     "model": ("builtin:tiny", _model),
 }

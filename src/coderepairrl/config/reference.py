@@ -18,7 +18,7 @@ _HEAD = """# Configuration
 <!-- Written by `python -m coderepairrl.config.reference > docs/config.md`; a test keeps it current. -->
 
 One TOML file with the sections below. Everything can be overridden on the command line as `KEY=VALUE`
-(`train.lr=3e-6`, `engine=tiny`, `reward={patch_lines=0.6,tests=0.4}`); `extends = "other.toml"` starts from another
+(`train.lr=3e-6`, `engine=tiny`, `reward={patch_edits=0.6,tests=0.4}`); `extends = "other.toml"` starts from another
 file, one level deep, `extends = "thesis-8b"` from a shipped configuration. What a file says replaces what it extends,
 setting by setting; `reward` and the tables of `options` are replaced as a whole. An unknown key is an error that names
 the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan.

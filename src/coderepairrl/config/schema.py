@@ -340,7 +340,7 @@ class Config(Section):
     agent: Annotated[Agent, Short] = Agent()
     sandbox: Annotated[Sandbox, Short] = Sandbox()
     engine: Annotated[Engine, Short] = Engine()
-    reward: dict[str, float] = {"patch_lines": 1.0}
+    reward: dict[str, float] = {"patch_edits": 1.0}
     """Rewards by name with their weights; weight 0 measures without paying."""
     rollout: Rollout = Rollout()
     train: Train = Train()

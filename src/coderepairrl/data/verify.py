@@ -43,7 +43,7 @@ async def verify(
     Of the first `limit` tasks, 0 for all; checks run `repeat` times, to find flaky tests. Progress goes to stderr.
     Raises `TaskError`, `SandboxFault`, `RewardFault`.
     """
-    [(reward, _)] = rewards.make("patch_lines")
+    [(reward, _)] = rewards.make("patch_edits")
     checks, chosen = tasks.about_source(source, limit)
     found = [Verdict("", tuple(checks))]
     with _progress(len(chosen), quiet) as on_task:

@@ -37,7 +37,7 @@ learning."""
 BAR = {"patch_lines": 0.20, "tests": 0.10}
 """Least pooled gain of the sampled policy on held-out tasks."""
 TASKS, FUNCTIONS = 256, 15
-SHOWN = ("patch_lines", "tests", "tests_per_patch", "empty_patches", "tool_success", "limit")
+SHOWN = ("patch_edits", "patch_lines", "tests", "tests_per_patch", "empty_patches", "tool_success", "limit")
 
 Episodes = tuple[list[Episode], list[Episode]]
 """Of an evaluation, before and after."""

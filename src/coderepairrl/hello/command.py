@@ -22,6 +22,7 @@ from coderepairrl.types import Episode
 
 SHOWN = {
     "reward": "reward",
+    "patch_edits": "patch_edits",
     "patch_lines": "patch_lines",
     "tests_passing": "tests",
     "tests_passing_per_patch": "tests_per_patch",

@@ -1,7 +1,7 @@
 """Rewards: what an episode's patch is worth (F2, docs/rewards.md).
 
-    >>> [(reward.name, weight) for reward, weight in make({"patch_lines": 0.6, "tests": 0.4})]
-    [('patch_lines', 0.6), ('tests', 0.4)]
+    >>> [(reward.name, weight) for reward, weight in make({"patch_edits": 0.6, "tests": 0.4})]
+    [('patch_edits', 0.6), ('tests', 0.4)]
 
 `make` builds them from names and weights, `score` applies them to an episode, `score_files` compares two diffs
 without an episode.

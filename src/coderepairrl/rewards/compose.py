@@ -139,7 +139,7 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     if not isinstance(chosen, TextReward):
         raise UsageError(
             f"reward {reward} needs more than two diffs (a repository, a reply) and cannot compare two files",
-            fix="use one that compares patches, such as patch_lines or patch_similarity",
+            fix="use one that compares patches, such as patch_edits or patch_similarity",
         )
     wanted, given = _read(oracle, "oracle"), _read(patch, "patch")
     if not wanted.strip():

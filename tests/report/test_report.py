@@ -6,6 +6,7 @@ import doctest
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -19,7 +20,7 @@ from coderepairrl.evaluate import clusters, compare
 from coderepairrl.report import ledger, names, reading
 from coderepairrl.report.analysis import compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.types import Ending, Score, ToolCall
+from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
 
 from .runs import FUNCTIONS, Maker, written
@@ -176,6 +177,28 @@ def test_too_few_is_said_on_the_page_and_null_in_json(tmp_path: Path) -> None:
     ElementTree.fromstring(report.write_figure([found], [], tmp_path / "f.svg").read_text())
 
 
+def test_what_rewards_noted_is_counted(tmp_path: Path) -> None:
+    """Every attempt is ungradable, for one reason: the page says which, and how often, and so does the JSON."""
+    maker = Maker(tmp_path / "noted")
+    plain = maker._episode
+
+    def ungradable(id: str, task: str, ending: Ending, step: int) -> Episode:
+        made = plain(id, task, ending, step)
+        note = f"check failed (exit code 1): /tmp/{id}/python3: No module named pytest"
+        return replace(made, scores=tuple(replace(s, value=0.0, note=note) for s in made.scores if s.name == "tests"))
+
+    maker._episode = ungradable  # type: ignore[method-assign]
+    path = maker.run(2, evaluations=(0,)).folder.path
+    (found,) = report.load([path])
+    scored = sum(found.endings.values())
+    noted = json.loads(json.dumps(report.numbers([found])))["runs"][0]["notes"]
+    assert set(noted) == {"tests"} and noted["tests"]["scores"] == noted["tests"]["zeros"] == scored > 0
+    [kind] = noted["tests"]["kinds"]
+    assert kind["count"] == kind["zeros"] == scored and kind["note"].endswith("python3: No module named pytest")
+    text = " ".join(read_page([path]).text.split())
+    assert "What rewards noted" in text and f"{kind['note']} {scored} {scored}" in text
+
+
 def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "broken-numbers")
     maker.start()
@@ -243,8 +266,6 @@ def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     plain = maker._episode
 
     def hostile(id: str, task: str, ending: Ending, step: int):  # type: ignore[no-untyped-def]
-        from dataclasses import replace
-
         made = plain(id, task, ending, step)
         calls = (ToolCall(0, EVIL, EVIL, True, command=EVIL),)
         return replace(made, tool_calls=calls, scores=(*made.scores, Score(EVIL, 0.5, 0.0, EVIL)), reason=EVIL)

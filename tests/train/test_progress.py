@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coderepairrl.train.progress import Progress
-from coderepairrl.types import Ending, Episode
+from coderepairrl.types import Ending, Episode, Score
 
 
 def void(number: int, fault: str) -> Episode:
@@ -40,3 +40,20 @@ def test_crashes_are_shown_by_kind_and_command_no_terminal(capsys: pytest.Captur
     assert exit_ == "crash: train-1: exit 1: KeyError: ?[2J1"
     assert "crash 0.625" in step and "crash" not in quiet
     assert more == "crash: 3 more like exit 1: KeyError: ?[2J1"
+
+
+def test_why_scores_are_zero_is_shown_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    def scored(*scores: Score) -> Episode:
+        return Episode("train-0", "task", "train", 1, "group", 0, Ending.DONE, scores=scores)
+
+    with Progress(3) as progress:
+        for _ in range(3):
+            progress.episode(scored(Score("patch_lines", 0.0, 1.0, "empty patch"), Score("tests", 1.0, 0.0, "")))
+        progress.episode(scored(Score("patch_lines", 0.7), Score("tests", 0.0, 0.0, "no [bold]module[/] pytest")))
+        assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.splitlines() == [
+        "patch_lines: 3 of 4 scores are 0, of which",
+        "       3  empty patch",
+        "tests: 1 of 4 scores are 0, of which",
+        "       1  no [bold]module[/] pytest",
+    ]

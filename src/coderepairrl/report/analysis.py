@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from coderepairrl.evaluate import pair, summarise
+from coderepairrl.evaluate import Noted, pair, summarise
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
+from coderepairrl.evaluate.notes import Kind
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
 from coderepairrl.report.reading import Row, RunData
 from coderepairrl.stats import Interval
 from coderepairrl.types import Ending, Episode
 
-_COMMANDS, _TOOLS = 9, 6
+_COMMANDS, _TOOLS, _NOTES = 9, 6, 6
 _EQUAL = 1e-9
 
 
@@ -83,6 +84,8 @@ class Report:
     """``train``, ``eval``, ``void``, ``retried``, ``interrupted``; ``starts`` of the process."""
     endings: Mapping[str, int]
     faults: Mapping[str, int]
+    notes: Mapping[str, Noted] = field(default_factory=dict)
+    """By reward, the kinds of notes that it gave most often."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
     """Episodes of the last evaluation by name: to compare runs, and in no JSON."""
 
@@ -119,6 +122,11 @@ def analyse(data: RunData) -> Report:
         episodes=_counts(data),
         endings=Counter(_ending(row) for row in data.rows.values() if row.ending is not Ending.VOID),
         faults=Counter(row.reason or "unknown" for row in data.rows.values() if row.ending is Ending.VOID),
+        notes={
+            name: replace(noted, kinds=noted.kinds[:_NOTES])
+            for name, noted in data.notes.found().items()
+            if noted.kinds
+        },
         last=last,
     )
 
@@ -149,7 +157,7 @@ def as_json(value: Any) -> Any:
     """Reports as plain data. What is not finite becomes null, since JSON has no such numbers."""
     if isinstance(value, Interval):
         return as_json(value._asdict())
-    if isinstance(value, Report | Evaluation | Comparison | Change):
+    if isinstance(value, Report | Evaluation | Comparison | Change | Noted | Kind):
         return {f.name: as_json(getattr(value, f.name)) for f in fields(value) if f.name != "last"}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}

@@ -12,6 +12,7 @@ from typing import Any
 
 from coderepairrl.agents.stats import ToolStats, tally
 from coderepairrl.errors import RunError
+from coderepairrl.evaluate import Notes
 from coderepairrl.learn import Account
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
@@ -52,6 +53,8 @@ class RunData:
     """Every episode with a verdict, by id."""
     evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
     """Episodes of evaluations, by name and step, then by group and attempt; void ones only where nothing else is."""
+    notes: Notes = field(default_factory=Notes)
+    """Of the rewards, in training and evaluations."""
     evaluation_seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     """Of finished evaluations."""
     phases: dict[str, str] = field(default_factory=dict)
@@ -169,6 +172,7 @@ def _add(data: RunData, episode: Episode) -> None:
         tokens=data.tokens.pop(episode.id, 0),
         busy=tuple(data.busy.pop(episode.id, ())),
     )
+    data.notes.add(episode)
     if episode.phase == "train":
         return
     known = data.evaluated.setdefault((episode.phase, episode.step), {})

@@ -13,9 +13,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from coderepairrl.evaluate import Notes
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2
+_NOTES = 3
+"""Kinds of notes on zeros that are shown of each reward at the end."""
 _WIDEST = 400
 """Characters of what broke that a line shows."""
 
@@ -33,6 +36,8 @@ class Progress:
         self._alarm = ""
         self._broken: dict[tuple[Ending, str], list[str]] = {}
         """Of this phase, what voided or crashed episodes: said once for each kind, and then counted."""
+        self._notes = Notes()
+        """Of the rewards, since this process began."""
         self._tokens, self._rate = 0, 0.0
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
@@ -47,6 +52,8 @@ class Progress:
         if self.console.is_terminal:
             self._live.stop()
         self._count_broken()
+        for line in self._notes.zeros(_NOTES):
+            self.say(line)
 
     def resume_at(self, step: int) -> None:
         """Steps up to `step` were done by an earlier process."""
@@ -62,6 +69,7 @@ class Progress:
         """An episode has its verdict."""
         self._done += episode.ending is not Ending.VOID
         self._tokens += episode.sampled
+        self._notes.add(episode)
         rate = self._tokens / max(time.monotonic() - self._phase_began, 1e-9)
         self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
         if episode.ending in (Ending.VOID, Ending.CRASH):

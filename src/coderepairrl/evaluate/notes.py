@@ -1,0 +1,103 @@
+"""What rewards noted beside their scores, counted by kind: why they are 0, above all."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from coderepairrl.types import Episode
+
+_KINDS = 500
+"""Of one reward, that are told apart: a note may have words of the policy's, and never come twice."""
+_WIDEST = 160
+_VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+""")
+"""What notes of one kind may differ in: quotations, paths, addresses, numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Notes that differ in names and numbers only: one of them, how many there were, how many of these on a 0."""
+
+    note: str
+    count: int
+    zeros: int
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Of one reward: scores, those that are 0, and the kinds of notes, the most frequent first."""
+
+    scores: int
+    zeros: int
+    kinds: Sequence[Kind]
+
+
+@dataclass(slots=True)
+class _Reward:
+    scores: int = 0
+    zeros: int = 0
+    examples: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    zeros_by_kind: Counter[str] = field(default_factory=Counter)
+
+
+class Notes:
+    """Counts the notes of episodes as they come, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._rewards: dict[str, _Reward] = {}
+
+    def add(self, episode: Episode) -> None:
+        """Count what the rewards noted of `episode`."""
+        for score in episode.scores:
+            own = self._rewards.setdefault(score.name, _Reward())
+            own.scores += 1
+            own.zeros += score.value == 0
+            note = plain(score.note)
+            if note:
+                kind = kind_of(note)
+                if kind not in own.examples and len(own.examples) >= _KINDS:
+                    kind, note = "", "(other notes)"
+                own.examples.setdefault(kind, note)
+                own.counts[kind] += 1
+                own.zeros_by_kind[kind] += score.value == 0
+
+    def found(self) -> dict[str, Noted]:
+        """By reward, in the order in which they first scored."""
+        return {
+            name: Noted(
+                own.scores,
+                own.zeros,
+                [Kind(own.examples[kind], count, own.zeros_by_kind[kind]) for kind, count in own.counts.most_common()],
+            )
+            for name, own in self._rewards.items()
+        }
+
+    def zeros(self, most: int) -> list[str]:
+        """For people: a line for each reward of which zeros have notes, then its up to `most` most frequent kinds."""
+        lines = []
+        for name, noted in self.found().items():
+            kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)
+            if kinds:
+                lines.append(f"{name}: {noted.zeros} of {noted.scores} scores are 0, of which")
+                lines += [f"{kind.zeros:>8}  {kind.note}" for kind in kinds[:most]]
+                if rest := sum(kind.zeros for kind in kinds[most:]):
+                    lines.append(f"{rest:>8}  other notes")
+        return lines
+
+
+def plain(note: str) -> str:
+    """`note` on one line that does nothing to a terminal, cut where it is long."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in note[: 8 * _WIDEST]).split())
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def kind_of(note: str) -> str:
+    """What is alike in notes of one kind.
+
+    >>> kind_of("exit code 1: tests/test_till.py::test_sum") == kind_of("exit code 2: tests/test_a.py::test_b")
+    True
+    """
+    return _VARIABLE.sub("*", note)

@@ -1,0 +1,47 @@
+"""Notes of scores are counted by what they have in common, whatever a policy makes them say."""
+
+from __future__ import annotations
+
+import doctest
+
+from coderepairrl.evaluate import Notes, notes
+from coderepairrl.types import Ending, Episode, Score
+
+
+def episode(*scores: Score) -> Episode:
+    return Episode("e", "t", "train", 1, "g", 0, Ending.DONE, scores=scores)
+
+
+def test_worked_examples() -> None:
+    assert doctest.testmod(notes).failed == 0
+
+
+def test_a_cause_that_all_share_comes_first() -> None:
+    """Of 100 attempts 60 could not be graded, each in a folder of its own; 20 fail tests, 20 pass."""
+    counted = Notes()
+    for at in range(100):
+        missing = f"check failed (exit code 1): python3 -m pytest: /tmp/box{at}/bin/python3: No module named pytest"
+        failed = f"check failed (exit code 1): python3 -m pytest: tests/test_{at}.py::test_sum failed"
+        note = missing if at < 60 else failed if at < 80 else ""
+        counted.add(episode(Score("tests", float(not note), 0.5, note), Score("hybrid", 0.5, 0.5, "tested")))
+    found = counted.found()
+    tests = found["tests"]
+    assert (tests.scores, tests.zeros) == (100, 80)
+    assert [(kind.count, kind.zeros) for kind in tests.kinds] == [(60, 60), (20, 20)]
+    assert tests.kinds[0].note.endswith("/tmp/box0/bin/python3: No module named pytest"), "one of them, as it was"
+    assert [(kind.note, kind.count, kind.zeros) for kind in found["hybrid"].kinds] == [("tested", 100, 0)]
+    first, most, *rest = counted.zeros(1)
+    assert first == "tests: 80 of 100 scores are 0, of which"
+    assert most.split()[0] == "60" and "No module named pytest" in most
+    assert rest == ["      20  other notes"], "what is no zero needs no word"
+
+
+def test_nothing_that_a_policy_makes_it_say_fills_memory_or_acts_on_a_terminal() -> None:
+    counted = Notes()
+    for at in range(2_000):
+        word = "".join(chr(ord("a") + int(digit)) for digit in str(at))
+        counted.add(episode(Score("tests", 0.0, 1.0, f"\x1b[2J\x00{word}\n\u202e" + "y" * 100_000)))
+    noted = counted.found()["tests"]
+    assert len(noted.kinds) == 501 and sum(kind.count for kind in noted.kinds) == noted.zeros == 2_000
+    assert noted.kinds[0].note == "(other notes)" and noted.kinds[0].count == 1_500
+    assert all(kind.note.isprintable() and len(kind.note) <= 160 for kind in noted.kinds)

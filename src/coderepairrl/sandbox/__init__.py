@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import check_options, check_types, resolve
+from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.patch import apply_patch
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Choice(NamedTuple):
 def choose(name: str = "auto") -> Choice:
     """What `name` stands for here: ``auto`` is `bwrap` where it works, else `sandlock`, and never anything weaker.
 
-    Raises `PrerequisiteError` if neither works; its `fix` is the command that makes `bwrap` work.
+    Raises `PrerequisiteError` if neither works; its `fix` makes `bwrap` work, or names what else would do.
     """
     if name != "auto":
         return Choice(name, "as sandbox.name asks")
@@ -118,7 +119,10 @@ def choose(name: str = "auto") -> Choice:
         else:
             return Choice(entry.name, "the strongest that works here")
     reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in lacking)
-    raise PrerequisiteError(f"no sandbox works on this machine ({reasons})", fix=lacking[0].fix)
+    others = [entry.fix for entry in lacking[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
+    raise PrerequisiteError(
+        f"no sandbox works on this machine ({reasons})", fix="; or: ".join([lacking[0].fix, *others])
+    )
 
 
 def serves(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:

@@ -67,9 +67,10 @@ def read_references(run: RunFolder, history: History, tasks: Iterable[Task], mos
         return references
     places = {name: (step["step"], at) for step in history.steps for at, name in enumerate(step["episodes"])}
     verdicts = (record["verdict"] for record in run.records() if record["type"] == "verdict")
-    consumed = {places[data["id"]]: codec.load(Episode, data) for data in verdicts if data["id"] in places}
-    for step, at in sorted(consumed):
-        references.add(step, [consumed[step, at]])
+    consumed = (data for data in verdicts if data["id"] in places)
+    passed = [data for data in consumed if any(score.get("passed") for score in data["scores"])]
+    for data in sorted(passed, key=lambda data: places[data["id"]]):
+        references.add(places[data["id"]][0], [codec.load(Episode, data)])
     return references
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatchcase
 
-from coderepairrl.grading.checks import left_out
+from coderepairrl.grading.checks import left_out, named
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
 from coderepairrl.types import Task
 
@@ -51,9 +51,9 @@ def unfit(task: Task, patch: bytes) -> str:
     if not files:
         return "changes nothing"
     own = {name for file in parse(task.reference) for name in (file.old, file.new)}
-    ignored = left_out(task.reference)
+    ignored, fixed = left_out(task.reference), {*task.checks.restore, *(set(named(task.checks)) - own)}
     for name in (name for file in files for name in (file.old, file.new) if name):
-        if name in task.checks.restore or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored):
+        if name in fixed or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored):
             return f"changes {name}, which the checks do not take from a patch"
         if name not in own and _TEST_LIKE.search(name):
             return f"changes the tests in {name}"

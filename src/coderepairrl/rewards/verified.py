@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from fnmatch import fnmatchcase
 
 from coderepairrl.grading.checks import left_out, named
+from coderepairrl.rewards.beside import is_test
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
 from coderepairrl.types import Task
 
 LARGEST = 64 << 10
 """Bytes: every attempt at the task is compared with every reference, and a longer repair is mostly something else."""
-_TEST_LIKE = re.compile(
-    r"(?:^|/)(?:tests?|testing|specs?|__tests__)/|(?:^|/)test_[^/]*$|[._-](?:test|tests|spec)\.\w+$"
-    r"|(?:Test|Tests|Spec)\.\w+$"
-)
 
 Identity = frozenset[tuple[object, ...]]
 
@@ -55,6 +51,6 @@ def unfit(task: Task, patch: bytes) -> str:
     for name in (name for file in files for name in (file.old, file.new) if name):
         if name in fixed or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored):
             return f"changes {name}, which the checks do not take from a patch"
-        if name not in own and _TEST_LIKE.search(name):
+        if name not in own and is_test(name):
             return f"changes the tests in {name}"
     return ""

@@ -100,7 +100,7 @@ def analyse(data: RunData) -> Report:
     evaluations, comparisons, last = _evaluations(data)
     tools, commands = _most_used(data.rows.values())
     planned = data.config.get("run.steps")
-    notices = [*data.notices, *_alarms(data), *_missing(data, steps, evaluations, planned)]
+    notices = [*data.notices, *_alarms(data), *_changes(data), *_missing(data, steps, evaluations, planned)]
     return Report(
         name=str(data.about.get("name") or data.folder.path.name),
         path=str(data.folder.path),
@@ -298,10 +298,24 @@ def _status(data: RunData) -> str:
 
 
 def _alarms(data: RunData) -> list[str]:
-    """The last over-optimisation alarm, and how many there were."""
-    raised = [record["alarm"]["text"] for record in data.steps if record.get("alarm")]
-    more = f" It is the last of {len(raised)} such alarms." if len(raised) > 1 else ""
-    return [f"Alarm: {raised[-1]}.{more}"] if raised else []
+    """The last alarm of each health gate, over-optimisation among them, and how many there were."""
+    raised: dict[str, list[str]] = {}
+    for record in data.steps:
+        alarms = record.get("alarms")
+        if alarms is None and record.get("alarm"):  # of an older version, which knew the one
+            alarms = [{"gate": "over_optimisation", "text": record["alarm"]["text"]}]
+        for alarm in alarms or ():
+            raised.setdefault(alarm["gate"], []).append(alarm["text"])
+    return [
+        f"Alarm: {texts[-1]}." + (f" It is the last of {len(texts)} such alarms." if len(texts) > 1 else "")
+        for texts in raised.values()
+    ]
+
+
+def _changes(data: RunData) -> list[str]:
+    """What was set otherwise when the run was resumed: its configuration here is the last one."""
+    shown = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.changes]
+    return [f"Resumed with other settings: {'; '.join(shown)}."] if shown else []
 
 
 def _missing(

@@ -70,6 +70,8 @@ class RunData:
     stopped_by: str = ""
     where: str = ""
     """Engine and sandbox of the last process."""
+    changes: list[Record] = field(default_factory=list)
+    """What the run was resumed with otherwise."""
     account: Account = field(default_factory=Account)
     tokens: Counter[str] = field(default_factory=Counter)
     """Sampled and given, by episode."""
@@ -143,6 +145,8 @@ def _watch(data: RunData) -> Iterator[Record]:
             pending.discard(record["verdict"]["id"])
         elif kind == "step":
             data.steps.append(record)
+        elif kind == "change":
+            data.changes.append(record)
         elif kind == "eval":
             # Its episodes may all be from an earlier process: then this one spent no time on it.
             key = record["name"], record["step"]

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -259,6 +260,28 @@ def test_a_stopped_run_and_one_without_tests(tmp_path: Path) -> None:
     maker.log.close()
     text = read_page([maker.folder.path]).text
     assert "stopped by SIGTERM" in text and "Tests were never run" in text and "not measured" in text
+
+
+def test_alarms_and_changed_settings_are_said(tmp_path: Path) -> None:
+    class Alarmed(Maker):
+        def record(self, type: str, **fields: Any) -> None:
+            alarms = [
+                {"gate": gate, "text": f"{gate} in step {fields.get('step')}"}
+                for gate, steps in {"drift": (1, 2), "kl": (3,)}.items()
+                if fields.get("step") in steps
+            ]
+            super().record(type, **fields, **({"alarms": alarms, "alarm": None} if type == "step" else {}))
+
+    maker = Alarmed(tmp_path / "alarmed")
+    maker.start()
+    for step in (1, 2, 3):
+        maker.step(step)
+    maker.record("change", step=3, key="train.lr", old=1e-4, new=1e-5)
+    maker.log.close()
+    text = read_page([maker.folder.path]).text
+    assert "Alarm: drift in step 2. It is the last of 2 such alarms." in text
+    assert "Alarm: kl in step 3." in text and text.count("Alarm:") == 2
+    assert "Resumed with other settings: train.lr from 0.0001 to 1e-05 after step 3." in text
 
 
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from coderepairrl import agents, tokens
 from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway
-from coderepairrl.types import AgentReport, Limits, Sampling, Task, Turn, sequence
+from coderepairrl.rewards.habits import ExplorationDepth
+from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.types import AgentReport, Ending, Episode, Limits, Sampling, Task, Turn, sequence
 
 FILES = {"add.py": b"def add(a, b):\r\n    return a - b\r\n"}
 TASK = Task("toy/add", "add() subtracts", "python", "dir:x", b"")
@@ -92,3 +94,13 @@ async def test_every_limit_ends_it_politely(
     assert (report.exit, len(engine.requests), len(turns)) == (ending, model_calls, model_calls)
     assert [turn.base for turn in turns] == [None, *range(model_calls - 1)]
     assert not any(turn.masked for turn in turns)
+
+
+async def test_habits_find_what_a_call_printed_though_another_had_no_result(tmp_path: Path, miniature: Path) -> None:
+    """A call that cannot be read is in the report, and answered by a message that is no tool's."""
+    look, read = call("shell", cmd="grep -rn return ."), call("shell", cmd="sed -n 1,5p ./add.py")
+    replies = ["<tool_call>\nnonsense\n</tool_call>", look, read, PATCH, "Done."]
+    report, turns, _, _ = await episode(tmp_path, miniature, replies, Limits(tokens=4000))
+    assert report.tool_calls is not None and [call.ok for call in report.tool_calls] == [False, True, True, True]
+    attempt = Episode("e", TASK.id, "train", 1, "g", 0, Ending.DONE, turns=turns, tool_calls=report.tool_calls)
+    assert (await ExplorationDepth()(TASK, attempt, ScriptedBackend())).value == pytest.approx(0.25)

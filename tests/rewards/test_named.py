@@ -62,18 +62,13 @@ async def value(name: str, task: Task, episode: Episode | bytes, backend: Local)
     return await reward(task, episode if isinstance(episode, Episode) else with_patch(task, episode), backend)
 
 
-def said(
-    task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall] = (), tools: Sequence[str] = ()
-) -> Episode:
+def said(task: Task, *replies: str, thought: str = "", calls: Sequence[ToolCall] = ()) -> Episode:
     """An episode whose model said `replies`."""
     turns = []
     for at, reply in enumerate(replies):
         message = {"role": "assistant", "content": reply} | ({"reasoning_content": thought} if thought else {})
-        results = tuple({"role": "tool", "content": text} for text in tools)
         span = TokenSpan((1,) * 500, Origin.POLICY, (-0.1,) * 500)
-        turns.append(
-            Turn(at, None, TokenSpan((1,), Origin.GIVEN), span, messages=(*results, message), started=0.0, ended=30.0)
-        )
+        turns.append(Turn(at, None, TokenSpan((1,), Origin.GIVEN), span, messages=(message,), started=0.0, ended=30.0))
     return Episode("e", task.id, "train", 0, "g", 0, Ending.DONE, turns=tuple(turns), tool_calls=tuple(calls))
 
 
@@ -307,6 +302,32 @@ def shell(*commands: str) -> list[ToolCall]:
     return [ToolCall(0, "shell", json.dumps({"cmd": c.lstrip("!")}), not c.startswith("!")) for c in commands]
 
 
+def looked(task: Task, *turns: Sequence[ToolCall], printed: Sequence[Sequence[tuple[str, str]]]) -> Episode:
+    """An episode of replies with tool calls, and what came back for each of them: (id, output).
+
+    The ids are ``call_POSITION``: no two of a reply are the same, and those of two replies are.
+    """
+    made, calls = [], list[ToolCall]()
+    results: Sequence[tuple[str, str]] = ()
+    for at, (asked, coming) in enumerate(zip((*turns, ()), (*printed, ()), strict=True)):
+        tool_calls = [
+            {"id": f"call_{n}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for n, call in enumerate(asked)
+        ]
+        reply = {"role": "assistant", "content": "", **({"tool_calls": tool_calls} if tool_calls else {})}
+        heard = [{"role": "tool", "tool_call_id": id, "content": text} for id, text in results]
+        span = TokenSpan((1,), Origin.POLICY, (-0.1,))
+        made.append(Turn(at, at - 1 if at else None, TokenSpan((1,), Origin.GIVEN), span, messages=(*heard, reply)))
+        calls += [replace(call, turn=at) for call in asked if call.seconds >= 0]
+        results = coming
+    return Episode("e", task.id, "train", 0, "g", 0, Ending.DONE, turns=tuple(made), tool_calls=tuple(calls))
+
+
+def never_ran(call: ToolCall) -> ToolCall:
+    """One that was refused: it has an answer, and is not in the report."""
+    return replace(call, seconds=-1.0)
+
+
 @pytest.mark.parametrize(
     ("commands", "printed", "habits", "depth"),
     [
@@ -322,6 +343,43 @@ def shell(*commands: str) -> list[ToolCall]:
 async def test_habits(
     commands: list[str], printed: list[str], habits: float, depth: float, task: Task, backend: Local
 ) -> None:
-    episode = said(task, "done", calls=shell(*commands), tools=printed)
+    episode = looked(task, shell(*commands), printed=[[(f"call_{at}", text) for at, text in enumerate(printed)]])
     assert (await value("terminal_habits", task, episode, backend)).value == pytest.approx(habits)
+    assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth)
+
+
+SEARCH, READ, OTHER = shell("grep -n x .", "sed -n 1,5p src/a.py", "cat b")
+FOUND, NOTHING = "src/a.py:1", "b is empty"
+CHAINED, UNCHAINED = 0.25, 0.2 + 0.15
+"""Depth where the search printed the path that is read later, and where it printed another text."""
+
+
+@pytest.mark.parametrize(
+    ("turns", "printed", "depth"),
+    [
+        ([[SEARCH, OTHER], [READ]], [[("call_1", NOTHING), ("call_0", FOUND)], []], CHAINED),
+        ([[OTHER, SEARCH], [READ]], [[("call_1", FOUND), ("call_0", NOTHING)], []], CHAINED),
+        ([[OTHER, SEARCH], [READ]], [[("call_0", FOUND), ("call_1", NOTHING)], []], UNCHAINED),
+        ([[OTHER, SEARCH], [READ]], [[("call_1", FOUND)], []], CHAINED),
+        ([[SEARCH, OTHER], [READ]], [[("call_1", FOUND)], []], UNCHAINED),
+        ([[never_ran(OTHER), SEARCH], [READ]], [[("call_0", NOTHING), ("call_1", FOUND)], []], CHAINED),
+        ([[SEARCH], [OTHER], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], CHAINED),
+        ([[OTHER], [SEARCH], [READ]], [[("call_0", FOUND)], [("call_0", NOTHING)], []], UNCHAINED),
+    ],
+    ids=[
+        "second first",
+        "also second first",
+        "of another",
+        "first missing",
+        "own missing",
+        "refused",
+        "id twice",
+        "id twice, other",
+    ],
+)
+async def test_outputs_belong_to_the_calls_whose_ids_they_name(
+    turns: list[list[ToolCall]], printed: list[list[tuple[str, str]]], depth: float, task: Task, backend: Local
+) -> None:
+    """Not to those at the same place: agents answer out of order, refuse calls, and end before an answer."""
+    episode = looked(task, *turns, printed=printed)
     assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -29,23 +30,43 @@ class _Call(NamedTuple):
 
 
 def _shell(episode: Episode) -> list[_Call]:
-    """The shell commands of the episode, with what they printed where the conversation tells."""
-    printed = [
-        str(message.get("content") or "")
-        for turn in episode.turns
-        for message in turn.messages
-        if message.get("role") == "tool"
-    ]
+    """The shell commands of the episode, with what they printed where the conversation has it."""
     calls = []
-    for at, call in enumerate(episode.tool_calls):
+    for call, output in zip(episode.tool_calls, _outputs(episode), strict=True):
         try:
             arguments = json.loads(call.arguments)
         except ValueError:
             continue  # a malformed call ran nothing
         named = [arguments[key] for key in _ARGUMENTS if key in arguments] if isinstance(arguments, dict) else []
         if named and isinstance(named[0], str) and named[0].strip():
-            calls.append(_Call(named[0].strip(), call.ok, printed[at] if at < len(printed) else ""))
+            calls.append(_Call(named[0].strip(), call.ok, output))
     return calls
+
+
+def _outputs(episode: Episode) -> list[str]:
+    """What each tool call printed, found by the id that it has in the reply; empty where no later request has it.
+
+    An id counts within its turn only, since some models write ids of their own, and may write one twice. Calls without
+    an output (a last one), outputs without a call (a refused one) and outputs in another order are common.
+    """
+    ids: defaultdict[tuple[int, str, str], deque[str]] = defaultdict(deque)
+    printed: dict[tuple[int | None, str], str] = {}
+    for turn in episode.turns:
+        asker = turn.base
+        for message in turn.messages[:-1]:
+            if message.get("role") == "assistant":
+                asker = None  # a history that the client wrote anew
+            elif message.get("role") == "tool":
+                printed.setdefault((asker, str(message.get("tool_call_id"))), str(message.get("content") or ""))
+        for asked in turn.messages[-1].get("tool_calls", ()) if turn.messages else ():
+            function = asked["function"]
+            ids[turn.index, function["name"], function["arguments"]].append(asked["id"])
+    outputs = []
+    for call in episode.tool_calls:
+        same = ids[call.turn, call.name, call.arguments]  # the same call twice in a reply runs in that order
+        id = same.popleft() if same else ""
+        outputs.append(printed.get((call.turn, id), printed.get((None, id), "")))
+    return outputs
 
 
 class TerminalHabits:

@@ -217,6 +217,7 @@ async def play(
     forced: bool = False,
     files: Mapping[str, str] = FILES,
     delay: float = 0.0,
+    prepare: Callable[[tokens.Codec], None] = lambda codec: None,
 ) -> Outcome:
     """Let `agent` work on the repository of `files` while the policy follows `script`.
 
@@ -224,6 +225,7 @@ async def play(
     `forced`: the logprobs are those of the weights in `model`; otherwise they are invented.
     """
     codec = tokens.load(model)
+    prepare(codec)
     asked = 0
 
     def reply(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:

@@ -95,6 +95,15 @@ async def test_an_exit_code_of_failure_is_a_crash(tmp_path: Path, miniature: Pat
     assert "ended with exit code 1: said: I give up." in outcome.episode.crash
 
 
+async def test_folders_that_the_policy_closes_are_removed_all_the_same(tmp_path: Path, miniature: Path) -> None:
+    """It is no crash, and no way to keep what the recipe discards in the patch."""
+    close = call(
+        "bash", cmd="mkdir -p .agent-cache/x/y $HOME/z && chmod -R 000 .agent-cache $HOME/z; ln -s / $HOME/root"
+    )
+    outcome = await run(tmp_path, miniature, [EDIT, close, Reply("Done.")])
+    check_repair(outcome)
+
+
 async def test_exit_codes_of_success_are_the_recipes(tmp_path: Path, miniature: Path) -> None:
     outcome = await run(tmp_path, miniature, [*REPAIR[:2], Reply("I give up.")], exit_codes=[0, 1])
     check_repair(outcome)

@@ -281,6 +281,38 @@ async def test_a_fault_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Pat
     assert (episode.ending, episode.reason) == (Ending.VOID, "gateway")
 
 
+async def test_a_bug_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Path) -> None:
+    """A program sees status 500, and what it makes of that says nothing of the policy."""
+
+    async def asks(sandbox: Sandbox, endpoint: Endpoint) -> None:
+        body = {"model": endpoint.model, "messages": [{"role": "user", "content": "break"}]}
+        async with (
+            aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {endpoint.api_key}"}, raise_for_status=True
+            ) as http,
+            http.post(f"{endpoint.base_url}/chat/completions", json=body) as response,
+        ):
+            await response.read()
+
+    class Broken(Exception):
+        """Of the codec, when it writes a certain prompt."""
+
+    def breaks(codec: tokens.Codec) -> None:
+        render = codec.render
+
+        def rendering(messages: Sequence[Any], tools: Sequence[Any] = ()) -> list[int]:
+            if messages[-1]["content"] == "break":
+                raise Broken("a bug")
+            return render(messages, tools)
+
+        codec.render = rendering  # type: ignore[method-assign]
+
+    outcome = await play(Host(asks), [Reply("hi")], folder=tmp_path, model=miniature, prepare=breaks)
+    episode = outcome.episode
+    assert (episode.ending, episode.reason, len(episode.turns)) == (Ending.VOID, "gateway", 1)
+    assert episode.fault == "GatewayFault: Broken: a bug"
+
+
 @pytest.mark.parametrize("heard", [True, False])
 async def test_a_reply_that_is_left_half_read_counts_once_something_was_said(
     tmp_path: Path, miniature: Path, heard: bool

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.errors import RunError, UsageError
+from coderepairrl.errors import GatewayFault, RunError, UsageError
 from coderepairrl.gateway import Gateway, Session, chat, generation, request_seed
 from coderepairrl.gateway.request import Names
 from coderepairrl.gateway.server import MAX_BODY
@@ -104,14 +104,27 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-async def test_a_call_that_could_not_begin_is_joined_by_nobody(
+async def test_a_call_that_our_own_bug_ends_is_a_fault_and_joined_by_nobody(
     world: World, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The agent's end, which follows from it, is no doing of the policy's."""
     session = world.open()
     with monkeypatch.context() as broken:
         broken.setattr(world.gateway.source, "begin", None)
-        assert [(await http.try_(session, retry=count))[0] for count in (0, 1)] == [500, 500]
-    assert (await http.ask(session, retry=2))["crrl"]["turn"] == 0
+        assert [(await http.try_(session, retry=count))[0] for count in (0, 1)] == [500, 503]
+    assert isinstance(session.fault, GatewayFault) and "NoneType" in str(session.fault)
+    assert (await http.try_(session, retry=2))[0] == 503
+    assert session.turns == ()
+    other = world.open("another")
+    assert (await http.ask(other))["crrl"]["turn"] == 0
+
+
+async def test_a_count_of_retries_beyond_all_numbers_is_none(world: World, http: Http) -> None:
+    """Whatever runs in a sandbox can send such a header, and must not void its episode by it."""
+    session = world.open()
+    body = json.dumps({"model": "policy", "messages": list(ASK)})
+    status, _ = await http.raw(session, body, **{"x-stainless-retry-count": "9" * 5000})
+    assert (status, session.fault) == (200, None)
 
 
 class TestTree:

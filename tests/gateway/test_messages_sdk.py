@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import anthropic
@@ -124,12 +125,30 @@ async def test_thoughts(world: World, said: Said, how: Any) -> None:
 
 
 @BOTH
-@pytest.mark.parametrize("arguments", [[1], "text", float("nan"), None, {"input": {"NaN": 1e400}}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [1],
+        "text",
+        float("nan"),
+        None,
+        {"input": {"NaN": 1e400}},
+        '{"cmd": 1e999}',
+        '{"cmd": "\\ud800"}',
+        '{"\\udfff": 1}',
+    ],
+)
 async def test_any_arguments_make_an_object(world: World, said: Said, how: Any, arguments: Any) -> None:
+    """One that the client can read, and send back: an infinity and half a character are not in JSON."""
     world.engine.script = lambda *_: said("", ("shell", arguments))
     session = world.open()
-    reply = await how(client(session.endpoint), tools=[TOOL])
+    sdk = client(session.endpoint)
+    reply = await how(sdk, tools=[TOOL])
     assert isinstance(reply.content[0].input, dict)
+    json.dumps(reply.content[0].input, allow_nan=False, ensure_ascii=False).encode()
+    result = {"type": "tool_result", "tool_use_id": reply.content[0].id, "content": "?"}
+    await how(sdk, [*ASK, back(reply), {"role": "user", "content": [result]}], tools=[TOOL])
+    assert len(session.turns) == 2
     assert session.fault is None
 
 

@@ -307,7 +307,8 @@ def _object(arguments: str) -> dict[str, Any]:
     """Arguments as the object that this dialect asks for; what is none is called ``value``."""
     try:
         said = json.loads(arguments, parse_constant=str)  # NaN is no JSON
-        json.dumps(reduce(lambda inner, _: [inner], range(50), said))  # with room for what is around it
+        # with room for what is around it; no infinity (1e999) and no half characters, which are no JSON either
+        json.dumps(reduce(lambda inner, _: [inner], range(50), said), allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         said = arguments
     return said if isinstance(said, dict) else {"value": said}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
 import logging
 import secrets
 import socket as sockets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
 
-from coderepairrl.errors import Fault, UsageError
+from coderepairrl.errors import Fault, GatewayFault, UsageError
 from coderepairrl.gateway import chat, messages, responses
 from coderepairrl.gateway.body import Telling, stream
 from coderepairrl.gateway.call import Call, Outcome
@@ -173,21 +174,23 @@ class Server:
     def _completion(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request)
-            raw = await request.read()
-            asked = dialect.parse(raw)
-            self._known(asked.model)
-            call = session.admit(asked, digest(dialect.name, raw), _retry_count(request))
-            with call.follower():
-                return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
+            with _ours(session):
+                raw = await request.read()
+                asked = dialect.parse(raw)
+                self._known(asked.model)
+                call = session.admit(asked, digest(dialect.name, raw), _retry_count(request))
+                with call.follower():
+                    return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
 
         return handle
 
     def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request)
-            asked = counter.parse(await request.read())
-            self._known(asked.model)
-            return web.json_response(counter.reply(session.count(asked)))
+            with _ours(session):
+                asked = counter.parse(await request.read())
+                self._known(asked.model)
+                return web.json_response(counter.reply(session.count(asked)))
 
         return handle
 
@@ -288,7 +291,19 @@ async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: 
 def _retry_count(request: web.Request) -> int | None:
     """How often the client's SDK says that it has sent this request before."""
     count = request.headers.get("x-stainless-retry-count", "")
-    return int(count) if count.isdecimal() else None
+    return int(count) if count.isdecimal() and len(count) < 10 else None
+
+
+@contextlib.contextmanager
+def _ours(session: Session) -> Iterator[None]:
+    """What is raised in here, but for refusals and broken connections, is our own fault, and voids the episode."""
+    try:
+        yield
+    except (ApiError, web.HTTPException, web.RequestPayloadError, ConnectionError, TimeoutError):
+        raise
+    except Exception as error:
+        session.fault = session.fault or GatewayFault(f"{type(error).__name__}: {error}")
+        raise
 
 
 @web.middleware

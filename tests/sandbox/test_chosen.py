@@ -151,10 +151,11 @@ def test_check_names_what_a_run_would_take_instead_of_bwrap_sandlock(
 
 
 def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = [sandbox.Availability(name, name == "docker", "", "install it") for name in ("bwrap", "sandlock", "docker")]
+    names = ("bwrap", "sandlock", "docker")
+    here = [sandbox.Availability(name, name == "docker", "", f"install {name}") for name in names]
     monkeypatch.setattr(sandbox, "_isolating", lambda: iter(here[:2]))
     for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
         monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)
         [entry] = [entry for entry in report.machine() if entry.name == "a sandbox that isolates"]
         assert (entry.ok, entry.detail) == expected
-    assert entry.fix == "install it"
+    assert entry.fix == "install bwrap; or: install sandlock"

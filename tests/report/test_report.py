@@ -262,7 +262,7 @@ def test_a_stopped_run_and_one_without_tests(tmp_path: Path) -> None:
     assert "stopped by SIGTERM" in text and "Tests were never run" in text and "not measured" in text
 
 
-def test_alarms_and_changed_settings_are_said(tmp_path: Path) -> None:
+def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
     class Alarmed(Maker):
         def record(self, type: str, **fields: Any) -> None:
             alarms = [

@@ -69,7 +69,7 @@ def _with(settings: dict[str, Any]) -> Config:
     return Config.model_validate(data)
 
 
-def test_a_change_is_said_in_words() -> None:
+def test_a_change_in_words() -> None:
     assert str(Change(4, "train.lr", 1e-4, 1e-5)) == "train.lr is 1e-05 after step 4, and was 0.0001"
     assert str(Change(0, "train.eps_low", 0.1, None)) == "train.eps_low is unset after step 0, and was 0.1"
 

@@ -108,7 +108,8 @@ def _look(gate: Gate, records: Records, run: Run) -> Alarm | None:
     early = math.ceil(limit / 2)
     # how many steps are looked at: those since this gate, or one that says the same, last stopped the run
     names = {gate.name, *_IMPLIED.get(gate.name, ())}
-    count = next((back for back, record in enumerate(reversed(records)) if _stopped(names, record)), len(records))
+    recent = records[-limit:]
+    count = next((back for back, record in enumerate(reversed(recent)) if _stopped(names, record)), len(recent))
 
     def seen(steps: int, end: int) -> str:
         """What shows in all of so many steps before the `end`-th."""

@@ -196,6 +196,22 @@ def test_a_short_run_that_samples_nothing_is_stopped_at_its_end() -> None:
     assert not [a for a in played(records, settings(steps=30)) if a.stops]
 
 
+def test_no_gradient_says_whether_rewards_differ() -> None:
+    def told(fault: Fault) -> str:
+        records = healthy(10, seed=0)
+        for record in records:
+            record["skipped"] = ""
+            fault(record)
+        return next(alarm.text for alarm in gates.check(records, settings()) if alarm.gate == "no_gradient")
+
+    def untrained(record: Record) -> None:
+        record["metrics"].pop("learn/grad_norm", None)
+        record["metrics"]["reward_std"] = 0.2
+
+    assert "earned the same (mean reward 0.5)" in told(FAULTS["no_gradient"])
+    assert "though rewards differ" in told(untrained)
+
+
 def test_records_of_older_versions_are_read() -> None:
     """They have neither ``surprisal`` nor ``skipped`` nor ``alarms``."""
     records = healthy(60, seed=3)

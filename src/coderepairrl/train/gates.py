@@ -169,6 +169,8 @@ def no_gradient(before: Records, newest: Records, health: Health) -> str:
         metrics = record["metrics"]
         if record.get("skipped") or (metrics.get("learn/grad_norm") and metrics.get("reward_std", 0.0) > FLAT):
             return ""
+    if any(spread > FLAT for spread in _values(newest, "reward_std")):
+        return f"no gradient {_span(newest)}, though rewards differ: no token was trained, or none could change them"
     mean = fmean(_values(newest, "reward") or [0.0])
     return f"no gradient {_span(newest)}: all attempts at a task earned the same (mean reward {mean:.3g})"
 
@@ -249,7 +251,8 @@ GATES = (
     Gate(
         "no_gradient",
         no_gradient,
-        "take tasks that the policy sometimes solves; --resume gives these as many steps again",
+        "take tasks that the policy sometimes solves, or see in the account why no token is trained (rollout.tokens,"
+        " sampling); --resume gives this run as many steps again",
     ),
     Gate(
         "entropy",

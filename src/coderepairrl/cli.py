@@ -172,7 +172,9 @@ def score(
     from coderepairrl import rewards
 
     value = rewards.score_files(reward, oracle, patch)
-    print(json.dumps({"reward": reward, "value": value}) if as_json else f"{value:.6f}")
+    [version] = rewards.versions(reward).values()
+    found = {"reward": reward, "version": version, "value": value}
+    print(json.dumps(found) if as_json else f"{value:.6f}")
 
 
 @app.command()

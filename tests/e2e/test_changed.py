@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from coderepairrl import config as configs
+from coderepairrl import rewards
 from coderepairrl.errors import ConfigError
 from coderepairrl.train.changes import check_resumed
 from e2e.conftest import Project, frozen
@@ -66,3 +67,17 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
     project.run.config.write_text(before.replace('tools = "compact"\n', ""))  # by hand, and by leaving it out
     with pytest.raises(ConfigError, match=r"agent\.options\.tools"):
         check_resumed(project.run, configs.load(project.run.path))
+
+
+def test_values_of_two_versions_of_a_reward_are_not_mixed(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.train("run.steps=1")
+    monkeypatch.chdir(project.path)
+    config = configs.load(project.run.path)
+    check_resumed(project.run, config)
+    about = json.loads((project.run.path / "run.json").read_text())
+    assert about["rewards"].items() >= rewards.versions(config.reward).items()
+    for name, now in rewards.versions(config.reward).items():
+        other = about | {"rewards": about["rewards"] | {name: now + 1}}
+        (project.run.path / "run.json").write_text(json.dumps(other))
+        with pytest.raises(ConfigError, match=f"{name} version {now + 1}"):
+            check_resumed(project.run, config)

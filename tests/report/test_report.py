@@ -326,3 +326,14 @@ def test_where_the_page_goes(tmp_path: Path) -> None:
     assert isinstance(blocked, UsageError) and blocked.fix
     missing = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")]).exception
     assert isinstance(missing, CodeRepairError) and missing.exit_code == 2
+
+
+def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(tmp_path: Path) -> None:
+    runs = [Maker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
+    about = json.loads((runs[2] / "run.json").read_text())
+    (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
+    first, same, newer = report.load(runs)
+    said = "patch_lines is version 2 here and version 1 in first: their values do not compare."
+    assert said in newer.notices
+    assert not any("version" in notice for notice in (*first.notices, *same.notices))
+    assert said in report.write_page([first, newer], tmp_path / "page.html").read_text()

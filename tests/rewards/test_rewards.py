@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from coderepairrl import cli
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards import ScriptedReward, TestsReward, compose, examine, make, score, score_files
+from coderepairrl.rewards import ScriptedReward, TestsReward, compose, examine, make, score, score_files, versions
 from coderepairrl.rewards.exam import with_patch
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import Checks, Command, Episode, ExecResult, Score, Task, total
@@ -374,7 +374,9 @@ def test_the_command_scores_by_patch_edits_unless_told_otherwise(task: Task, tmp
 
     def value(patch: str, *options: str) -> float:
         done = CliRunner().invoke(cli.app, [*files, str(tmp_path / patch), "--json", *options])
-        return float(json.loads(done.stdout)["value"])
+        found = json.loads(done.stdout)
+        assert {found["reward"]: found["version"]} == versions(options[-1] if options else "patch_edits")
+        return float(found["value"])
 
     assert value("oracle.patch") == 1.0
     assert value("other.patch") == 0.0

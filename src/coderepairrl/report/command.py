@@ -17,8 +17,8 @@ from coderepairrl.report.reading import read
 
 def load(runs: Sequence[Path]) -> list[Report]:
     """The reports of `runs`, in their order. Raises `UsageError` for a folder that is no run."""
-    reports = [analyse(read(run)) for run in runs]
-    return _told_apart(reports)
+    reports = _told_apart([analyse(read(run)) for run in runs])
+    return [replace(each, notices=[*each.notices, *_other_versions(each, reports[0])]) for each in reports]
 
 
 def write_page(reports: Sequence[Report], output: Path | None) -> Path:
@@ -60,6 +60,17 @@ def _told_apart(reports: Sequence[Report]) -> list[Report]:
     return [
         replace(each, name=f"{Path(each.path).parent.name}/{each.name}") if names.count(each.name) > 1 else each
         for each in reports
+    ]
+
+
+def _other_versions(report: Report, first: Report) -> list[str]:
+    """What of `report` must not be compared with `first`: rewards whose formula is another. Older runs are at 1."""
+    own, others = (each.about.get("rewards", {}) for each in (report, first))
+    return [
+        f"{name} is version {own.get(name, 1)} here and version {others.get(name, 1)} in {first.name}: "
+        "their values do not compare."
+        for name in report.scores
+        if name in first.scores and own.get(name, 1) != others.get(name, 1)
     ]
 
 

@@ -7,7 +7,7 @@
 without an episode.
 """
 
-from coderepairrl.rewards.compose import SHIPPED, Weighted, make, score, score_files
+from coderepairrl.rewards.compose import SHIPPED, Weighted, make, score, score_files, versions
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.exam import ScriptedReward, examine
 from coderepairrl.rewards.lines import PatchLines
@@ -29,4 +29,5 @@ __all__ = [
     "parse",
     "score",
     "score_files",
+    "versions",
 ]

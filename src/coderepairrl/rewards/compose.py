@@ -74,6 +74,17 @@ def make(spec: str | Mapping[str, float]) -> list[Weighted]:
     return rewards
 
 
+def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
+    """The version of each reward that `specs` name, by its own name: values of two versions do not compare.
+
+    A class without a `version` is at version 1. Raises `ConfigError` as `make` does.
+
+    >>> versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
+    {'patch_edits': 2, 'tests': 1, 'patch_lines': 1}
+    """
+    return {reward.name: int(getattr(reward, "version", 1)) for spec in specs if spec for reward, _ in make(spec)}
+
+
 def _one(name: str) -> Reward:
     found = registry.resolve("reward", name, SHIPPED)
     if inspect.isfunction(found):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from coderepairrl import rewards
 from coderepairrl.config import Config, load, of_run
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder, open_run
@@ -87,8 +88,22 @@ def changes_at_resume(folder: RunFolder, history: History, config: Config) -> li
                 f" {reason(key)}",
                 fix="resume it as it was (crrl train RUN_FOLDER --resume), or give the changed run another run.name",
             )
+    _check_versions(folder, config)
     _check_continues(history, config, changed)
     return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _BESIDE]
+
+
+def _check_versions(folder: RunFolder, config: Config) -> None:
+    """Raise `ConfigError` where a reward's formula is another than that of the run's earlier values."""
+    now = rewards.versions(config.reward, config.eval.reward or {})
+    began = json.loads((folder.path / "run.json").read_text()).get("rewards", dict.fromkeys(now, 1))
+    for name in began.keys() & now.keys():
+        if began[name] != now[name]:
+            raise ConfigError(
+                f"{folder.path} has values of {name} version {began[name]}, and this installation computes version"
+                f" {now[name]}: {reason('reward')}",
+                fix="give the run another run.name, or resume it with the installation that its run.json names",
+            )
 
 
 def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import engines, models
+from coderepairrl import engines, models, rewards
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn import require_packages
@@ -53,7 +53,12 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
             _check_disk(folder)
             doubt = _what_may_not_fit(config)
             if not resume:
-                about = {"name": config.run.name, "seed": config.run.seed, "config": config.model_dump(mode="json")}
+                about = {
+                    "name": config.run.name,
+                    "seed": config.run.seed,
+                    "rewards": rewards.versions(config.reward, config.eval.reward or {}),
+                    "config": config.model_dump(mode="json"),
+                }
                 folder.create(to_toml(config), about, engines.versions(config.engine.name, config.engine.options))
             with Progress(config.run.steps, quiet=quiet) as progress:
                 progress.say(f"run folder {folder.path}")

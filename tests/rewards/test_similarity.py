@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.rewards import PatchSimilarity
+from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse
 from coderepairrl.rewards.compiled import matcher
 from coderepairrl.rewards.gestalt import interpreted, ratio
 from rewards.folder import records
@@ -125,3 +125,40 @@ def test_edges() -> None:
     assert compare(a, file("a", "-q\n+w").encode() + a) == 1.0  # the last of a name counts
     assert compare(a, a.split(b"\n", 1)[1]) == 0.0  # the known weakness: no `diff --git`, no reward
     assert 0 < compare(file("a", "+\xff").encode("latin-1"), a) < 1
+
+
+def slide(path: str, hunk: str, *lines: str) -> bytes:
+    """A patch as the thesis's slides show it, with the ``diff --git`` line that the formula needs."""
+    head = f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n{hunk}\n"
+    return (head + "".join(f"{line}\n" for line in lines)).encode()
+
+
+def test_the_unrelated_patches_of_the_slides_are_alike_to_the_formula() -> None:
+    """The slides say below 0.1; the headers of one short file are most of both texts."""
+    old, new = "-    return data.strip().lower()", "+    return data.strip().lower().replace(' ', '_')"
+    patch = slide("src/utils.py", "@@ -42,1 +42,1 @@", old, new)
+    reference = slide("src/utils.py", "@@ -8,1 +8,1 @@", "-MAX_SIZE = 1024", "+MAX_SIZE = 2048")
+    assert compare(reference, patch) == pytest.approx(0.643, abs=0.001)
+    assert compare(reference.partition(b"\n")[2], patch.partition(b"\n")[2]) == pytest.approx(0.513, abs=0.001)
+    assert PatchEdits().compare(reference, patch) == 0.0
+
+
+def test_the_partial_match_of_the_slides() -> None:
+    """The slides say about 0.75; their hunk headers count wrong, so that git would apply neither patch."""
+    old, new = ("    return text", "    return text.split()")
+    patch = ["-" + old, "+    tokens = text.split()", "+    return tokens"]
+    reference = ["-" + old, "+" + new]
+    shown = [
+        slide("parser.py", hunk, " def parse(text):", *lines)
+        for hunk, lines in (("@@ -18,1 +18,1 @@", reference), ("@@ -18,3 +18,4 @@", patch))
+    ]
+    assert compare(*shown) == pytest.approx(0.893, abs=0.001)
+    for each in shown:
+        with pytest.raises(MalformedPatch, match="hunk"):
+            parse(each)
+    right = [
+        slide("parser.py", hunk, " def parse(text):", *lines)
+        for hunk, lines in (("@@ -18,2 +18,2 @@", reference), ("@@ -18,2 +18,3 @@", patch))
+    ]
+    assert compare(*right) == pytest.approx(0.900, abs=0.001)
+    assert 0.2 < PatchEdits().compare(*right) < 0.3

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 from coderepairrl.rewards.parse import Block, FilePatch, parse
 from coderepairrl.rewards.syntax import indentation, syntax_of
@@ -11,13 +13,21 @@ from coderepairrl.rewards.syntax import indentation, syntax_of
 ZERO = ("empty", "header only", "blank line", "white space", "comment")
 """The classes that change nothing: a sound reward gives them 0 wherever the reference itself is more than that."""
 _FAR = 200
+_WORD = re.compile(rb"[A-Za-z0-9_]+|[^\sA-Za-z0-9_]")
+_INSIDE = re.compile(
+    rb"(\s*(?:return|if|elif|while|assert|raise|yield)\s+|.*?[^=!<>]=\s*(?!=)|\s*)(.+?)(:?\s*[;,]?\s*\{?)$", re.DOTALL
+)
+"""What stands before, in, and behind the expression of a line."""
+_SWAPPED = bytes.maketrans(b"'\"", b"\"'")
 
 
 def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
     """A patch of each class, by its name; only ``empty`` where the reference changes no line of text.
 
-    All are edits of the first file that the reference changes. Places and lines are drawn from `seed`
-    and the reference. Raises `MalformedPatch`.
+    Edits "on the right lines" are of all lines that the reference removes, and there are none of it if it removes none
+    that they change; the others are of the first file that it changes. Half of the reference is the first half of its
+    places, or of the lines of its only one. Places and lines are drawn from `seed` and the reference. Raises
+    `MalformedPatch`.
     """
     files = [file for file in parse(reference) if file.blocks]
     if not files:
@@ -49,7 +59,83 @@ def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
         "whole hunks rewritten": _diff(file, [rewritten]),
         "right edit, wrong place": _diff(file, moved),
         "reference and noise": _diff(file, [*file.blocks, noise]),
+        **_on_the_right_lines(files, rng),
+        **_of_the_reference(reference, files),
     }
+
+
+def _on_the_right_lines(files: Sequence[FilePatch], rng: random.Random) -> dict[str, bytes]:
+    """Classes that edit every line that the reference removes."""
+
+    def invisible(body: bytes) -> bytes:
+        at = rng.choice([match.start() for match in _WORD.finditer(body)])
+        return body[:at] + "\u200b".encode() + body[at:]
+
+    def parentheses(body: bytes) -> bytes:
+        match = _INSIDE.match(body)
+        return body if match is None else match[1] + b"(" + match[2] + b")" + match[3]
+
+    def mutated(body: bytes) -> bytes:
+        word = rng.choice(list(_WORD.finditer(body)))
+        others = [sign for sign in (b"+", b"-", b"*", b"<", b".") if sign != word[0]]
+        new = word[0] + b"_x" if word[0][-1:].isalnum() else rng.choice(others)
+        return body[: word.start()] + new + body[word.end() :]
+
+    classes: dict[str, Callable[[bytes], bytes | None]] = {
+        "invisible characters": invisible,
+        "parentheses": parentheses,
+        "other quotes": lambda body: body.translate(_SWAPPED),
+        "a token mutated": mutated,
+        "deleted": lambda body: None,
+    }
+    made = {f"right lines: {name}": b"".join(_each(files, edit)) for name, edit in classes.items()}
+    return {name: patch for name, patch in made.items() if patch}
+
+
+def _each(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | None]) -> Iterator[bytes]:
+    """Diffs of `files` in which `edit` has every removed line, less its end; None deletes it."""
+
+    def edited(line: bytes) -> tuple[bytes, ...]:
+        body = line.rstrip(b"\r\n")
+        new = edit(body) if _WORD.search(body) else body
+        return () if new is None else (new + line[len(body) :],)
+
+    for file in files:
+        blocks = [Block(each.at, each.removed, sum(map(edited, each.removed), ())) for each in file.blocks]
+        if blocks := [block for block in blocks if block.removed != block.added]:
+            yield _diff(file, blocks)
+
+
+def _of_the_reference(reference: bytes, files: Sequence[FilePatch]) -> dict[str, bytes]:
+    """Classes that hold the reference, or some of it."""
+    typed, half = [], []
+    places = [(file, block) for file in files for block in file.blocks]
+    for file in files:
+        marks = syntax_of(file.path)
+        opener, closer = (marks.comments[0], b"") if marks.comments else marks.blocks or (b"#", b"")
+        lines = [(block, [line.rstrip() for line in block.added]) for block in file.blocks if block.added]
+        blocks = [
+            Block(block.at, (), tuple(b"%s %s %s\n" % (opener, line, closer) for line in new)) for block, new in lines
+        ]
+        typed += [_diff(file, blocks)] if blocks else []
+        kept = [block for other, block in places[: (len(places) + 1) // 2] if other is file]
+        half += [_diff(file, kept)] if kept else []
+    made = {"the reference as comments": b"".join(typed), "half of the reference": b"".join(half)}
+    if len(places) == 1:
+        [(file, block)] = places
+        removed, added = (side[: (len(side) + 1) // 2] for side in (block.removed, block.added))
+        part = Block(block.at, removed, added)
+        made["half of the reference"] = _diff(file, [part]) if part != block else b""
+    ends = reference if reference.endswith(b"\n") else reference + b"\n"
+    made["the reference and its test"] = ends + _new("tests/test_repair.py")
+    made["the reference and 20 files"] = ends + b"".join(_new(f"junk_{i}.py") for i in range(20))
+    return {name: patch for name, patch in made.items() if patch}
+
+
+def _new(name: str) -> bytes:
+    """A file of one line."""
+    head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n--- /dev/null\n+++ b/{name}\n"
+    return f"{head}@@ -0,0 +1 @@\n+value = 1\n".encode()
 
 
 def _head(file: FilePatch) -> bytes:
@@ -57,7 +143,7 @@ def _head(file: FilePatch) -> bytes:
     return b"diff --git a/%s b/%s\n" % (name, name)
 
 
-def _diff(file: FilePatch, blocks: list[Block]) -> bytes:
+def _diff(file: FilePatch, blocks: Sequence[Block]) -> bytes:
     """`blocks` as hunks without context."""
     name = (file.new or file.old).encode("utf-8", "surrogateescape")
     text = _head(file) + b"--- a/%s\n+++ b/%s\n" % (name, name)

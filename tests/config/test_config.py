@@ -133,6 +133,8 @@ def test_a_run_is_read_as_it_was_before_there_was_a_setting(tmp_path: Path) -> N
     assert load(tmp_path / "run").train.denominator == "informative"
     write(tmp_path / "run" / "config.toml", re.sub(r"\nmismatch_correction = .*", "", before))
     assert load(tmp_path / "run").train.mismatch_correction == "off"
+    write(tmp_path / "run" / "config.toml", re.sub(r"\nhead = .*", "", before))
+    assert load(tmp_path / "run").train.head == "model"
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -16,6 +16,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,10 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"lora_rank": 1000}, "from 0 to 512, not 1000", ""),
     ({"patience": 0}, "patience must be a number above 0", ""),
     ({"dtype": "fp8"}, "dtype='fp8'", "bfloat16"),
+    ({"head": "fp16"}, "head='fp16'", "fp32 or model"),
+    ({"args": ["--hf-overrides", "{}"]}, "args has --hf-overrides", "engine.options.head=model"),
+    ({"args": ["--hf_overrides.head_dtype=model"]}, "args has --hf-overrides", "engine.options.head=model"),
+    ({"url": "http://localhost:1", "head": "model"}, "head is for a server", ""),
     ({"python": 3}, "python=3", ""),
     ({"env": {"A": 1}}, "env={'A': 1}", ""),
     ({"url": "somewhere"}, "no address", "http://"),
@@ -223,8 +228,30 @@ def test_options_that_can_be() -> None:
     args = ["--tensor-parallel-size", "2", "-pp=1", "--enforce_eager", "--long-prefill-token-threshold", "-1"]
     check("vllm", {"args": args, "slots": 8, "context": 4096, "env": {"A": "1"}, "python": "python3", "dtype": "half"})
     check("vllm", {"url": "http://localhost:1", "dtype": "auto", "lora_rank": 512})
+    check("vllm", {"args": ["--hf-overrides", "{}"], "head": "model"})
     parsed = [(given.name, given.value) for given in parse(args)]
     assert parsed == list(zip([*args[:1], "-pp", "--enforce-eager", args[4]], ["2", "1", "", "-1"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head", "told"),
+    [
+        ("auto", "fp32", False),  # the miniature is in float32, and so is its head
+        ("bfloat16", "fp32", True),
+        ("half", "fp32", True),
+        ("float", "fp32", False),
+        ("bfloat16", "model", False),
+    ],
+)
+async def test_logits_of_half_precision_are_in_float32(
+    dtype: str, head: str, told: bool, miniature: Path, tmp_path: Path, env: dict[str, str]
+) -> None:
+    """As the learner computes them: the server is started so (vLLM 0.32's `ModelConfig.head_dtype`)."""
+    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, dtype=dtype, head=head)
+    command = list(map(str, engine._server._process.args))  # type: ignore[union-attr]
+    await engine.close()
+    overrides = [json.loads(after) for word, after in pairwise(command) if word == "--hf-overrides"]
+    assert overrides == [{"head_dtype": "float32"}] * told
 
 
 def test_what_a_machine_lacks_is_known_without_starting(tmp_path: Path, env: dict[str, str]) -> None:

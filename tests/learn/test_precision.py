@@ -79,6 +79,64 @@ def test_bf16_computes_in_bfloat16_and_trains_in_float32(miniature, make_rows, t
         assert resumed.step(rows) == trainer.step(rows)
 
 
+@pytest.fixture(scope="module")
+def confident(tmp_path_factory):
+    """A network of large logits, as those of a trained model are: up to about 30."""
+    from transformers import Qwen3Config
+
+    folder = tmp_path_factory.mktemp("confident")
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+    Qwen3Config(
+        vocab_size=2000,
+        num_key_value_heads=2,
+        head_dim=32,
+        initializer_range=0.6,
+        tie_word_embeddings=False,
+        **sizes,
+    ).save_pretrained(folder)
+    init_random(folder, folder / "model", 0)
+    return folder / "model"
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_float32_head_rounds_no_logit(lora, confident, make_rows):
+    """Of the same hidden states, against float64; `-rP` prints the errors of docs/training.md."""
+    batch = pack(make_rows([120, 80]))
+    largest = {}
+    for head in ("model", "fp32"):
+        policy = Policy.load(confident, LearnSettings(precision="bf16", lora=lora, head=head))
+        with torch.no_grad():
+            found = policy.logprobs(batch, 1.0)
+            with torch.autocast("cpu", torch.bfloat16):
+                hidden = policy._packed.hidden(batch)[batch.at_N]
+            weight = policy.model.get_output_embeddings().weight.bfloat16()  # as an engine has it
+            logits = hidden.double() @ weight.double().T
+            exact = logits.log_softmax(-1).gather(1, batch.target_N[:, None])[:, 0]
+        largest[head] = (found - exact).abs().max().item()
+        print(f"{head}: logits up to {logits.abs().max():.0f}, logprobs off by up to {largest[head]:.1g}")
+    assert largest["fp32"] < 1e-4 < 0.02 < largest["model"]
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_float32_heads_gradients_are_those_of_float64(lora, confident):
+    """Of the states that it is given, and of its own weights where they are trained."""
+    policy = Policy.load(confident, LearnSettings(precision="bf16", lora=lora))
+    weight = policy.model.get_output_embeddings().weight
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(50, 128, generator=generator).bfloat16().float()  # so that their gradient is not rounded
+    target = torch.randint(0, 2000, (50,), generator=generator)
+    ours = hidden.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        policy._packed._score(ours, target, 0.9).square().sum().backward()
+    exact, served = hidden.double().requires_grad_(), weight.detach().bfloat16().double().requires_grad_()
+    (exact @ served.T / 0.9).log_softmax(-1).gather(1, target[:, None]).square().sum().backward()
+    assert (ours.grad - exact.grad).abs().max().item() < 1e-5 * exact.grad.abs().max().item()
+    if lora is None:
+        assert (weight.grad - served.grad).abs().max().item() < 1e-5 * served.grad.abs().max().item()
+    else:
+        assert weight.grad is None
+
+
 @pytest.mark.slow  # and it needs bitsandbytes: make test-extras
 @pytest.mark.parametrize("lora", [None, LoraSettings(rank=64)])
 def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_policy, tmp_path):
@@ -120,6 +178,7 @@ def test_what_is_not_installed_is_named(package, options, miniature, monkeypatch
 def test_settings_that_contradict_each_other_are_refused():
     for bad in (
         {"precision": "fp8"},
+        {"head": "bf16"},
         {"attention": "flash_attention_2"},  # in float32
         {"strategy": "fsdp2"},  # among one process
         {"strategy": "fsdp2", "processes": 2, "beta": 0.1},  # a second whole model

@@ -140,6 +140,24 @@ def test_a_step_takes_what_was_planned(settings, folder):
     assert 0.85 * passing < peak.bytes <= passing
 
 
+@pytest.mark.parametrize("chunk", [16, 400], ids=["chunks", "one chunk"])
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
+    """Of a network that is nearly all head."""
+    shape = replace(SMALL, vocabulary=4096, layers=1)
+    monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
+    settings = LearnSettings("grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64)
+    policy = Policy(model_of(shape, settings), Path(), settings)
+    batch = pack(scored([range(64)]))
+    for _ in range(2):  # the second time there are gradients
+        with Peak() as peak:
+            policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
+    memory = learner_memory(shape, settings, longest=1)
+    passing = memory.activations + max(memory.work, memory.logits)
+    print("measured", peak.bytes, "planned", passing)
+    assert 0.85 * passing < peak.bytes <= passing
+
+
 def test_attention_on_a_gpu_holds_more():
     """In float32 keys and values of every head, in bfloat16 copies of the queries' gradients."""
     alone = replace(SMALL, kv_heads=SMALL.heads)

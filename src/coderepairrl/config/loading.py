@@ -16,7 +16,9 @@ from pydantic import BaseModel, ValidationError
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError
 
-_BEFORE: dict[str, dict[str, Any]] = {"train": {"denominator": "informative", "mismatch_correction": "off"}}
+_BEFORE: dict[str, dict[str, Any]] = {
+    "train": {"denominator": "informative", "mismatch_correction": "off", "head": "model"}
+}
 """What runs did before there were settings for it. A run's own config.toml has every setting of its time, so one that
 it lacks is newer: the run is read, and resumed, as it was."""
 

@@ -231,6 +231,8 @@ class Train(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of matrix products. Trained weights, gradients and optimiser state are float32; with `bf16` the weights below
     adapters, and all weights that an engine is given, are bfloat16."""
+    head: Literal["fp32", "model"] = "fp32"
+    """Of the products with the output head: float32 under `bf16` as well, or `model`: that of the other products."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the rest again in the backward pass."""
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"

@@ -26,6 +26,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, weights
+from coderepairrl.learn.head import upcast
 from coderepairrl.learn.pack import MicroBatch, pack, scored
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings, LoraSettings, Precision
 
@@ -84,10 +85,12 @@ AttentionInterface.register(ATTENTION, rows_attention)
 class Packed(nn.Module):
     """A model that scores packed rows. Its forward pass is the whole computation, so that it can be wrapped."""
 
-    def __init__(self, model: PreTrainedModel, *, bf16: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, bf16: bool, fp32_head: bool = True) -> None:
         super().__init__()
         self.model: PreTrainedModel = model
         self.bf16 = bf16
+        if bf16 and fp32_head:
+            upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
     def forward(self, batch: MicroBatch, temperature: float, logits: int) -> Tensor:
         """See `Policy.logprobs`."""
@@ -151,7 +154,7 @@ class Policy:
         self.device = device
         self.model: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
         model.train(False)  # no dropout
-        self._packed = Packed(model, bf16=settings.precision == "bf16")
+        self._packed = Packed(model, bf16=settings.precision == "bf16", fp32_head=settings.head == "fp32")
         self._probe()
         if settings.attention != "rows":
             self.model.set_attn_implementation(settings.attention)

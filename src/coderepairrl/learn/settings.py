@@ -14,6 +14,7 @@ Algorithm = Literal["gspo", "grpo", "dr_grpo"]
 OldLogprobs = Literal["recorded", "recomputed"]
 Correction = Literal["off", "token", "sequence"]
 Precision = Literal["fp32", "bf16"]
+Head = Literal["fp32", "model"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
 Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
@@ -114,6 +115,8 @@ class LearnSettings:
     precision: Precision = "fp32"
     """``bf16`` multiplies matrices in bfloat16 (autocast). Trained weights, gradients, optimiser state and logprobs
     stay in float32; weights that only carry adapters are held in bfloat16, and weights are published in it."""
+    head: Head = "fp32"
+    """Of the products with the output head (`learn.head`): float32 whatever the rest is, or ``model``: `precision`."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the others again in the backward pass."""
     optimizer: OptimizerName = "adamw"
@@ -223,6 +226,7 @@ class LearnSettings:
     def _check_processes(self) -> None:
         for name, value, known in (
             ("precision", self.precision, get_args(Precision)),
+            ("head", self.head, get_args(Head)),
             ("optimizer", self.optimizer, get_args(OptimizerName)),
             ("attention", self.attention, get_args(Attention)),
             ("strategy", self.strategy, get_args(Strategy)),

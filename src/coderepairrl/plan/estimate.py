@@ -136,14 +136,16 @@ class Estimate:
         return step | {"seconds": round(training + step["sampling_s"], 1)}
 
     def training_flops(self) -> float:
-        """Of a step, what checkpointing computes again, the KL term's reference and old logprobs included."""
+        """Of a step, what checkpointing computes again, the KL term's reference and old logprobs included; as products
+        in bfloat16, so that what is slower counts for more."""
         rollout, model, settings = self.config.rollout, self.model, self.settings
         tokens = rollout.tasks_per_step * rollout.group_size * rollout.tokens
         looks = (settings.beta > 0) + (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
         extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
         passes = (2 if settings.lora else 3) + extra
         square = 2 * rollout.tokens * model.queries * model.layers * (3 + extra)  # half of it, scores and values
-        scoring = SAMPLED * 2 * model.embedding * (passes + 1)
+        tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed
+        scoring = SAMPLED * 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
         return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
 
     def _sampling(self, server: Server, tokens: int, episodes: int) -> float:

@@ -77,11 +77,9 @@ def learner_memory(
     if divided:
         size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
-    chunk = min(trained or tokens, max(1, LOGITS // model.vocabulary))
-    logits = 3 * 4 * chunk * model.vocabulary
+    logits = _logits(model, settings, trained or tokens)
     activations, work = _activations(model, settings, tokens, count, gpu=gpu)
-    if not lora:  # the head's gradient: of this chunk and of those before; a tied one is there until the end
-        logits += (10 if half else 8) * model.embedding
+    if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
         weights=held // (ranks if divided else 1) + (0 if lora else own),
@@ -93,6 +91,20 @@ def learner_memory(
         work=work,
         logits=logits,
     )
+
+
+def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
+    """Of a chunk of logits: the log-softmax, its gradient and the logits' own, and what the head's products need."""
+    most = max(1, LOGITS // model.vocabulary)
+    chunk = min(trained, most)
+    once = 4 * chunk * model.vocabulary
+    if settings.precision == "bf16" and settings.head == "fp32":  # the head's weights in float32, or their gradient:
+        # with several chunks this one's, the sum of those before, and both together
+        copies = 4 if settings.lora else 8 if trained <= most else 12
+        return max(3 * once, once + copies * model.embedding) + 4 * chunk * model.hidden
+    if settings.lora:
+        return 3 * once
+    return 3 * once + (10 if settings.precision == "bf16" else 8) * model.embedding
 
 
 def _activations(

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from coderepairrl.engines import weights
 from coderepairrl.engines.vllm import options
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS
+from coderepairrl.engines.vllm.options import HEAD, MAX_LORAS, RANKS, SLOTS
 from coderepairrl.engines.vllm.server import Gone, Refused, Server, check_version, default_python, installed, version_at
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk
@@ -140,6 +140,7 @@ class VllmEngine:
         context: int | None = None,
         slots: int = SLOTS,
         dtype: str = "auto",
+        head: str = "fp32",
         lora_rank: int = 0,
         max_loras: int = MAX_LORAS,
         start_seconds: float = 600.0,
@@ -157,6 +158,7 @@ class VllmEngine:
             context: longest sequence in tokens; the model's own limit if None.
             slots: requests at the server at once; further ones wait here.
             dtype: what it computes in; ``auto`` is the type of the weights in `model`.
+            head: how it computes logits: ``fp32`` whatever `dtype` is, as the learner does, or as the ``model``.
             lora_rank: largest rank of an adapter that can be loaded; 0 is none.
             max_loras: adapters at the server at once, the new one included.
             start_seconds: how long it may take to start.
@@ -168,14 +170,15 @@ class VllmEngine:
             EngineFault: it did not start.
         """
         given = {"url": url, "python": python, "args": args, "env": env, "context": context, "slots": slots}
-        given |= {"dtype": dtype, "lora_rank": lora_rank, "max_loras": max_loras}
+        given |= {"dtype": dtype, "head": head, "lora_rank": lora_rank, "max_loras": max_loras}
         cls.check(given | {"start_seconds": start_seconds, "patience": patience})
         _check_folder(model)
         checksum = await asyncio.to_thread(weights.checksum, model)
         if url:
             server = Server.at(url)
         else:
-            arguments = _arguments(model, context=context, slots=slots, dtype=dtype, lora=(lora_rank, max_loras))
+            lora = (lora_rank, max_loras)
+            arguments = _arguments(model, context=context, slots=slots, dtype=dtype, head=head, lora=lora)
             server = await Server.start(
                 python or default_python(),
                 [*arguments, *args],
@@ -526,7 +529,9 @@ class VllmEngine:
                 return
 
 
-def _arguments(model: Path, *, context: int | None, slots: int, dtype: str, lora: tuple[int, int]) -> list[str]:
+def _arguments(
+    model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
+) -> list[str]:
     """What makes a server ours: see docs/engines.md, which says the same to those who start one themselves."""
     if dtype == "auto":  # vLLM's own "auto" would halve float32
         config = json.loads((model / "config.json").read_text())
@@ -537,6 +542,7 @@ def _arguments(model: Path, *, context: int | None, slots: int, dtype: str, lora
         *("--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
         *(["--max-model-len", str(context)] if context is not None else []),
+        *(["--hf-overrides", HEAD] if head == "fp32" and dtype.endswith(("16", "half")) else []),
         *(["--enable-lora", "--max-lora-rank", str(min(r for r in RANKS if r >= rank))] if rank else []),
         *(["--max-loras", str(adapters)] if rank else []),
     ]

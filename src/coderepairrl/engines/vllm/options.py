@@ -14,6 +14,9 @@ SLOTS, MAX_LORAS = 256, 2
 """What they are unless given: requests at the server at once, and adapters."""
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 """Values that ``--max-lora-rank`` takes."""
+HEAD = '{"head_dtype": "float32"}'
+"""What ``--hf-overrides`` says to vLLM 0.32 for logits in float32: hidden states and head stay as they are, their
+product is summed and kept in float32 (its `LogitsProcessor`)."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 _SOCKET = "leave it out: it listens on a socket of ours; engine.options.url joins a server of yours"
@@ -85,17 +88,25 @@ def check(options: Mapping[str, Any]) -> None:
     check_positive(options, "patience")
     if options.get("dtype", "auto") not in DTYPES:
         raise ConfigError(f"engine.options.dtype={options['dtype']!r}", fix=f"one of {', '.join(DTYPES)}")
+    head = options.get("head", "fp32")
+    if head not in ("fp32", "model"):
+        raise ConfigError(f"engine.options.head={head!r}", fix="fp32 or model")
     url, python, env = options.get("url", ""), options.get("python", ""), options.get("env") or {}
     if not isinstance(python, str):
         raise ConfigError(f"engine.options.python={python!r} is no path", fix="of the interpreter that has vLLM")
     if not isinstance(env, Mapping) or not all(isinstance(text, str) for pair in env.items() for text in pair):
         raise ConfigError(f"engine.options.env={env!r}", fix='names and texts, for example {NCCL_DEBUG = "INFO"}')
     _check_args(options.get("args", ()))
+    if head == "fp32" and any(given.means("--hf-overrides") for given in parse(options.get("args", ()))):
+        raise ConfigError(
+            "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
+            fix="engine.options.head=model, and head_dtype among the overrides",
+        )
     if not url:
         return
     if not str(url).startswith(("http://", "https://")):
         raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
-    for name in ("python", "args", "env", "dtype", "context"):
+    for name in ("python", "args", "env", "dtype", "context", "head"):
         if options.get(name) and options[name] != "auto":
             raise ConfigError(
                 f"engine.options.{name} is for a server that is started here, and engine.options.url joins one",

@@ -1,0 +1,67 @@
+"""The output head in float32 under a model that computes in bfloat16.
+
+A logit of 20 that is rounded to bfloat16 is off by up to 0.06, and so is the logprob, however exactly the softmax is
+computed after it: of all roundings between two programs of one model this is the largest (MiniMax-M1, arXiv 2506.13585;
+ScaleRL, arXiv 2510.13786). So the product of hidden states and weights is summed and kept in float32. The weights are
+those that an engine is given, in bfloat16: vLLM with ``head_dtype`` float32 has the same logits of the same states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+
+def upcast(head: nn.Module) -> None:
+    """Let the linear layer `head` compute so. It stays the module that it is, whose weights processes may share."""
+    linear = cast(Any, head)
+
+    def forward(hidden_ND: Tensor) -> Tensor:
+        logits_NV = cast(Tensor, cast(Any, _Product).apply(hidden_ND, linear.weight))
+        return logits_NV if linear.bias is None else logits_NV + linear.bias.float()
+
+    linear.forward = forward
+
+
+class _Product(torch.autograd.Function):
+    """``hidden @ weight.T``, and its gradients, in float32; between the passes only what is there anyway is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden_ND, weight_VD)
+        with _float32(hidden_ND):
+            return hidden_ND.float() @ _served(weight_VD).T
+
+    @staticmethod
+    def backward(ctx: Any, gradient_NV: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        hidden_ND, weight_VD = ctx.saved_tensors
+        of_hidden = of_weight = None
+        with _float32(hidden_ND):
+            if ctx.needs_input_grad[0]:
+                of_hidden = (gradient_NV @ _served(weight_VD)).to(hidden_ND.dtype)
+            if ctx.needs_input_grad[1]:
+                of_weight = (gradient_NV.T @ hidden_ND.float()).to(weight_VD.dtype)
+        return of_hidden, of_weight
+
+
+def _served(weight_VD: Tensor) -> Tensor:
+    """As an engine has it, in float32."""
+    return weight_VD.to(torch.bfloat16).float()
+
+
+@contextmanager
+def _float32(beside: Tensor) -> Iterator[None]:
+    """No autocast. On a GPU in TF32, at half the speed of bfloat16 instead of a sixteenth: it has more digits than
+    bfloat16, so weights and states that come from there lose none, and it sums in float32."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = True
+    try:
+        with torch.autocast(beside.device.type, enabled=False):
+            yield
+    finally:
+        matmul.allow_tf32 = before

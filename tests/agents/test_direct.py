@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from nano_play import FILES, ISSUE, Outcome, play
 
 from coderepairrl import agents
@@ -78,3 +82,24 @@ async def test_its_endings(tmp_path: Path) -> None:
         await direct(tmp_path / "b", Answer(status=502))
     with pytest.raises(ConfigError, match="files"):
         agents.make("direct", files="some")
+
+
+_LINES = ("a.py", "```py", " b.py", "", "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE", ">>>>>>> REPLACE it", "x = 1")
+_AS_A_PATTERN = re.compile(
+    r"^(?P<path>\S[^\n]*)\n(?:```[^\n]*\n)?<{7} SEARCH\n(?P<old>.*?)^={7}\n(?P<new>.*?)^>{7} REPLACE", re.M | re.S
+)
+
+
+@given(st.lists(st.sampled_from(_LINES), max_size=14))
+def test_edits_are_those_of_the_pattern(lines: list[str]) -> None:
+    reply = "\n".join(lines)
+    expected = [(m["path"].strip("`* :"), m["old"], m["new"]) for m in _AS_A_PATTERN.finditer(reply)]
+    assert [tuple(edit.values()) for edit in edits(reply)] == expected
+
+
+@pytest.mark.parametrize("piece", ["a.py\n<<<<<<< SEARCH\n", "=======\n", "a.py\n<<<<<<< SEARCH\n=======\n"])
+def test_no_reply_keeps_the_controller_busy(piece: str) -> None:
+    """It runs all episodes: the pattern took minutes for these, which are far below a reply's limit."""
+    began = time.process_time()
+    assert edits("a.py\n<<<<<<< SEARCH\n" + piece * 5_000) == []
+    assert time.process_time() - began < 2.0

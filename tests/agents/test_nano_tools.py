@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from nano_play import DONE, FILES, patch, play, shell
 
 from coderepairrl.agents.endpoint import Answer
+from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.nano4 import NANO4, FourTools
 from coderepairrl.agents.patching import Ambiguous, NoMatch, Text, replace_once
+from coderepairrl.agents.stats import command_names
 
 TWICE = b"def f():\n    return 1\n\ndef g():\n    return 1\n"
 
@@ -160,3 +164,25 @@ def test_lines_around_a_patch_keep_every_byte(
     assert patched.startswith(head)
     assert patched.endswith(tail)
     assert patched[len(head) : len(patched) - len(tail)].replace(b"\r\n", b"\n") == new.encode()
+
+
+def test_no_patch_keeps_the_controller_busy() -> None:
+    """It runs all episodes. A policy can write a file in which every place is one, and repeat it as context."""
+    began = time.process_time()
+    with pytest.raises(Ambiguous):
+        replace_once(b"a = 1\n" * 100_000, "a = 1\n", "", "a = 1\n" * 3)
+    with pytest.raises(Ambiguous):
+        replace_once(b"a" * (4 << 20), "a" * 2_000, "")
+    assert command_names("'" + "a" * 10_000_000) == ()
+    assert time.process_time() - began < 5.0
+
+
+async def test_files_too_large_to_be_looked_at_line_by_line_are_a_result(tmp_path: Path) -> None:
+    data = b"x\n" * (3 << 20)
+    tools = FourTools(FolderSandbox(tmp_path, {"big.txt": data}), NANO4.full, 2_000)
+    for name, arguments in (
+        ("str_replace", {"path": "big.txt", "old_str": "x", "new_str": "y"}),
+        ("view_file", {"path": "big.txt"}),
+    ):
+        result = await tools.run(name, arguments, 4.0)
+        assert result is not None and not result.ok and "larger than 4 MiB" in result.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -33,9 +34,7 @@ the lines to put in their place
 The lines under SEARCH must occur exactly once in the file. With nothing under SEARCH the file is created. You cannot \
 run anything and have this one reply."""
 
-_EDIT = re.compile(
-    r"^(?P<path>\S[^\n]*)\n(?:```[^\n]*\n)?<{7} SEARCH\n(?P<old>.*?)^={7}\n(?P<new>.*?)^>{7} REPLACE", re.M | re.S
-)
+_HEAD, _DIVIDER, _TAIL = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
 _LISTING_SECONDS = 30.0
 
 
@@ -128,10 +127,38 @@ def edits(reply: str) -> list[dict[str, str]]:
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
     """
-    return [
-        {"file_path": found["path"].strip("`* :"), "old_content": found["old"], "new_content": found["new"]}
-        for found in _EDIT.finditer(reply)
-    ]
+    lines = reply.split("\n")
+    found: list[dict[str, str]] = []
+    free = 0  # lines before are of earlier edits
+    while True:
+        # Each is the first after the other: where one is missing, no later edit is whole either. So no line is looked
+        # at twice, whatever a policy repeats.
+        head = next((at for at in range(free, len(lines)) if lines[at] == _HEAD and _path(lines, at, free)), -1)
+        divider = _after(lines, head, lambda line: line == _DIVIDER)
+        tail = _after(lines, divider, lambda line: line.startswith(_TAIL))
+        if -1 in (head, divider, tail):
+            return found
+        old, new = (
+            "".join(f"{line}\n" for line in part) for part in (lines[head + 1 : divider], lines[divider + 1 : tail])
+        )
+        path = _path(lines, head, free).strip("`* :")
+        found.append({"file_path": path, "old_content": old, "new_content": new})
+        free = tail + 1
+
+
+def _path(lines: list[str], head: int, free: int) -> str:
+    """The line above an edit, or above the fence above it, from line `free` on."""
+
+    def named(at: int) -> bool:
+        return at >= free and lines[at] != "" and not lines[at][0].isspace()
+
+    if named(head - 2) and lines[head - 1].startswith("```"):
+        return lines[head - 2]
+    return lines[head - 1] if named(head - 1) else ""
+
+
+def _after(lines: list[str], at: int, fits: Callable[[str], bool]) -> int:
+    return -1 if at < 0 else next((n for n in range(at + 1, len(lines)) if fits(lines[n])), -1)
 
 
 async def _files(sandbox: Sandbox) -> list[str]:

@@ -119,13 +119,13 @@ class FourTools(Tools):
                 return Result(text, False)
         path = self._relative(str(path))
         try:
-            data = await self._sandbox.read(path)
-        except FileNotFoundError:
-            return Result(fill(self._texts.no_file, path=path), False)
+            data = await self._text_of(path)
         except PermissionError:
             return Result(fill(self._texts.outside, path=path), False)
         except OSError as error:
             return Result(fill(self._texts.unreadable, path=path, problem=error.strerror or str(error)), False)
+        if data is None:
+            return Result(fill(self._texts.no_file, path=path), False)
         lines = data.decode("utf-8", "replace").split("\n")
         return Result("\n".join(lines[(start or 1) - 1 : end]).rstrip("\n") or self._texts.silent, True)
 

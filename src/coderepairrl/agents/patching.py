@@ -7,8 +7,12 @@ patch did not touch gets back the ending that it had, also in files that mix bot
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+
+_MOST_PLACES = 100_000
+"""Beyond, all that matters is that a passage is ambiguous: a policy can write files in which every place is one."""
 
 
 class NoMatch(Exception):
@@ -97,9 +101,11 @@ def _shared(one: str, other: str) -> int:
 
 
 def _occurrences(text: str, part: str) -> Iterator[int]:
-    """Every place of `part`, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
+    """Every place of `part`, overlapping ones too: ``aa`` in ``aaa`` is ambiguous. The first 100,000 of them."""
     at = text.find(part)
-    while at >= 0:
+    for _ in range(_MOST_PLACES):
+        if at < 0:
+            return
         yield at
         at = text.find(part, at + 1)
 
@@ -108,7 +114,8 @@ def _in_context(text: str, old: str, places: list[int], context: str) -> list[in
     around = list(_occurrences(text, context))
     if old in context:
         reach = len(context) - len(old)
-        return [place for place in places if any(start <= place <= start + reach for start in around)]
+        ends = [bisect_right(around, place) for place in places]  # for each place, how many contexts begin up to there
+        return [place for place, end in zip(places, ends, strict=True) if end and around[end - 1] >= place - reach]
     if len(around) != 1:
         return []
     return [place for place in places if place >= around[0] + len(context)][:1]

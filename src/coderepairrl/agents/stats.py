@@ -19,6 +19,9 @@ MONITORED = (
 WORDS = 10
 """Only so many words of a command line are looked at, so that a script in an argument counts for nothing."""
 
+_CHARS = 10_000
+"""Nor at more characters: a word can be as long as a reply."""
+
 _SEPARATORS = re.compile(r"[|&;()]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PREFIXES = frozenset({"time", "sudo", "env", "nohup", "exec", "command", "!", "{", "if", "then", "do", "while"})
@@ -32,7 +35,7 @@ def command_names(cmd: str) -> tuple[str, ...]:
     >>> command_names("echo 'unfinished")
     ('echo',)
     """
-    lexer = shlex.shlex(cmd.replace("\n", " ; "), posix=True, punctuation_chars="|&;()")
+    lexer = shlex.shlex(cmd[:_CHARS].replace("\n", " ; "), posix=True, punctuation_chars="|&;()")
     lexer.whitespace_split = True
     lexer.commenters = ""
     names: list[str] = []

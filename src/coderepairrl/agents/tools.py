@@ -6,6 +6,7 @@ wrong is a `SandboxFault` and passes through.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ SIGPIPE = 141
 
 _SEARCH = re.compile(r"(?:^|[\s|&;(])(?:[efz]?grep|rg|ag|ack)\s")
 _CHECK_SECONDS = 10.0
+_LARGEST_TEXT = 4 << 20
 _LONGEST_ARGUMENT = 100_000  # Linux takes 128 KiB per argument of a program
 
 
@@ -97,7 +99,7 @@ class Tools:
             return Result(texts.identical, False)
         path = self._relative(path)
         try:
-            data = await self._read(path)
+            data = await self._text_of(path)
             if data is None and old:
                 return Result(fill(texts.no_file, path=path), False)
             if data and not old:
@@ -154,6 +156,13 @@ class Tools:
             return await self._sandbox.read(path)
         except FileNotFoundError:
             return None
+
+    async def _text_of(self, path: str) -> bytes | None:
+        """A file whose lines are looked at here, in the process of all episodes. Raises OSError for a large one."""
+        data = await self._read(path)
+        if data is not None and len(data) > _LARGEST_TEXT:
+            raise OSError(errno.EFBIG, f"it is larger than {_LARGEST_TEXT >> 20} MiB")
+        return data
 
     def _relative(self, path: str) -> str:
         """An absolute path below the workspace, relative to it; the sandbox judges all others."""

@@ -289,6 +289,7 @@ def data_verify(
     sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
     sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="run the checks so often, to find flaky tests")] = 1,
+    reward: Annotated[list[str] | None, typer.Option(help="a reward to ask; may be repeated")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="write the tasks that hold, less flaky tests")
     ] = None,
@@ -303,10 +304,12 @@ def data_verify(
     if choice.fix:  # checks may fail there that pass elsewhere
         print(choice, file=sys.stderr)
     backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
-    verdicts = _run(data.verify(made, backend, limit=limit, repeat=repeat))
+    verdicts = _run(data.verify(made, backend, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
     if output is not None:
         data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
     print(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
+    if any(entry.lacks for entry in verdicts):
+        raise typer.Exit(ExitCode.PREREQUISITE)
     if not all(entry.ok for entry in verdicts):
         raise typer.Exit(ExitCode.RUN_FAILED)
 

@@ -99,6 +99,10 @@ class Tasks(Section):
     """Passed to the source, for example `path`."""
     split: str = "train"
     """Tasks of this split are trained on."""
+    verify: bool = True
+    """Before the first step, ask every reward that measures repair about references, in the sandbox (docs/rewards.md):
+    all up to 50, else 3 of each environment. One that earns less than 1 is refused, and so is a patch without effect
+    that earns more than 0. What held is remembered until task, checks, sandbox or packages change."""
     verified_references: int = Field(default=0, ge=0)
     """So many repairs of the policy's own that passed a task's checks in earlier steps become further references of the
     task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/rewards.md). Needs checks to be run:

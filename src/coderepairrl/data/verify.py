@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -10,9 +10,11 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coderepairrl import rewards, tasks
-from coderepairrl.protocols import Reward, SandboxBackend, TaskSource
+from coderepairrl.errors import UsageError
+from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Check
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.rewards.verify import Trial, promise, sworn
 from coderepairrl.types import Task
 
 
@@ -23,6 +25,8 @@ class Verdict(NamedTuple):
     checks: tuple[Check, ...]
     settled: Task | None = None
     """The task as it may be trained on (`tasks.study`); nothing where it may not."""
+    lacks: str = ""
+    """What its checks need and the sandbox has not, in the words of the check that could not run."""
 
     @property
     def ok(self) -> bool:
@@ -35,15 +39,28 @@ class Verdict(NamedTuple):
 
 
 async def verify(
-    source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0, repeat: int = 1, quiet: bool = False
+    source: TaskSource,
+    sandbox: SandboxBackend,
+    *,
+    limit: int = 0,
+    repeat: int = 1,
+    reward: Mapping[str, float] | None = None,
+    quiet: bool = False,
 ) -> list[Verdict]:
-    """The exam of the source (`tasks.examine`) and, of each task with a reference, what the default reward says.
+    """The exam of the source (`tasks.examine`) and, of each task with a reference, what rewards say.
 
-    The reference earns 1, an empty patch 0, and a blank line at the end of a file that the reference repairs 0.
-    Of the first `limit` tasks, 0 for all; checks run `repeat` times, to find flaky tests. Progress goes to stderr.
-    Raises `TaskError`, `SandboxFault`, `RewardFault`.
+    By each of `reward` (`patch_edits`, if not given) the reference earns 1, an empty patch 0, and a blank line at the
+    end of a file that the reference repairs 0. Of the first `limit` tasks, 0 for all; checks run `repeat` times, to
+    find flaky tests. Progress goes to stderr.
+    Raises `TaskError`, `SandboxFault`, `RewardFault`, and `UsageError` for a reward that does not measure repair.
     """
-    [(reward, _)] = rewards.make("patch_edits")
+    made = rewards.make(reward or "patch_edits")
+    asked = sworn(made)
+    if silent := [each.name for each, _ in made if each not in asked]:
+        raise UsageError(
+            f"reward {silent[0]} does not declare that it measures repair",
+            fix="leave it out, or give it repairs = True",
+        )
     checks, chosen = tasks.about_source(source, limit)
     found = [Verdict("", tuple(checks))]
     with _progress(len(chosen), quiet) as on_task:
@@ -51,22 +68,12 @@ async def verify(
             on_task(task)
             studied = await tasks.study(task, sandbox, repeat)
             own = list(studied.checks)
-            if task.reference and all(check.ok for check in own):
-                own += await _rewarded(task, reward, sandbox)
-            found.append(Verdict(task.id, tuple(own), studied.settled))
+            if task.reference and asked and all(check.ok for check in own):
+                nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
+                for one in asked:
+                    own += await promise(Trial(task, one), sandbox, nothing)
+            found.append(Verdict(task.id, tuple(own), studied.settled, studied.lacks))
     return found
-
-
-async def _rewarded(task: Task, reward: Reward, sandbox: SandboxBackend) -> list[Check]:
-    async def value(patch: bytes) -> float:
-        return (await reward(task, with_patch(task, patch), sandbox)).value
-
-    oracle, empty, noop = await value(task.reference), await value(b""), await value(await _noop(task, sandbox))
-    return [
-        Check("the reference earns 1", oracle == 1.0, f"{oracle:g}"),
-        Check("an empty patch earns 0", empty == 0.0, f"{empty:g}"),
-        Check("a blank line earns 0", noop == 0.0, f"{noop:g}"),
-    ]
 
 
 async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
@@ -109,6 +116,6 @@ def table(verdicts: Sequence[Verdict]) -> str:
         lines += [f"        {check.name}: no ({check.detail})" for check in verdict.checks if not check.ok]
     failed = sum(not verdict.ok for verdict in verdicts[1:])
     lines.append(f"{len(verdicts) - 1} tasks, {failed} failed")
-    if any("No module named" in line for line in lines):
-        lines.append("  fix: checks see the system's packages; docs/tasks.md says how to show them others")
+    if any(verdict.lacks for verdict in verdicts):
+        lines.append(f"  fix: {TO_INSTALL}")
     return "\n".join(lines)

@@ -113,6 +113,6 @@ async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list
     ]
 
 
-def with_patch(task: Task, patch: bytes) -> Episode:
+def with_patch(task: Task, patch: bytes, group: str = "exam") -> Episode:
     """An episode of `task` that ended with `patch`."""
-    return Episode("exam", task.id, "exam", step=0, group="exam", attempt=0, ending=Ending.DONE, patch=patch)
+    return Episode("exam", task.id, "exam", step=0, group=group, attempt=0, ending=Ending.DONE, patch=patch)

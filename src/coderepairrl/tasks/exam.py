@@ -50,6 +50,8 @@ class Study(NamedTuple):
 
     checks: list[Check]
     settled: Task | None
+    lacks: str = ""
+    """Where nothing shows that the checks began, not even on the reference: what the check said."""
 
 
 async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
@@ -65,12 +67,14 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
         refused = await grading.apply(fresh, task.reference)
     checks.append(Check("the reference applies", not refused, refused))
     settled: Task | None = task
+    lacks = ""
     if task.checks and not refused:
         bug = [await _graded(task, backend, b"") for _ in range(repeat)]
         repaired = [await _graded(task, backend, task.reference) for _ in range(repeat)]
         checks += _answers(task, bug, repaired)
         settled = _settled(task, bug, repaired)
-    return Study(checks, settled if all(check.ok for check in checks[:2]) else None)
+        lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
+    return Study(checks, settled if all(check.ok for check in checks[:2]) else None, lacks)
 
 
 async def _graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:

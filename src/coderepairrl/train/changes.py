@@ -28,6 +28,8 @@ MAY_CHANGE = (
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
     *("train.max_grad_norm", "train.beta", "train.eps_low", "train.eps_high", "train.old_logprobs"),
     *("train.mismatch_correction", "train.mismatch_cap"),
+    # what is asked before it goes on
+    "tasks.verify",
     # how much is computed at once, which changes the order of sums and so the last bits
     "train.micro_tokens",
     # what is measured beside the training

@@ -26,6 +26,7 @@ from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_nam
 from coderepairrl.train.policy import settings
 from coderepairrl.train.progress import Progress
 from coderepairrl.train.signals import Interrupted, stoppable
+from coderepairrl.train.verify import as_planned, verify
 
 _ENOUGH_DISK = 64 << 20
 
@@ -44,7 +45,8 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
     config = resolved(config)
     if not resume:
         check_clip(config)
-    check(config)  # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
+    # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
+    found = check(config)
     if lacking := missing(config):
         raise lacking
     with stoppable() as received:
@@ -52,15 +54,10 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
             folder = check_resumed(folder_of(config), config) if resume else folder_of(config)
             _check_disk(folder)
             doubt = _what_may_not_fit(config)
-            if not resume:
-                about = {
-                    "name": config.run.name,
-                    "seed": config.run.seed,
-                    "rewards": rewards.versions(config.reward, config.eval.reward or {}),
-                    "config": config.model_dump(mode="json"),
-                }
-                folder.create(to_toml(config), about, engines.versions(config.engine.name, config.engine.options))
             with Progress(config.run.steps, quiet=quiet) as progress:
+                await verify(config, *found, progress)
+                if not resume:
+                    _create(folder, config)
                 progress.say(f"run folder {folder.path}")
                 if doubt:
                     progress.say(doubt)
@@ -75,6 +72,16 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
                 raise
             fix = f"crrl train {folder_of(config).path} --resume" if resume else "start it again"
             raise Interrupted(f"{received[0]}: stopped before its first step", fix=fix) from None
+
+
+def _create(folder: RunFolder, config: Config) -> None:
+    about = {
+        "name": config.run.name,
+        "seed": config.run.seed,
+        "rewards": rewards.versions(config.reward, config.eval.reward or {}),
+        "config": config.model_dump(mode="json"),
+    }
+    folder.create(to_toml(config), about, engines.versions(config.engine.name, config.engine.options))
 
 
 async def _until_stopped(parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]) -> None:
@@ -140,6 +147,7 @@ def plan(config: Config) -> dict[str, Any]:
         "engine": config.engine.name,
         "devices": {name: env.get(VISIBLE, "all") for name, env in split(config)._asdict().items()},
         "tasks": {"train": len(train_tasks), "held_out": {name: len(tasks) for name, tasks in eval_tasks.items()}},
+        "verify": as_planned(config, train_tasks, eval_tasks),
         "steps": steps,
         "episodes_per_step": per_step,
         "training_episodes": per_step * steps,

@@ -65,6 +65,10 @@ class Progress:
         self._phase, self._done, self._expected = name, 0, expected
         self._phase_began, self._tokens = time.monotonic(), 0
 
+    def advance(self) -> None:
+        """One more of what this phase expects is done."""
+        self._done += 1
+
     def episode(self, episode: Episode) -> None:
         """An episode has its verdict."""
         self._done += episode.ending is not Ending.VOID

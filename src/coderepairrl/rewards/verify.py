@@ -1,0 +1,211 @@
+"""Does a reward keep what it promises by `repairs`, on real tasks in the real sandbox: 1 for a repair, 0 for none?
+
+Asked before a run's first step, since a grader that gives 0 to everything looks like a policy that repairs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from random import Random
+from typing import NamedTuple
+
+import coderepairrl
+from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.registry import Check
+from coderepairrl.rewards.compose import Weighted, score
+from coderepairrl.rewards.exam import with_patch
+from coderepairrl.types import Task
+
+UP_TO = 50
+"""So many references are all asked about; of more, `EACH` of every environment."""
+EACH = 3
+NEAR = 1e-6
+UNTOUCHED = b"""diff --git a/.crrl-untouched b/.crrl-untouched
+new file mode 100644
+index 0000000..e69de29
+"""
+"""A patch that repairs nothing, and that no reward takes for an empty one: it adds an empty file."""
+GROUP = "verify-487"
+"""A group of attempts that is drawn by every share of at least a thousandth (`tests.group_drawn`)."""
+_NAMED = 3
+_PROBE_SECONDS = 60.0
+_PROBE_BYTES = 8 << 20
+_PROBE = """
+cd /; uname -rm; IFS=:; for folder in $PATH; do ls -lLn "$folder"; done 2>&1
+python3 -c 'import sys, importlib.metadata as m; print(sys.version, sys.path)
+print(sorted(f"{d.name} {d.version} {d.locate_file(str())}" for d in m.distributions()))' 2>&1
+"""
+"""What an environment is known by: its kernel, all programs on its path, Python and the packages that it sees."""
+
+
+class Trial(NamedTuple):
+    """A task on which a reward is tried."""
+
+    task: Task
+    reward: Reward
+
+
+def sworn(weighted: Iterable[Weighted]) -> list[Reward]:
+    """The rewards among `weighted` that must keep the promise: they declare `repairs`, and are paid or run checks."""
+    return [
+        reward
+        for reward, weight in weighted
+        if getattr(reward, "repairs", False) and (weight or getattr(reward, "runs_checks", False))
+    ]
+
+
+def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
+    """Each reward that must keep the promise on each of the chosen tasks (`chosen`)."""
+    return [Trial(task, reward) for reward in sworn(weighted) for task in chosen(tasks, seed)]
+
+
+def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
+    """All tasks with a reference, or of more than `UP_TO` `EACH` of every environment, drawn by `seed`; in order."""
+    known = [task for task in tasks if task.reference.strip()]
+    if len(known) <= UP_TO:
+        return known
+    places: dict[tuple[object, ...], list[int]] = {}
+    for place, task in enumerate(known):
+        places.setdefault(environment(task), []).append(place)
+    drawn = [
+        place for key, there in places.items() for place in Random(f"{seed}/{key}").sample(there, min(EACH, len(there)))
+    ]
+    return [known[place] for place in sorted(drawn)]
+
+
+def environment(task: Task) -> tuple[object, ...]:
+    """Equal for tasks whose checks need the same: repository or image, language, and programs that the checks start."""
+    kind, _, where = task.workspace.partition(":")
+    place = "" if kind == "dir" else where.rpartition("@")[0]
+    programs = tuple((PurePosixPath(command.argv[0]).name, command.results) for command in task.checks.commands)
+    return (task.environment, task.language, kind, place, programs)
+
+
+async def promise(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Check]:
+    """What is asked of one trial: 1 for the reference, and 0 for each patch of `nothing`, which are given by name.
+
+    Raises `GraderFault` where the sandbox lacks what the checks need, and what else a reward raises (`compose.score`).
+    """
+    task, reward = trial
+    patches = {"the reference": task.reference, **(nothing or {"a patch that repairs nothing": UNTOUCHED})}
+    found = []
+    for number, (name, patch) in enumerate(patches.items()):
+        wanted = float(number == 0)
+        episode = with_patch(task, patch, GROUP)
+        [scored] = await score([(reward, 1.0)], task, episode, backend)
+        held = abs(scored.value - wanted) <= NEAR
+        note = f" ({scored.note})" if scored.note else ""
+        found.append(Check(f"{name} earns {wanted:g} by {reward.name}", held, f"{scored.value:g}{note}"))
+    return found
+
+
+async def verify(
+    asked: Sequence[Trial],
+    backend: SandboxBackend,
+    *,
+    about: Sequence[object] = (),
+    cache: Path | None = None,
+    on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> int:
+    """Refuse to go on unless every trial keeps its promise; how many were known to keep it already.
+
+    What was kept is remembered in the folder `cache` under everything that it hangs on: task, checks, workspace,
+    reward, this package's files, the sandbox with its settings (`about`), and what a probe inside finds. A reward of
+    your own is always asked again. `on_trial` is called after each.
+
+    Raises `PrerequisiteError` where the sandbox lacks what the checks need, `TaskError` where a reference earns less
+    than 1 or a patch that repairs nothing more than 0, and what rewards raise.
+    """
+    marks = await _marks(asked, backend, about, cache) if cache is not None and asked else [None] * len(asked)
+    known = [mark is not None and mark.exists() for mark in marks]
+    room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
+
+    async def one(trial: Trial, mark: Path | None, kept: bool) -> list[Check]:
+        broken: list[Check] = []
+        if not kept:
+            async with room:
+                broken = [check for check in await promise(trial, backend) if not check.ok]
+            if not broken and mark is not None:
+                _remember(mark, trial)
+        on_trial(trial)
+        return broken
+
+    working = [asyncio.create_task(one(*each)) for each in zip(asked, marks, known, strict=True)]
+    try:
+        results = await asyncio.gather(*working)
+    except GraderFault as fault:
+        raise PrerequisiteError(f"nothing can be graded: {fault}", fix=fault.fix) from fault
+    finally:
+        for each in working:
+            each.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+    if failed := [(trial, broken[0]) for trial, broken in zip(asked, results, strict=True) if broken]:
+        said = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
+        tasks = {trial.task.id for trial, _ in failed}
+        raise TaskError(
+            f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks do not hold: {said}",
+            fix="repair these tasks or leave them out (crrl data verify SOURCE --output FILE writes those that hold), "
+            "or train on them unverified: tasks.verify=false",
+        )
+    return sum(known)
+
+
+async def _marks(
+    asked: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
+) -> list[Path | None]:
+    """The file by which each trial is remembered; None for a reward that is not this package's."""
+    package = _manifest(Path(coderepairrl.__file__).parent)
+    inside = ""
+    here = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
+    if here:  # the digest of an image says what is in it
+        async with backend.open(here[0]) as fresh:
+            inside = await _probe(fresh)
+    found: list[Path | None] = []
+    for task, reward in asked:
+        if not type(reward).__module__.startswith("coderepairrl."):
+            found.append(None)
+            continue
+        kind, _, where = task.workspace.partition(":")
+        what = _manifest(Path(where)) if kind == "dir" else ""
+        place = "" if kind == "image" else inside
+        where_asked = (package, backend.name, tuple(about), place, reward.name, type(reward).__qualname__)
+        asks = (task.id, task.workspace, what, task.environment, task.language, task.reference, task.checks)
+        found.append(cache / f"{hashlib.sha256(repr((where_asked, asks)).encode()).hexdigest()[:32]}.json")
+    return found
+
+
+async def _probe(sandbox: Sandbox) -> str:
+    done = await sandbox.exec(["sh", "-c", _PROBE], timeout=_PROBE_SECONDS, max_bytes=_PROBE_BYTES)
+    return hashlib.sha256(done.output).hexdigest()
+
+
+def _manifest(folder: Path) -> str:
+    """Equal while no file below `folder` is added, removed or written."""
+    digest = hashlib.sha256()
+    for line in sorted(_files(folder)):
+        digest.update(line)
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[bytes]:
+    for base, _, names in os.walk(folder):
+        if "__pycache__" not in base:
+            for name in names:
+                path = os.path.join(base, name)  # noqa: PTH118 - of thousands of files
+                with contextlib.suppress(OSError):
+                    seen = os.lstat(path)
+                    yield os.fsencode(f"{path}\0{seen.st_size}\0{seen.st_mtime_ns}\0{seen.st_mode}")
+
+
+def _remember(path: Path, trial: Trial) -> None:
+    """Where nothing can be written it is asked again the next time."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"task": trial.task.id, "reward": trial.reward.name}) + "\n", encoding="utf-8")

@@ -1,0 +1,70 @@
+"""Before the first step a run asks its rewards about its references; what cannot be graded is not trained on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Project
+
+CALC = "def add(a, b):\n    return a - b\n"
+REFERENCE = """diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -1,2 +1,2 @@
+ def add(a, b):
+-    return a - b
++    return a + b
+"""
+TEST = "from calc import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+UNITTEST = """import unittest
+
+from calc import add
+
+
+class Test(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(2, 3), 5)
+"""
+
+
+@pytest.fixture
+def tasked(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides for a run on one task whose checks ask pytest."""
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
+    (project.path / "calc").mkdir()
+    (project.path / "calc/calc.py").write_text(CALC)
+    write(project, ["python3", "-m", "pytest", "-q"], TEST)
+    return ["tasks.source=jsonl", "tasks.options.path=tasks.jsonl", "reward=tests", "run.steps=1", "eval.tasks=0"]
+
+
+def write(project: Project, argv: list[str], test: str) -> None:
+    checks = {"commands": [argv], "restore": {"test_calc.py": test}}
+    task = {"id": "calc", "prompt": "add(2, 3) is -1.", "language": "python", "workspace": "dir:calc"}
+    (project.path / "tasks.jsonl").write_text(json.dumps({**task, "reference": REFERENCE, "checks": checks}) + "\n")
+
+
+def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(
+    project: Project, tasked: list[str], isolating: None
+) -> None:
+    """A perfect repair earned tests=0, and the run trained on it and ended with 0."""
+    done = project.crrl("train", str(project.config), *tasked, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "No module named pytest" in done.stderr
+    assert "sandbox.options.binds" in done.stderr
+    assert not project.run.path.exists()
+
+
+def test_what_is_verified_is_said_and_remembered(project: Project, tasked: list[str], isolating: None) -> None:
+    write(project, ["python3", "-m", "unittest", "-q"], UNITTEST)
+    plan = json.loads(project.crrl("train", str(project.config), *tasked, "--dry-run", "--json").stdout)
+    assert plan["verify"] == "references of 1 tasks by tests (tasks.verify)"
+    first = project.crrl("train", str(project.config), *tasked).stderr
+    assert "to verify: references of 1 tasks by tests" in first
+    assert "0 of 1 from an earlier run" in first
+    again = project.crrl("train", str(project.config), *tasked, "run.name=again").stderr
+    assert "1 of 1 from an earlier run" in again
+    off = project.crrl("train", str(project.config), *tasked, "run.name=off", "tasks.verify=false").stderr
+    assert "to verify: off: tasks.verify=false" in off

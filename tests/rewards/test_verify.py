@@ -1,0 +1,141 @@
+"""A reward that declares `repairs` keeps its promise on real tasks, or nothing is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.rewards import SHIPPED, make
+from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards.hybrid import HybridReward
+from coderepairrl.rewards.tests import group_drawn
+from coderepairrl.rewards.verify import EACH, GROUP, UP_TO, Trial, chosen, sworn, trials, verify
+from coderepairrl.types import Checks, Command, Episode, Score, Task
+from rewards.folder import Local, Repository, bwrap
+
+SOURCE = b"def add(a, b):\n    return a - b\n"
+CHECK = Command(("python3", "-B", "check.py"))
+
+
+@pytest.fixture
+def task(repository: Repository) -> Task:
+    repository.commit({"sums.py": SOURCE})
+    checks = Checks((CHECK,), {"check.py": "import sums\nassert sums.add(2, 3) == 5\n"})
+    reference = repository.edit({"sums.py": SOURCE.replace(b"-", b"+")})
+    return Task("t/add", "", "python", f"dir:{repository.folder}", reference, checks)
+
+
+def asked(task: Task, *names: str) -> list[Trial]:
+    return trials([task], make(dict.fromkeys(names, 1.0)), 0)
+
+
+def test_who_promises() -> None:
+    promising = {name for name in SHIPPED if sworn(make(name))}
+    assert promising == {
+        *("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity"),
+        *("tests", "sampled_tests", "hybrid"),
+    }
+    assert [reward.name for reward in sworn(make({"patch_lines": 0.0, "tests": 0.0, "length": 1.0}))] == ["tests"]
+    assert group_drawn(GROUP, 0.001)
+
+
+async def test_every_promise_is_kept_on_a_sound_task(task: Task, backend: Local) -> None:
+    names = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "tests", "hybrid")
+    seen: list[str] = []
+    await verify(asked(task, *names), backend, on_trial=lambda trial: seen.append(trial.reward.name))
+    assert sorted(seen) == sorted(names)
+    assert HybridReward().tested(with_patch(task, b"", GROUP)), "its tests are asked, not its similarity alone"
+
+
+async def test_checks_that_pass_on_the_bug_or_fail_on_the_repair_are_refused(task: Task, backend: Local) -> None:
+    easy, wrong = (
+        replace(task, id=name, checks=Checks((Command((program,)),)))
+        for name, program in (("easy", "true"), ("hard", "false"))
+    )
+    for each, says in ((easy, "nothing earns 0 by tests: no, 1"), (wrong, "the reference earns 1 by tests: no, 0")):
+        with pytest.raises(TaskError, match=says) as caught:
+            await verify(asked(each, "tests"), backend)
+        assert "tasks.verify=false" in caught.value.fix
+    await verify(asked(easy, "patch_lines"), backend)
+
+
+class Generous:
+    """A reward of one's own that promises and pays for anything."""
+
+    name = "generous"
+    repairs = True
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        return Score(self.name, 1.0)
+
+
+async def test_ones_own_reward_is_held_to_its_word(task: Task, backend: Local, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="nothing earns 0 by generous"):
+        await verify(asked(task, f"{__name__}:Generous"), backend, cache=tmp_path)
+
+
+async def test_without_pytest_in_the_sandbox_nothing_is_trained(task: Task) -> None:
+    """The reference, a perfect repair, earned 0 without a word."""
+    named = Command(("python3", "-m", "pytest", "-q", "check.py"), 30.0, "pytest")
+    lacking = replace(task, checks=replace(task.checks, commands=(named,)))
+    with pytest.raises(PrerequisiteError, match=r"t/add.*No module named pytest") as caught:
+        await verify(asked(lacking, "tests", "patch_lines"), bwrap())
+    assert "sandbox.options.binds" in caught.value.fix
+    assert caught.value.exit_code == 3
+
+
+async def test_what_held_is_remembered_until_something_changes(
+    task: Task, repository: Repository, backend: Local, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+
+    async def known(of: Task = task, *about: str, again: int = 1) -> int:
+        return await verify(asked(of, "tests", "patch_lines"), backend, about=about, cache=cache)
+
+    assert await known() == 0
+    opened = len(backend.opened)
+    assert await known() == 2
+    assert len(backend.opened) == opened + 1, "one sandbox, to look at the environment"
+    assert await known(task, "memory=1") == 0
+    assert await known(replace(task, checks=replace(task.checks, commands=(CHECK, CHECK)))) == 0
+    assert await known(replace(task, reference=task.reference + b"\n")) == 0
+    assert await known() == 2
+    repository.commit({"more.py": b"x = 1\n"})
+    assert await known() == 0, "the repository is another"
+    tool = tmp_path / "bin"
+    tool.mkdir()
+    (tool / "tool").write_text("#!/bin/sh\n")
+    # a program that comes, and a program that changes: what is on the path is part of the environment
+    found = []
+    for content in ("#!/bin/sh\n", "#!/bin/sh\necho\n"):
+        (tool / "tool").write_text(content)
+        other = Local()
+        other._backend.env["PATH"] = f"{tool}:{other._backend.env['PATH']}"  # type: ignore[attr-defined]
+        found.append(await verify(asked(task, "tests"), other, cache=cache))
+    assert found == [0, 0]
+
+
+async def test_a_failure_is_not_remembered(task: Task, backend: Local, tmp_path: Path) -> None:
+    flawed = replace(task, checks=Checks((Command(("true",)),)))
+    for _ in range(2):
+        with pytest.raises(TaskError):
+            await verify(asked(flawed, "tests"), backend, cache=tmp_path)
+
+
+def test_which_tasks_are_asked(task: Task) -> None:
+    def many(count: int, **fields: object) -> list[Task]:
+        return [replace(task, id=f"{fields}/{n}", **fields) for n in range(count)]  # type: ignore[arg-type]
+
+    few = many(UP_TO)
+    assert chosen([*few, replace(task, id="bare", reference=b"")], 0) == few
+    node = Checks((Command(("node", "--test")),))
+    at = [f"git:https://example.org/{name}@{'0' * 40}" for name in ("a", "b")]
+    pool = [*many(80), *many(2, checks=node), *many(9, workspace=at[0]), *many(9, workspace=at[1])]
+    drawn = chosen(pool, 0)
+    assert len(drawn) == 3 * EACH + 2
+    assert drawn == chosen(pool, 0) != chosen(pool, 1)
+    assert drawn == sorted(drawn, key=pool.index)

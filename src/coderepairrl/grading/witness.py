@@ -78,7 +78,8 @@ class Clock:
 
         self.each, self.now, self.timer = each, time.monotonic, signal.setitimer
         self.signal, self.alarm, self.real = signal.signal, signal.SIGALRM, signal.ITIMER_REAL
-        self.end, self.late = time.monotonic() + 0.95 * whole, False
+        self.default, self.late = signal.SIG_DFL, False
+        self.end = time.monotonic() + 0.9 * whole  # the rest is for the runner itself
         self.works = threading.current_thread() is threading.main_thread()
 
     def start(self):
@@ -96,7 +97,7 @@ class Clock:
     def stop(self):
         if self.works:
             self.timer(self.real, 0)
-            self.signal(self.alarm, self.before)
+            self.signal(self.alarm, self.default if self.before is None else self.before)
         return self.late
 """
 

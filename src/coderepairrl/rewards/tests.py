@@ -13,7 +13,8 @@ from coderepairrl.types import Episode, Score, Task
 
 TO_INSTALL = (
     "install it where sandboxes see it, or show them its folder: sandbox.options.binds, and "
-    "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/tasks.md, On the command line)"
+    "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/tasks.md, On the command line); in a container, take "
+    "an image that has it: sandbox.options.image"
 )
 """What helps where a sandbox lacks what checks need."""
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coderepairrl.errors import RewardFault, TaskError
 from coderepairrl.rewards import SHIPPED, make
-from coderepairrl.rewards.blocks import block_format, blocks
+from coderepairrl.rewards.answers import unfenced
+from coderepairrl.rewards.blocks import _PERFECT, _PRIMARY, _in_order, block_format, blocks
 from coderepairrl.rewards.exam import with_patch
 from coderepairrl.rewards.hybrid import HybridReward
+from coderepairrl.rewards.swe_rl import _blocks
 from coderepairrl.types import (
     Checks,
     Command,
@@ -187,6 +193,80 @@ def test_blocks_with_blank_lines_are_read() -> None:
 )
 def test_block_format(text: str, expected: float) -> None:
     assert block_format(text) == pytest.approx(expected)
+
+
+OLD_PERFECT = re.compile(r"<<<<<<< SEARCH\n.*?\n=======\n.*?\n>>>>>>> REPLACE", re.DOTALL)
+OLD_PRIMARY = re.compile(r"<<<+\s*SEARCH\s*>*\n.*?\n=+\n.*?\n>>>+\s*REPLACE\s*<*", re.DOTALL)
+OLD_FENCE = re.compile(r"```.*?\n(.*?)```", re.DOTALL)
+OLD_BLOCK = re.compile(
+    r"```.*?\n### (?P<path>.*)\n<<<<<<< SEARCH\n(?P<search>(?s:.*?))"
+    r"\n=======\n(?P<replace>(?s:.*?))\n>>>>>>> REPLACE\n```"
+)
+PIECES = (
+    "```",
+    "\n",
+    "### a",
+    "<<<<<<< SEARCH",
+    "<<< SEARCH",
+    "SEARCH",
+    "=======",
+    ">>>>>>> REPLACE",
+    ">>>",
+    "<",
+    " ",
+    "x",
+)
+
+
+@settings(max_examples=600, deadline=None, derandomize=True, database=None)
+@given(text=st.lists(st.sampled_from(PIECES), max_size=24).map("".join))
+def test_readers_in_linear_time_read_what_plain_patterns_do(text: str) -> None:
+    assert _in_order(text, _PERFECT) == bool(OLD_PERFECT.search(text))
+    assert _in_order(text, _PRIMARY) == bool(OLD_PRIMARY.search(text))
+    found = OLD_FENCE.search(text)
+    assert unfenced(text) == (found[1] if found else text)
+    assert list(_blocks(text)) == [match.group("path", "search", "replace") for match in OLD_BLOCK.finditer(text)]
+
+
+FLOODS = (
+    "```\n### a\n<<<<<<< SEARCH\n",
+    "```\n### a\n<<<<<<< SEARCH\nx\n=======\n",
+    "<<<<<<< SEARCH\n",
+    "\n=======\n",
+    "<<<",
+    "=",
+    "```",
+    "<< SEARCH ",
+    " ",
+    "\n",
+)
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_no_reply_keeps_a_reward_busy(task: Task, backend: Local, flood: str) -> None:
+    """Twenty thousand repetitions: what tries every way takes hours, and would hold up all episodes."""
+    text = flood * 20_000
+    began = time.process_time()
+    for body in (text, f"<<< SEARCH{text}x", f"<<<<<<< SEARCH\n{text}REPLACE"):
+        block_format(body)
+        for name in ("swe_rl", "search_replace_format", "search_replace_similarity"):
+            reply = f"<think>hm</think>\n<solution>\n{body}\n</solution>\n<answer>\n{body}\n</answer>"
+            await value(name, task, said(task, reply), backend)
+    assert time.process_time() - began < 5
+
+
+async def test_edits_that_multiply_a_file_are_refused(task: Task, backend: Local) -> None:
+    """Each block replaces every line's beginning by two: thirty of them would fill the memory."""
+    blocks = "\n".join(f"```\n### sums.py\n{block('', chr(10))}\n```" for _ in range(40))
+    reply = f"<think>hm</think>\n<solution>\n{blocks}\n</solution>"
+    score = await value("swe_rl", task, said(task, reply), backend)
+    assert score.value == -1.0 and "too large" in score.note
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300, "n/" * 2100])
+async def test_a_file_that_cannot_be_is_none(task: Task, backend: Local, path: str) -> None:
+    score = await value("swe_rl", task, said(task, solution(path, "x", "y")), backend)
+    assert score.value == -1.0
 
 
 async def test_block_similarity(task: Task, backend: Local) -> None:

@@ -9,7 +9,6 @@ from coderepairrl.errors import TaskError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Episode, Score, Task
 
-_FENCE = re.compile(r"```.*?\n(.*?)```", re.DOTALL)
 _STRICT = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\s*")
 
 
@@ -49,8 +48,9 @@ def tagged_answer(text: str) -> str:
 
 def unfenced(text: str) -> str:
     """The first fenced block of `text`; all of it if there is none."""
-    found = _FENCE.search(text)
-    return found[1] if found else text
+    line = text.find("\n", text.find("```") + 3) + 1 if "```" in text else 0
+    end = text.find("```", line) if line else -1
+    return text[line:end] if end >= 0 else text
 
 
 class ReasoningFormat(AnswerReward):

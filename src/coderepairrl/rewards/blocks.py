@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from cydifflib import SequenceMatcher
 
@@ -14,16 +15,19 @@ from coderepairrl.types import Task
 Block = tuple[tuple[str, ...], tuple[str, ...]]
 """The lines that are searched, and those that replace them."""
 
-_OPEN = re.compile(r"\s*<{2,}\s*SEARCH\s*>*\s*")
-_DIVIDER = re.compile(r"\s*={5,}\s*")
-_CLOSE = re.compile(r"\s*>{2,}\s*REPLACE\s*<*\s*")
-_PERFECT = re.compile(r"<<<<<<< SEARCH\n.*?\n=======\n.*?\n>>>>>>> REPLACE", re.DOTALL)
-_PRIMARY = re.compile(r"<<<+\s*SEARCH\s*>*\n.*?\n=+\n.*?\n>>>+\s*REPLACE\s*<*", re.DOTALL)
+# Possessive, and in parts that are found one after the other: a policy writes the text, and could make a pattern that
+# tries every way take hours.
+_OPEN = re.compile(r"\s*+<{2,}+\s*+SEARCH\s*+>*+\s*+")
+_DIVIDER = re.compile(r"\s*+={5,}+\s*+")
+_CLOSE = re.compile(r"\s*+>{2,}+\s*+REPLACE\s*+<*+\s*+")
+_PERFECT = tuple(map(re.compile, (r"<<<<<<< SEARCH\n", r"\n=======\n", r"\n>>>>>>> REPLACE")))
+_PRIMARY = tuple(map(re.compile, (r"(?<!<)<{3,}+\s*+SEARCH\s*?>*+\n", r"\n=++\n", r"\n>{3,}+\s*+REPLACE")))
+_SHORT = re.compile(r"(?<!<)<{2,}+\s*+SEARCH"), re.compile(r"(?<!>)>{2,}+\s*+REPLACE")
 _DEVIATIONS = (
     (re.compile(r"SEARCH\s+[^\n]"), 0.05),
     (re.compile(r"REPLACE\s+[^\n]"), 0.05),
     (re.compile(r"<< SEARCH|>> REPLACE"), 0.1),
-    (re.compile(r"=+\s+\n"), 0.05),
+    (re.compile(r"=\s+\n"), 0.05),
     (re.compile(r"(?:SEARCH|REPLACE)[^\n]"), 0.1),
 )
 
@@ -81,16 +85,27 @@ def block_format(text: str) -> float:
     value = 1.0 - 0.4 * (not searches) - 0.4 * (not replaces) - 0.2 * (not dividers and "DIVIDER" not in text)
     if value < 0.5:
         return max(value, 0.0)
-    if searches == replaces == 1 and _PERFECT.search(text):
+    if searches == replaces == 1 and _in_order(text, _PERFECT):
         return 1.0
-    value -= 0.1 * ("<<<<<<< SEARCH" not in text and bool(re.search(r"<<+\s*SEARCH", text)))
-    value -= 0.1 * (">>>>>>> REPLACE" not in text and bool(re.search(r">>+\s*REPLACE", text)))
+    value -= 0.1 * ("<<<<<<< SEARCH" not in text and bool(_SHORT[0].search(text)))
+    value -= 0.1 * (">>>>>>> REPLACE" not in text and bool(_SHORT[1].search(text)))
     value -= 0.15 * (searches > 1 and searches != dividers) + 0.15 * (replaces > 1 and replaces != dividers)
     value -= sum(cost for pattern, cost in _DEVIATIONS if pattern.search(text))
     value -= 0.3 * (0 <= text.find("REPLACE") < text.rfind("SEARCH") and text.find("SEARCH") > text.rfind("REPLACE"))
     if searches and replaces:
-        value -= 0.2 if not blocks(text) else 0.1 * (not _PRIMARY.search(text))
+        value -= 0.2 if not blocks(text) else 0.1 * (not _in_order(text, _PRIMARY))
     return min(max(value, 0.0), 1.0)
+
+
+def _in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
+    """Whether `text` has the `parts` one after the other, with anything between."""
+    at = 0
+    for part in parts:
+        found = part.search(text, at)
+        if found is None:
+            return False
+        at = found.end()
+    return True
 
 
 class SearchReplaceSimilarity(AnswerReward):

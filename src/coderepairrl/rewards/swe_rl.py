@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 
 from cydifflib import SequenceMatcher
 
@@ -15,11 +16,11 @@ from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.types import Episode, Score, Task
 
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
-_BLOCK = re.compile(
-    r"```.*?\n### (?P<path>.*)\n<<<<<<< SEARCH\n(?P<search>(?s:.*?))"
-    r"\n=======\n(?P<replace>(?s:.*?))\n>>>>>>> REPLACE\n```"
-)
+_HEAD = re.compile(r"\n### (.*)\n<<<<<<< SEARCH\n")
+_DIVIDER, _END = "\n=======\n", "\n>>>>>>> REPLACE\n```"
 _FORMAT = -1.0
+_GROWTH = 1 << 20
+"""Characters that the edits may add to a file: each block replaces every place of its text, so a few fill memory."""
 
 Edits = dict[str, list[tuple[str, str]]]
 
@@ -79,11 +80,31 @@ def _edits(reply: str) -> Edits:
     if not reply.partition("<think>")[2].partition("</think>")[0].strip():
         raise _Unusable("the thought is empty")
     found: Edits = {}
-    for block in _BLOCK.finditer(reply.partition("<solution>")[2].partition("</solution>")[0].strip()):
-        found.setdefault(block["path"], []).append((block["search"], block["replace"]))
+    for path, search, replace in _blocks(reply.partition("<solution>")[2].partition("</solution>")[0].strip()):
+        found.setdefault(path, []).append((search, replace))
     if not found:
         raise _Unusable("no search/replace block")
     return found
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
+    """Path, searched text and replacement of each fenced block, in linear time.
+
+    >>> list(_blocks("```\\n### a.py\\n<<<<<<< SEARCH\\nx\\n=======\\ny\\n>>>>>>> REPLACE\\n```"))
+    [('a.py', 'x', 'y')]
+    """
+    at = 0
+    while head := _HEAD.search(text, at):
+        fence = text.find("```", max(at, text.rfind("\n", at, head.start()) + 1), head.start())
+        at = head.end() - 1
+        if fence < 0:
+            continue
+        divider = text.find(_DIVIDER, head.end())
+        end = text.find(_END, divider + len(_DIVIDER)) if divider >= 0 else -1
+        if end < 0:  # nor is there one for any later block
+            return
+        yield head[1], text[head.end() : divider], text[divider + len(_DIVIDER) : end]
+        at = end + len(_END)
 
 
 def _apply(content: str, edits: list[tuple[str, str]]) -> str:
@@ -98,6 +119,8 @@ def _apply(content: str, edits: list[tuple[str, str]]) -> str:
             raise _Unusable("a block replaces its text by itself")
         if "\n" + search not in text:
             raise _Unusable(f"a block searches text that is not there: {search[:80]!r}")
+        if text.count("\n" + search) * (len(replace) - len(search)) > len(content) + _GROWTH - len(text):
+            raise _Unusable("the blocks make a file too large")
         text = text.replace("\n" + search, "\n" + replace)
     return text[1:]
 
@@ -105,8 +128,8 @@ def _apply(content: str, edits: list[tuple[str, str]]) -> str:
 async def _text(sandbox: Sandbox, path: str) -> str:
     try:
         return (await sandbox.read(path)).decode("utf-8", "surrogateescape")
-    except (FileNotFoundError, IsADirectoryError, PermissionError):
-        return ""  # one side creates or deletes it, or there is no such file to repair
+    except OSError:  # one side creates or deletes it, or no file can have that name
+        return ""
 
 
 def _diffs(old: dict[str, str], new: dict[str, str]) -> dict[str, str]:

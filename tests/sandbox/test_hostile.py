@@ -114,6 +114,8 @@ async def in_step(box: GuestSandbox) -> None:
 
 
 def fuzz(bwrap: Bubblewrap, task: Task, examples: int) -> None:
+    applied: set[bytes] = set()
+
     @settings(
         max_examples=examples,
         deadline=None,
@@ -121,7 +123,7 @@ def fuzz(bwrap: Bubblewrap, task: Task, examples: int) -> None:
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(steps=st.lists(STEPS, max_size=5))
+    @given(steps=st.lists(STEPS, min_size=3, max_size=12))
     def check(steps: list[tuple[str, str]]) -> None:
         async def play() -> None:
             async with bwrap.open(task) as box:
@@ -129,8 +131,10 @@ def fuzz(bwrap: Bubblewrap, task: Task, examples: int) -> None:
                     await take(box, *step)
                     await in_step(box)
                 patch = await box.diff()
-            async with bwrap.open(task) as fresh:
-                assert await apply_patch(fresh, patch)
+            if patch not in applied:
+                async with bwrap.open(task) as fresh:
+                    assert await apply_patch(fresh, patch)
+                applied.add(patch)
 
         asyncio.run(play())
 
@@ -138,7 +142,13 @@ def fuzz(bwrap: Bubblewrap, task: Task, examples: int) -> None:
 
 
 def test_nothing_an_agent_does_puts_the_guest_out_of_step(bwrap: Bubblewrap, task: Task) -> None:
-    fuzz(bwrap, task, 300)
+    fuzz(bwrap, task, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_minutes(bwrap: Bubblewrap, task: Task) -> None:
+    fuzz(bwrap, task, 600)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def run(
     timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """`subprocess.run` of somebody else's program: when this call ends, nothing of its process group is left.
+    """`subprocess.run` of a program that is not ours: when this call ends, nothing of its process group is left.
 
     `stdout` takes its errors, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
     """

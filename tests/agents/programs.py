@@ -199,7 +199,7 @@ class Loud:
 def sandbox_or_skip(agent: Agent) -> Any:
     """The machine's best sandbox, or why there is none (an error in CI)."""
     try:
-        return sandbox.make(sandbox.default_name(), getattr(agent, "binds", ()))
+        return sandbox.make(sandbox.choose().name, getattr(agent, "binds", ()))
     except PrerequisiteError as error:
         if os.environ.get("CI") == "true":
             raise

@@ -13,7 +13,7 @@ from coderepairrl.rewards import SHIPPED, make
 from coderepairrl.rewards.exam import with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.tests import group_drawn
-from coderepairrl.rewards.verify import EACH, GROUP, UP_TO, Trial, chosen, sworn, trials, verify
+from coderepairrl.rewards.verify import EACH, GROUP, UP_TO, Trial, chosen, measuring_repair, trials, verify
 from coderepairrl.types import Checks, Command, Episode, Score, Task
 from rewards.folder import Local, Repository, bwrap
 
@@ -34,12 +34,13 @@ def asked(task: Task, *names: str) -> list[Trial]:
 
 
 def test_who_promises() -> None:
-    promising = {name for name in SHIPPED if sworn(make(name))}
+    promising = {name for name in SHIPPED if measuring_repair(make(name))}
     assert promising == {
         *("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity"),
         *("tests", "sampled_tests", "hybrid"),
     }
-    assert [reward.name for reward in sworn(make({"patch_lines": 0.0, "tests": 0.0, "length": 1.0}))] == ["tests"]
+    unpaid = make({"patch_lines": 0.0, "tests": 0.0, "length": 1.0})
+    assert [reward.name for reward in measuring_repair(unpaid)] == ["tests"]
     assert group_drawn(GROUP, 0.001)
 
 

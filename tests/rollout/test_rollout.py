@@ -214,7 +214,7 @@ async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: 
     agent = ScriptedAgent([Say("hello"), Write("a.py", "x = 1\n")])
     oracle = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 0\n+x = 1\n"
     task = replace(TASKS[0], workspace=f"dir:{folder}", reference=oracle)
-    backend = sandbox.make(sandbox.default_name())
+    backend = sandbox.make(sandbox.choose().name)
     rollout = make(gateway, tmp_path, agent, backend=backend)
     rollout.rewards = {"train": rewards.make({"patch_lines": 1.0})}
     [group] = await groups_of(rollout, [task])

@@ -40,7 +40,7 @@ def test_unknown_names_and_options_name_the_nearest() -> None:
 
 
 def test_what_works_here_is_the_default(bwrap: Bubblewrap) -> None:
-    assert sandbox.default_name() == "bwrap"
+    assert sandbox.choose().name == "bwrap"
     assert {entry.name for entry in sandbox.available()} >= {"bwrap", "unsafe-local"}
 
 
@@ -49,7 +49,7 @@ async def test_without_bubblewrap_the_fix_is_a_command(monkeypatch: pytest.Monke
     monkeypatch.setattr(bwrap_module.shutil, "which", lambda name: None)
     monkeypatch.setattr(sandlock_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PrerequisiteError) as caught:
-        sandbox.default_name()
+        sandbox.choose()
     first, other = caught.value.fix.split("; or: ")
     assert first == install_command("bubblewrap") and other.endswith("pip install sandlock==0.9.0")
     assert caught.value.exit_code == ExitCode.PREREQUISITE

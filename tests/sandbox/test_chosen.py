@@ -133,12 +133,12 @@ def test_what_sandlock_cannot_run_is_refused_before_the_run_folder(
 def test_agents_are_refused_only_where_they_do_not_work() -> None:
     """Claude Code was tried there, by `tests/agents/test_programs.py` on a machine without bubblewrap."""
     not_in = recipe.load("claude-code").not_in
-    sandbox.serves(sandbox.Choice("bwrap", "the strongest that works here"), "claude-code", not_in)
+    sandbox.check_agent(sandbox.Choice("bwrap", "the strongest that works here"), "claude-code", not_in)
     with pytest.raises(PrerequisiteError, match="runs no command") as caught:
-        sandbox.serves(sandbox.choose("sandlock"), "claude-code", not_in)
+        sandbox.check_agent(sandbox.choose("sandlock"), "claude-code", not_in)
     assert "crrl check" in caught.value.fix
     with pytest.raises(ConfigError, match="sandlok") as mistyped:
-        sandbox.serves(sandbox.Choice("bwrap", ""), "mine", {"sandlok": "it starts a server"})
+        sandbox.check_agent(sandbox.Choice("bwrap", ""), "mine", {"sandlok": "it starts a server"})
     assert "sandlock" in mistyped.value.fix
 
 

@@ -72,8 +72,8 @@ def test_bubblewrap_passes_as_an_ordinary_user(bwrap: Bubblewrap, tmp_path: Path
     for path in (home, *home.rglob("*")):
         os.chown(path, SOMEBODY, SOMEBODY)
     program = (
-        "import asyncio, json, os; from coderepairrl.sandbox import exam, make, default_name\n"
-        "assert os.getuid() != 0 and default_name() == 'bwrap'\n"
+        "import asyncio, json, os; from coderepairrl.sandbox import exam, make, choose\n"
+        "assert os.getuid() != 0 and choose().name == 'bwrap'\n"
         "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
         "print(json.dumps(asyncio.run(exam.examine(make('bwrap')))))"
     )

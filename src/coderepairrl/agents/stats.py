@@ -20,7 +20,7 @@ WORDS = 10
 """Only so many words of a command line are looked at, so that a script in an argument counts for nothing."""
 
 _CHARS = 10_000
-"""Nor at more characters: a word can be as long as a reply."""
+"""And only so many characters of it: a word can be as long as a reply."""
 
 _SEPARATORS = re.compile(r"[|&;()]+")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")

@@ -132,7 +132,7 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
     agent = agents.make(name, **options)
     if isinstance(agent, Program):
         choice = sandbox.choose()
-        sandbox.serves(choice, agent.name, agent.not_in)
+        sandbox.check_agent(choice, agent.name, agent.not_in)
         backend = sandbox.make(choice.name, agent.binds)
         sandbox.require(backend)
         checks = await programs.examine(agent, backend)
@@ -148,7 +148,7 @@ async def _reward(name: str, options: Options) -> AsyncIterator[Check]:
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
     [(reward, _)] = rewards.make(name)
-    for check in await sit(reward, sandbox.make(sandbox.default_name())):
+    for check in await sit(reward, sandbox.make(sandbox.choose().name)):
         yield check
 
 
@@ -163,7 +163,7 @@ def _tasks(name: str, options: Options) -> AsyncIterator[Check]:
 async def _prepared(source: TaskSource) -> AsyncIterator[Check]:
     from coderepairrl.tasks.exam import examine as sit
 
-    for check in await sit(source, sandbox.make(sandbox.default_name())):
+    for check in await sit(source, sandbox.make(sandbox.choose().name)):
         yield check
 
 

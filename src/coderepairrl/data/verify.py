@@ -14,7 +14,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Check
 from coderepairrl.rewards.tests import TO_INSTALL
-from coderepairrl.rewards.verify import Trial, promise, sworn
+from coderepairrl.rewards.verify import Trial, answers, measuring_repair
 from coderepairrl.types import Task
 
 
@@ -55,7 +55,7 @@ async def verify(
     Raises `TaskError`, `SandboxFault`, `RewardFault`, and `UsageError` for a reward that does not measure repair.
     """
     made = rewards.make(reward or "patch_edits")
-    asked = sworn(made)
+    asked = measuring_repair(made)
     if silent := [each.name for each, _ in made if each not in asked]:
         raise UsageError(
             f"reward {silent[0]} does not declare that it measures repair",
@@ -71,7 +71,7 @@ async def verify(
             if task.reference and asked and all(check.ok for check in own):
                 nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
                 for one in asked:
-                    own += await promise(Trial(task, one), sandbox, nothing)
+                    own += await answers(Trial(task, one), sandbox, nothing)
             found.append(Verdict(task.id, tuple(own), studied.settled, studied.lacks))
     return found
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from coderepairrl.types import Episode
 
 _KINDS = 500
-"""Of one reward, that are told apart: a note may have words of the policy's, and never come twice."""
+"""Counted apart for each reward: a note may quote the policy, and never come twice."""
 _WIDEST = 160
 _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+""")
 """What notes of one kind may differ in: quotations, paths, addresses, numbers."""
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+"""
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Notes that differ in names and numbers only: one of them, how many there were, how many of these on a 0."""
+    """Notes that differ in names and numbers only: one of them, how many there were, and how many came with a 0."""
 
     note: str
     count: int

@@ -91,7 +91,7 @@ class Session:
 
     @property
     def answered(self) -> bool:
-        """Whether the model has said anything: a whole reply, or the beginning of one whose reader went away."""
+        """Whether the model has replied: in whole, or in part before the client went away."""
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:

@@ -84,7 +84,6 @@ def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> 
     touched = {_plain_path(path) for line in _HEADERS.findall(reference) for path in line if path}
     kinds = [pattern for pattern in STEERING if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in touched)]
     files = [re.sub(r"([\\*?\[])", r"\\\1", path) for path in named(checks, workdir) if path not in touched]
-
     return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
 
 
@@ -152,7 +151,7 @@ async def restore(sandbox: Sandbox, checks: Checks) -> str:
 async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
     """Run the checks in order. A command that must pass as a whole and does not ends it.
 
-    The problem names the check, how it failed, and what it said last; or the tests that should have passed.
+    The problem names the check, how it failed, and what it printed last; or the tests that should have passed.
     """
     outcomes: Outcomes = {}
     silent = ""
@@ -170,25 +169,33 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
     return Verdict("", outcomes)
 
 
-async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[str, Outcomes, str, bool]:
-    """How a command failed as a whole, or nothing; the outcomes of its tests; its last line; is `Verdict.doubtful`."""
+class _Ran(NamedTuple):
+    """How a command failed as a whole, or nothing; the outcomes of its tests; its last line; `Verdict.doubtful`."""
+
+    problem: str
+    outcomes: Outcomes
+    last: str
+    doubtful: bool = False
+
+
+async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran:
     if not command.results:
         result, problem, last = await _plain(sandbox, command, checks)
         doubtful = result.exit_code in _CANNOT or bool(_LACKING.search(_said(result)[-_LAST:]))
-        return problem, {}, last, bool(problem) and not result.timed_out and doubtful
+        return _Ran(problem, {}, last, bool(problem) and not result.timed_out and doubtful)
     result, said = await reported(sandbox, command)
     last = _said(result).rpartition("\n")[2]
     if result.timed_out:
-        return _how(result, command), {}, last, False
+        return _Ran(_how(result, command), {}, last)
     if not said.outcomes:
-        return "" if checks.named else "no test reported a result", {}, last, True
+        return _Ran("" if checks.named else "no test reported a result", {}, last, doubtful=True)
     if not checks.named:
         failed = [name for name, outcome in said.outcomes.items() if outcome is Outcome.FAILED]
         if failed or not said.ok:
-            return f"{failed[0]} failed" if failed else _how(result, command), said.outcomes, last, False
+            return _Ran(f"{failed[0]} failed" if failed else _how(result, command), said.outcomes, last)
         if Outcome.PASSED not in said.outcomes.values():
-            return "no test passed", said.outcomes, last, False
-    return "", said.outcomes, last, False
+            return _Ran("no test passed", said.outcomes, last)
+    return _Ran("", said.outcomes, last)
 
 
 async def _plain(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, str, str]:

@@ -26,7 +26,6 @@ from coderepairrl.evaluate import compare, pair
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
 from coderepairrl.hello.warmstart import STAGES, Stage, WarmStart
 from coderepairrl.runs import open_run
-from coderepairrl.stats import Interval
 from coderepairrl.types import Episode
 
 FULL: Sequence[str] = ('eval.also={greedy={temperature=0}, unseen={split="unseen", options={split="unseen", n=128}}}',)
@@ -160,17 +159,17 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
     functions = {cluster_of(task) for task in tasks}
     size = f"{len(tasks)} tasks over {len(functions)} functions"
     verdicts = [Verdict("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
-    change = changes(pool["sampled"])
+    change = compare(*pool["sampled"])
     for name, least in BAR.items():
         verdicts.append(Verdict(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
     for seed, evaluated in found.items():
         if seed.startswith("seed"):
-            own = changes(evaluated["sampled"])
+            own = compare(*evaluated["sampled"])
             verdicts += [Verdict(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
     rises = change["tests_per_patch"]
     verdicts.append(Verdict("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
     if "greedy" in pool:
-        greedy = changes(pool["greedy"])["tests"]
+        greedy = compare(*pool["greedy"])["tests"]
         verdicts.append(Verdict("greedy does not fall", not greedy.below(0), str(greedy)))
     return verdicts
 
@@ -180,7 +179,7 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
 
     Passing tests is all or nothing, and its interval after 12 steps is too wide to be asked for more than its middle.
     """
-    change = changes(_pool(found)["sampled"])
+    change = compare(*_pool(found)["sampled"])
     lines, tests = (change[name] for name in BAR)
     return [
         Verdict("pooled patch_lines above zero", lines.above(0), str(lines)),
@@ -188,17 +187,12 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
     ]
 
 
-def changes(episodes: Episodes) -> dict[str, Interval]:
-    """Paired differences by measure, clustered by function."""
-    return compare(*episodes)
-
-
 def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
     """Markdown: a row per run, evaluation and measure."""
     lines = ["| run | evaluation | measure | tasks | before | after | change [95 %] |", "|---|---|---|---|---|---|---|"]
     for run, evaluated in found.items():
         for evaluation, episodes in evaluated.items():
-            change = changes(episodes)
+            change = compare(*episodes)
             for measure, pairs in pair(*episodes).items():
                 if measure in SHOWN:
                     early, late = (sum(side) / len(side) for side in (pairs.before, pairs.after))
@@ -213,7 +207,7 @@ def as_json(found: Mapping[str, Mapping[str, Episodes]], verdicts: Sequence[Verd
     return {
         "changes": {
             run: {
-                evaluation: {measure: value._asdict() for measure, value in changes(episodes).items()}
+                evaluation: {measure: value._asdict() for measure, value in compare(*episodes).items()}
                 for evaluation, episodes in evaluated.items()
             }
             for run, evaluated in found.items()

@@ -94,16 +94,7 @@ def batch(
 
     Raises ValueError when two episodes share an id, and whatever `stitch` raises.
     """
-    kl = kl and denominator == "episodes"
-    members: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        members.setdefault(episode.group, []).append(episode)
-    groups: dict[str, GroupAdvantages] = {}
-    advantage: dict[str, float | None] = {}
-    for name, group in members.items():
-        rewards = [None if e.ending is Ending.VOID else e.reward for e in group]
-        groups[name] = group_advantages(rewards, kind, kl=kl)
-        advantage |= dict(zip((e.id for e in group), groups[name].values, strict=True))
+    groups, advantage = advantages(episodes, kind, denominator=denominator, kl=kl)
     if len(advantage) != len(episodes):
         raise ValueError("two episodes of the batch share an id")
     samples: list[Sample] = []
@@ -115,6 +106,22 @@ def batch(
     informative = len({sample.episode_id for sample in samples})
     valid = sum(episode.ending is not Ending.VOID for episode in episodes)
     return Batch(tuple(samples), valid if denominator == "episodes" else informative, account, groups)
+
+
+def advantages(
+    episodes: Iterable[Episode], kind: Kind = "zscore", *, denominator: Denominator = "episodes", kl: bool = False
+) -> tuple[dict[str, GroupAdvantages], dict[str, float | None]]:
+    """Of each group of a batch, by its name, and of each episode, by its id; the settings are those of `batch`."""
+    members: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        members.setdefault(episode.group, []).append(episode)
+    groups: dict[str, GroupAdvantages] = {}
+    own: dict[str, float | None] = {}
+    for name, group in members.items():
+        rewards = [None if e.ending is Ending.VOID else e.reward for e in group]
+        groups[name] = group_advantages(rewards, kind, kl=kl and denominator == "episodes")
+        own |= dict(zip((e.id for e in group), groups[name].values, strict=True))
+    return groups, own
 
 
 def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tuple[tuple[Sample, ...], Account]:

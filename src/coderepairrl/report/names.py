@@ -18,10 +18,8 @@ _NAMES = {
 }
 _PER_PATCH = "_per_patch"
 LESS_IS_BETTER = frozenset({"empty_patches", "limit", "crash"})
-EFFORT = COUNTS
-"""Neither direction is better, and they have another scale than shares."""
 
-SECONDARY = EFFORT | {"tool_success", "limit", "crash"}
+SECONDARY = COUNTS | {"tool_success", "limit", "crash"}
 """Says how the outcome came about, and is left out where room is short."""
 
 

@@ -11,10 +11,11 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from coderepairrl import plots
+from coderepairrl.evaluate import COUNTS
 from coderepairrl.report.analysis import Change, Comparison, Report, compare_runs, differences
 from coderepairrl.report.charts import is_reward, sections
 from coderepairrl.report.ledger import ACTIVITIES
-from coderepairrl.report.names import EFFORT, LESS_IS_BETTER, SECONDARY, spoken
+from coderepairrl.report.names import LESS_IS_BETTER, SECONDARY, spoken
 from coderepairrl.stats import TOO_FEW, Interval
 from coderepairrl.view.text import templates, visible
 
@@ -89,7 +90,7 @@ def _table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequenc
         for score in {report.scores[0] for report in reports if report.scores}:
             measures.pop(score, None)  # it is the reward, which stands there already
     reach = max(
-        (abs(end or 0) for c in comparisons for m, ch in c.changes.items() if m not in EFFORT for end in ch.change),
+        (abs(end or 0) for c in comparisons for m, ch in c.changes.items() if m not in COUNTS for end in ch.change),
         default=0.0,
     )
     rows = []
@@ -104,7 +105,7 @@ def _table(title: str, named: Sequence[tuple[str, Comparison]], reports: Sequenc
 
 
 def _forest(measure: str, change: Change | None, reach: float) -> Markup:
-    if change is None or measure in EFFORT or reach <= 0:
+    if change is None or measure in COUNTS or reach <= 0:
         return Markup('<i class="gap"></i>')
     return Markup(plots.forest(*change.change, reach, better="less" if measure in LESS_IS_BETTER else "more"))
 

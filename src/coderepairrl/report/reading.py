@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -82,7 +81,7 @@ class RunData:
 def read(path: Path) -> RunData:
     """Everything that a report says of the run in `path`. Raises `UsageError` when it is no run folder."""
     folder = open_run(path)
-    data = RunData(folder, json.loads((path / "run.json").read_text()))
+    data = RunData(folder, folder.about())
     try:
         data.config = flat(tomllib.loads(folder.config.read_text()))
     except (OSError, ValueError) as error:

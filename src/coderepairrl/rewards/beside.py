@@ -19,7 +19,7 @@ _TEST = re.compile(
     r"""(^|/)([^/]*[._-])?(tests?|testing|__tests__|specs?)/     # a folder of tests
     |   (^|/)(tests?|conftest)([._-][^/]*)?$                     # tests.py, test_x.py, test-x.sh
     |   [^/](_tests?|-tests?|\.tests?|_spec|\.spec)\.[^/.]+$     # x_test.go, x.spec.ts
-    |   (^|/)[A-Z]\w*(Tests?|TestCase|IT|Spec)\.[^/.]+$               # XTest.java, XSpec.scala
+    |   (^|/)[A-Z]\w*(Tests?|TestCase|IT|Spec)\.[^/.]+$          # XTest.java, XSpec.scala
     """,
     re.VERBOSE,
 )

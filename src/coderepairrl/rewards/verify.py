@@ -52,7 +52,7 @@ class Trial(NamedTuple):
     reward: Reward
 
 
-def sworn(weighted: Iterable[Weighted]) -> list[Reward]:
+def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
     """The rewards among `weighted` that must keep the promise: they declare `repairs`, and are paid or run checks."""
     return [
         reward
@@ -63,7 +63,7 @@ def sworn(weighted: Iterable[Weighted]) -> list[Reward]:
 
 def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
     """Each reward that must keep the promise on each of the chosen tasks (`chosen`)."""
-    return [Trial(task, reward) for reward in sworn(weighted) for task in chosen(tasks, seed)]
+    return [Trial(task, reward) for reward in measuring_repair(weighted) for task in chosen(tasks, seed)]
 
 
 def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
@@ -88,8 +88,8 @@ def environment(task: Task) -> tuple[object, ...]:
     return (task.environment, task.language, kind, place, programs)
 
 
-async def promise(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Check]:
-    """What is asked of one trial: 1 for the reference, and 0 for each patch of `nothing`, which are given by name.
+async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Check]:
+    """What one trial is asked, and whether it holds: 1 for the reference, 0 for each patch of `nothing`, by its name.
 
     Raises `GraderFault` where the sandbox lacks what the checks need, and what else a reward raises (`compose.score`).
     """
@@ -116,7 +116,7 @@ async def verify(
 ) -> int:
     """Refuse to go on unless every trial keeps its promise; how many were known to keep it already.
 
-    What was kept is remembered in the folder `cache` under everything that it hangs on: task, checks, workspace,
+    What was kept is remembered in the folder `cache` under everything that it depends on: task, checks, workspace,
     reward, this package's files, the sandbox with its settings (`about`), and what a probe inside finds. A reward of
     your own is always asked again. `on_trial` is called after each.
 
@@ -131,7 +131,7 @@ async def verify(
         broken: list[Check] = []
         if not kept:
             async with room:
-                broken = [check for check in await promise(trial, backend) if not check.ok]
+                broken = [check for check in await answers(trial, backend) if not check.ok]
             if not broken and mark is not None:
                 _remember(mark, trial)
         on_trial(trial)
@@ -147,10 +147,10 @@ async def verify(
             each.cancel()
         await asyncio.gather(*working, return_exceptions=True)
     if failed := [(trial, broken[0]) for trial, broken in zip(asked, results, strict=True) if broken]:
-        said = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
+        shown = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
-            f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks do not hold: {said}",
+            f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks fail verification: {shown}",
             fix="repair these tasks or leave them out (crrl data verify SOURCE --output FILE writes those that hold), "
             "or train on them unverified: tasks.verify=false",
         )

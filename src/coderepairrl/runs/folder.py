@@ -69,6 +69,11 @@ class RunFolder:
         """Learner states by step."""
         return self.path / "checkpoints"
 
+    def about(self) -> dict[str, Any]:
+        """What run.json says. Raises OSError or ValueError where it cannot be read."""
+        data: dict[str, Any] = json.loads((self.path / "run.json").read_text("utf-8"))
+        return data
+
     def create(self, config: str, about: Mapping[str, Any], versions: Mapping[str, str] = MappingProxyType({})) -> None:
         """Make the folder and write config.toml and run.json; `versions` are those that the engine knows of.
 
@@ -139,8 +144,9 @@ class RunFolder:
 
 def open_run(path: Path) -> RunFolder:
     """The run in `path`. Raises `UsageError` if there is none or its schema is another."""
+    folder = RunFolder(path)
     try:
-        about = json.loads((path / "run.json").read_text())
+        about: object = folder.about()
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{path} is not a run folder ({error})", fix="name a folder that crrl train made; it has a run.json"
@@ -150,7 +156,7 @@ def open_run(path: Path) -> RunFolder:
         raise UsageError(
             f"{path} has schema {schema}, this version reads {SCHEMA}", fix="read it with the version in its run.json"
         )
-    return RunFolder(path)
+    return folder
 
 
 def logged_episodes(records: Iterable[Mapping[str, Any]]) -> Iterator[Episode]:

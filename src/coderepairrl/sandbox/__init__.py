@@ -21,11 +21,10 @@ __all__ = [
     "Choice",
     "apply_patch",
     "available",
+    "check_agent",
     "choose",
-    "default_name",
     "make",
     "require",
-    "serves",
 ]
 
 SHIPPED = {
@@ -125,7 +124,7 @@ def choose(name: str = "auto") -> Choice:
     )
 
 
-def serves(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
+def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
     """Raise `PrerequisiteError` if `agent` does not work in the chosen backend; `not_in` are reasons by backend.
 
     Raises `ConfigError` for a reason that belongs to no backend.
@@ -138,11 +137,6 @@ def serves(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
             f"agent {agent!r} does not work in the sandbox {choice.name}: {not_in[choice.name]}{why}",
             fix=choice.fix or "another sandbox (crrl check), or another agent",
         )
-
-
-def default_name() -> str:
-    """The name of what `choose` chooses; raises as it does."""
-    return choose().name
 
 
 def _containers() -> Iterator[Availability]:

@@ -386,7 +386,7 @@ class Guest:
     def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
         """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted.
 
-        Left out is what does not fit, and what nobody can open by its path, git included.
+        Left out is what does not fit, and what cannot be opened by its path, not even by git.
         """
         self.kill_all()
         base = decode(body)

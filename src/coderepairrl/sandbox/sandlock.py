@@ -145,7 +145,8 @@ class Sandlock(GuestBackend):
                 guest,
             ]
             self._readable = [path for path in [*wanted, *([str(prefix)] if prefix else [])] if Path(path).exists()]
-            for shown, hidden in answers.in_view(self._readable):
+            if exposed := answers.in_view(self._readable):
+                shown, hidden = exposed[0]
                 raise PrerequisiteError(
                     f"a sandbox of sandlock sees all of {shown}, and so the answers to tasks in {hidden}",
                     fix=f"install CodeRepairRL into a virtual environment outside {shown}, or {_instead()}",

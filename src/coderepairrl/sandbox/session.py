@@ -192,7 +192,7 @@ class GuestSandbox:
         return await self._exclusively(self._once(request, body, timeout))
 
     def _refuse(self, reply: Header, path: str) -> None:
-        """Raise what the guest says of `path`: OSError for what the agent did, `SandboxFault` for the host's disk."""
+        """Raise the error in `reply`, if any: OSError for what the agent did, `SandboxFault` for the host's disk."""
         if "errno" not in reply:
             return
         code = reply["errno"]

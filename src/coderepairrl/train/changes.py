@@ -6,7 +6,6 @@ holds for (``change``: the last step before it, key, old, new), and a replay tak
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -98,7 +97,7 @@ def changes_at_resume(folder: RunFolder, history: History, config: Config) -> li
 def _check_versions(folder: RunFolder, config: Config) -> None:
     """Raise `ConfigError` where a reward's formula is another than that of the run's earlier values."""
     now = rewards.versions(config.reward, config.eval.reward or {})
-    began = json.loads((folder.path / "run.json").read_text()).get("rewards", dict.fromkeys(now, 1))
+    began = folder.about().get("rewards", dict.fromkeys(now, 1))
     for name in began.keys() & now.keys():
         if began[name] != now[name]:
             raise ConfigError(
@@ -114,7 +113,7 @@ def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
     They are those that run.json has the run begin with, and what the log says has changed since, whatever was written
     into config.toml by hand. A run of an older version has config.toml alone.
     """
-    began = json.loads((folder.path / "run.json").read_text()).get("config")
+    began = folder.about().get("config")
     config = load(folder.config) if began is None else of_run(began, str(folder.path / "run.json"))
     return _flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import engines, models, rewards
+from coderepairrl import engines, models, rewards, sandbox
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn import require_packages
@@ -22,7 +22,7 @@ from coderepairrl.train.devices import VISIBLE, check_named, split
 from coderepairrl.train.history import History, read_history
 from coderepairrl.train.loop import evaluation_due, train
 from coderepairrl.train.numerics import check_clip, clip, resolved
-from coderepairrl.train.parts import Parts, assemble, check, limits, sandbox_name
+from coderepairrl.train.parts import Parts, assemble, check, limits
 from coderepairrl.train.policy import settings
 from coderepairrl.train.progress import Progress
 from coderepairrl.train.signals import Interrupted, stoppable
@@ -63,7 +63,7 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
                     progress.say(doubt)
                 async with assemble(config, folder, progress) as parts:
                     history = read_history(folder)
-                    changes = changes_at_resume(folder, history, config) if resume else []  # nobody else writes now
+                    changes = changes_at_resume(folder, history, config) if resume else []  # the run is locked
                     folder.write_config(to_toml(config))  # what --resume will go on with
                     await _until_stopped(parts, history, changes, received)
             return summary(folder)
@@ -143,7 +143,7 @@ def plan(config: Config) -> dict[str, Any]:
     return {
         "run": str(folder_of(config).path),
         "model": str(models.folder(config.model.path)),
-        "sandbox": sandbox_name(config),
+        "sandbox": sandbox.choose(config.sandbox.name).name,
         "engine": config.engine.name,
         "devices": {name: env.get(VISIBLE, "all") for name, env in split(config)._asdict().items()},
         "tasks": {"train": len(train_tasks), "held_out": {name: len(tasks) for name, tasks in eval_tasks.items()}},

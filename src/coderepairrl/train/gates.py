@@ -1,4 +1,4 @@
-"""Health gates: is a run still learning anything, with sound numbers, at a bearable speed?
+"""Health gates: is a run still learning anything, with sound numbers, at a usable speed?
 
 A gate is a rule over step records: what it looks for must show in each of the newest steps. After half of the steps
 that it waits for (`run.health.patience`) it warns, after all of them it stops the run with exit code 4. A resumed run
@@ -228,13 +228,13 @@ _IMPLIED: Mapping[str, set[str]] = {
     "zero_reward": {"nothing_sampled"},
     "no_gradient": {"nothing_sampled", "zero_reward"},
 }
-"""Gates that have nothing to add where one of those has spoken."""
+"""Gates that have nothing to add where one of those has raised an alarm."""
 
 GATES = (
     Gate(
         "skipped",
         skipped,
-        "continue with --resume and a lower train.lr; if the weights themselves are spoilt, begin a new run from an "
+        "continue with --resume and a lower train.lr; if the weights themselves are damaged, begin a new run from an "
         "earlier checkpoint (model.path=RUN_FOLDER/checkpoints/STEP)",
     ),
     Gate(

@@ -90,7 +90,7 @@ async def train(parts: Parts, history: History) -> None:
 
 
 def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
-    """Say them, and stop if one of them stops the run. Raises `HealthGateError`."""
+    """Print them all, then raise `HealthGateError` for the first that stops the run."""
     for alarm in alarms:
         parts.progress.alarm(alarm.text)
     for alarm in alarms:

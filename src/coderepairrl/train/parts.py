@@ -168,13 +168,13 @@ def placed_agent(config: Config) -> tuple[Agent, SandboxBackend, sandbox.Choice]
     """
     agent = agents.make(config.agent.name, **config.agent.options)
     choice = sandbox.choose(config.sandbox.name)
-    sandbox.serves(choice, agent.name, getattr(agent, "not_in", {}))
+    sandbox.check_agent(choice, agent.name, getattr(agent, "not_in", {}))
     try:
         backend = sandbox.make(choice.name, getattr(agent, "binds", ()), **config.sandbox.options)
     except ConfigError as error:
         if not choice.fix:
             raise
-        raise ConfigError(f"{error} ({choice})", fix=error.fix) from error  # who wrote the option meant another one
+        raise ConfigError(f"{error} ({choice})", fix=error.fix) from error  # the option was meant for the stronger one
     sandbox.require(backend)
     return agent, backend, choice
 
@@ -199,11 +199,6 @@ def engine_options(config: Config) -> dict[str, Any]:
     if env := devices.split(config).engine:
         options["env"] = {**options.get("env", {}), **env}
     return options
-
-
-def sandbox_name(config: Config) -> str:
-    """The backend that ``auto`` stands for on this machine. Raises `PrerequisiteError` when there is none."""
-    return sandbox.choose(config.sandbox.name).name
 
 
 def load_tasks(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]]:

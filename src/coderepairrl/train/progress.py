@@ -35,7 +35,7 @@ class Progress:
         self._last: Mapping[str, Any] = {}
         self._alarm = ""
         self._broken: dict[tuple[Ending, str], list[str]] = {}
-        """Of this phase, what voided or crashed episodes: said once for each kind, and then counted."""
+        """Of this phase, what voided or crashed episodes: printed once for each kind, and then counted."""
         self._notes = Notes()
         """Of the rewards, since this process began."""
         self._tokens, self._rate = 0, 0.0

@@ -11,8 +11,8 @@ from pathlib import Path
 from coderepairrl import config, models
 from coderepairrl.config.schema import Train
 from coderepairrl.errors import UsageError
-from coderepairrl.learn.advantages import KIND, group_advantages
-from coderepairrl.learn.stitch import stitch
+from coderepairrl.learn import KIND
+from coderepairrl.learn.stitch import advantages, stitch
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.types import Ending, Episode, path
 from coderepairrl.view.page import Row, render_episode, render_index
@@ -27,13 +27,13 @@ def render(run: Path, episode: str | None = None) -> str:
     folder = open_run(run)
     settings = config.load(folder.config)
     episodes = list(logged_episodes(folder.records()))
-    advantages = _advantages(episodes, settings.train)
+    earned = _advantages(episodes, settings.train)
     name = folder.path.name
     if episode is None:
-        rows = [Row(each, advantages.get(each.id)) for each in episodes]
+        rows = [Row(each, earned.get(each.id)) for each in episodes]
         return render_index(rows, run=name)
     chosen = _find(episodes, episode, folder)
-    advantage = advantages.get(chosen.id)
+    advantage = earned.get(chosen.id)
     decode, notice = _decoder(folder, settings.model.path)
     trained = _trained(chosen, advantage, settings.rollout.tokens)
     return render_episode(chosen, decode, trained, advantage, run=name, notice=notice)
@@ -54,16 +54,9 @@ def _find(episodes: Sequence[Episode], wanted: str, folder: RunFolder) -> Episod
 
 def _advantages(episodes: Sequence[Episode], terms: Train) -> dict[str, float | None]:
     """Advantages as the learner had them; none outside training."""
-    groups: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        if episode.phase == "train":
-            groups.setdefault(episode.group, []).append(episode)
-    kind, kl = terms.advantage or KIND[terms.algorithm], terms.beta > 0 and terms.denominator == "episodes"
-    found: dict[str, float | None] = {}
-    for members in groups.values():
-        rewards = [None if member.ending is Ending.VOID else member.reward for member in members]
-        values = group_advantages(rewards, kind, kl=kl).values
-        found |= dict(zip((member.id for member in members), values, strict=True))
+    trained = (episode for episode in episodes if episode.phase == "train")
+    kind = terms.advantage or KIND[terms.algorithm]
+    _, found = advantages(trained, kind, denominator=terms.denominator, kl=terms.beta > 0)
     return found
 
 

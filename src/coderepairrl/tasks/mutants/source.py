@@ -28,7 +28,7 @@ LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"
 _KIND = "bugs with the names of their tests"
-"""Of what is remembered: bugs found by an earlier version, without, are looked for again."""
+"""Part of the cache's key: bugs that an earlier version found without these names are searched for again."""
 
 
 class MutantSource:

@@ -77,24 +77,33 @@ class RunFolder:
     def create(self, config: str, about: Mapping[str, Any], versions: Mapping[str, str] = MappingProxyType({})) -> None:
         """Make the folder and write config.toml and run.json; `versions` are those that the engine knows of.
 
-        A run that failed before anything was logged is started afresh. Raises `UsageError` if the folder holds a run,
-        or files that are none of ours.
+        A run that failed before anything was logged is started afresh. Raises what `require_free` raises.
         """
+        self.require_free()
         try:
-            if not self.log.exists() and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir()):
-                raise UsageError(f"{self.path} has other files in it", fix="choose another run.name or run.dir")
             for folder in (self.logs, self.checkpoints, self.path / "episodes", self.path / "eval"):
                 folder.mkdir(parents=True, exist_ok=True)
             with closing(Log(self.log)):  # of two processes that start the same run, one gets the log
-                if self.log.stat().st_size:
-                    raise UsageError(
-                        f"{self.path} already holds a run", fix="continue it with --resume, or choose another run.name"
-                    )
+                self.require_free()
                 self.write_config(config)
                 about = {"schema": SCHEMA, **about, **machine(versions)}
                 write_atomic(self.path / "run.json", json.dumps(about, indent=2) + "\n")
         except OSError as error:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
+
+    def require_free(self) -> None:
+        """Raise `UsageError` if the folder holds a run, or files that are none of ours, or cannot be looked into."""
+        try:
+            logged = self.log.stat().st_size if self.log.exists() else None
+            others = logged is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
+        except OSError as error:
+            raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
+        if others:
+            raise UsageError(f"{self.path} has other files in it", fix="choose another run.name or run.dir")
+        if logged:
+            raise UsageError(
+                f"{self.path} already holds a run", fix="continue it with --resume, or choose another run.name"
+            )
 
     def write_config(self, config: str) -> None:
         """Replace config.toml: what the run's latest process was told."""

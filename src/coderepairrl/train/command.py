@@ -52,6 +52,8 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
     with stoppable() as received:
         try:
             folder = check_resumed(folder_of(config), config) if resume else folder_of(config)
+            if not resume:
+                folder.require_free()  # before the minutes that references may take
             _check_disk(folder)
             doubt = _what_may_not_fit(config)
             with Progress(config.run.steps, quiet=quiet) as progress:

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import train
-from coderepairrl.config import Config, load, override
+from coderepairrl import rewards, train
+from coderepairrl.config import Config, load, override, to_toml
 from coderepairrl.errors import ConfigError
+from coderepairrl.runs import RunFolder
+from coderepairrl.train.changes import changes_at_resume
 from coderepairrl.train.command import plan
+from coderepairrl.train.history import History
 from coderepairrl.train.numerics import check_clip, clip, engine_half, resolved
 from coderepairrl.train.policy import settings
 
@@ -62,6 +65,23 @@ async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rounding"):
         await train.run(config, quiet=True)
     assert not list(tmp_path.iterdir())
+
+
+def begun(path: Path, config: Config) -> RunFolder:
+    folder = RunFolder(path)
+    versions = rewards.versions(config.reward, config.eval.reward or {})
+    folder.create(to_toml(config), {"rewards": versions, "config": config.model_dump(mode="json")})
+    return folder
+
+
+def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
+    config = load("hello", ["train.precision=bf16", "train.old_logprobs=recomputed", f"run.dir={tmp_path}"])
+    folder = begun(tmp_path / "run", config)
+    assert changes_at_resume(folder, History(), override(config, ["train.lr=1e-5"]))
+    with pytest.raises(ConfigError, match="rounding"):
+        changes_at_resume(folder, History(), override(config, ["train.old_logprobs=recorded"]))
+    noisy = override(config, ["train.old_logprobs=recorded"])  # of an older version: it may go on as it is
+    assert changes_at_resume(begun(tmp_path / "noisy", noisy), History(), override(noisy, ["train.lr=1e-5"]))
 
 
 @pytest.mark.parametrize(

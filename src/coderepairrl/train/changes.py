@@ -14,6 +14,7 @@ from coderepairrl.config import Config, load, of_run
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.train.history import History, read_history
+from coderepairrl.train.numerics import check_clip
 
 MAY_CHANGE = (
     # when it ends, what it keeps, when it is stopped: nothing of this enters a step
@@ -53,6 +54,8 @@ WHY_NOT = {
 _BESIDE = {"run.dir"}
 """Where a run lies is no change of it."""
 _NOT_REPLAYED = {"train.devices", "train.patience"}
+_OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype")
+"""Which of what may change decides whether the clip cuts rounding noise."""
 _LIMITS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
 
 
@@ -89,6 +92,8 @@ def changes_at_resume(folder: RunFolder, history: History, config: Config) -> li
                 f" {reason(key)}",
                 fix="resume it as it was (crrl train RUN_FOLDER --resume), or give the changed run another run.name",
             )
+    if any(_within(key, _OF_THE_CLIP) for key in changed):
+        check_clip(config)
     _check_versions(folder, config)
     _check_continues(history, config, changed)
     return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _BESIDE]

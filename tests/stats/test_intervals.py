@@ -154,3 +154,15 @@ def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:
     assert sign_flip_test([0.0] * 20, list(rng.normal(0.5, 0.2, size=20)), range(20)) < 0.001
     with pytest.raises(ValueError):
         sign_flip_test([], [], [])
+
+
+@pytest.mark.parametrize("least", [0.0, 5e-324, 1e-20, 1e-9, 1e-4])
+def test_values_that_hardly_differ_have_no_interval_without_width(least: float) -> None:
+    """`patch_edits` gives an edit far from the place 1e-9: 0.000 [0.000, 0.000] was said of four tasks."""
+    for values in ([0.0, 0.0, 0.0, least], [1.0, 1.0, 1.0, 1.0 - least]):
+        found = mean_interval(values, "abcd", share=True)
+        assert found.low is not None and found.high is not None
+        assert found.high - found.low > 0.4
+        moved = paired_difference([values[0]] * 4, values, "abcd", share=True)
+        assert moved.low is not None and moved.high is not None
+        assert moved.low < -0.4 < 0.4 < moved.high

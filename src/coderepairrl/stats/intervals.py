@@ -34,6 +34,9 @@ _FLIPS, _EXACT = 10_000, 12
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
 """Relative size of differences that mean nothing."""
+_ALIKE = 5e-4
+"""Shares that differ by no more are equal, as they are in print: an edit of a wrong place earns 1e-9 and not 0, and of
+its variance that says as little."""
 
 
 class Interval(NamedTuple):
@@ -76,7 +79,7 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable], *, shar
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
     """
-    found = _estimate(values, clusters)
+    found = _estimate(values, clusters, _ALIKE if share else 0.0)
     if share:
         _check_share(values)
     if found.clusters < 2 or (found.variance == 0 and not share):
@@ -103,7 +106,7 @@ def paired_difference(
     differences = [late - early for early, late in zip(before, after, strict=True)]
     if not share:
         return mean_interval(differences, clusters, share=False)
-    found = _estimate(differences, clusters)
+    found = _estimate(differences, clusters, _ALIKE)
     _check_share([*before, *after])
     if found.clusters < 2:
         return Interval(found.mean, None, None)
@@ -190,7 +193,7 @@ def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float
 class _Estimate(NamedTuple):
     mean: float
     variance: float
-    """Of the mean; 0 if all values are equal but for rounding."""
+    """Of the mean; 0 if all values are equal but for rounding, or alike."""
     clusters: int
 
     @property
@@ -198,10 +201,10 @@ class _Estimate(NamedTuple):
         return student(self.clusters - 1)
 
 
-def _estimate(values: Sequence[float], clusters: Sequence[Hashable]) -> _Estimate:
+def _estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float) -> _Estimate:
     sums, counts = _by_cluster(values, clusters)
     mean, size, number = float(sums.sum() / counts.sum()), len(values), len(sums)
-    if max(values) - min(values) <= _ROUNDING * max(1.0, abs(mean)):
+    if max(values) - min(values) <= max(alike, _ROUNDING * max(1.0, abs(mean))):
         return _Estimate(mean, 0.0, number)
     independent = sum((value - mean) ** 2 for value in values)
     between = float(((sums - mean * counts) ** 2).sum()) * number / max(1, number - 1)

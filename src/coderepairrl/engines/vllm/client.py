@@ -140,7 +140,7 @@ class VllmEngine:
         context: int | None = None,
         slots: int = SLOTS,
         dtype: str = "auto",
-        head: str = "fp32",
+        head: str = "",
         lora_rank: int = 0,
         max_loras: int = MAX_LORAS,
         start_seconds: float = 600.0,
@@ -159,6 +159,7 @@ class VllmEngine:
             slots: requests at the server at once; further ones wait here.
             dtype: what it computes in; ``auto`` is the type of the weights in `model`.
             head: how it computes logits: ``fp32`` whatever `dtype` is, as the learner does, or as the ``model``.
+                Empty is ``fp32`` for a server that is started here, and nothing for one that is joined.
             lora_rank: largest rank of an adapter that can be loaded; 0 is none.
             max_loras: adapters at the server at once, the new one included.
             start_seconds: how long it may take to start.
@@ -542,7 +543,7 @@ def _arguments(
         *("--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
         *(["--max-model-len", str(context)] if context is not None else []),
-        *(["--hf-overrides", HEAD] if head == "fp32" and dtype.endswith(("16", "half")) else []),
+        *(["--hf-overrides", HEAD] if head != "model" and options.half(dtype) else []),
         *(["--enable-lora", "--max-lora-rank", str(min(r for r in RANKS if r >= rank))] if rank else []),
         *(["--max-loras", str(adapters)] if rank else []),
     ]

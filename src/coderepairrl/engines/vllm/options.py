@@ -19,6 +19,12 @@ HEAD = '{"head_dtype": "float32"}'
 product is summed and kept in float32 (its `LogitsProcessor`)."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
+
+def half(dtype: str) -> bool:
+    """Whether numbers of the type `dtype` have 16 bits."""
+    return dtype.endswith(("16", "half"))
+
+
 _SOCKET = "leave it out: it listens on a socket of ours; engine.options.url joins a server of yours"
 _SET_OTHERWISE = {
     "--model": "set model.path",
@@ -88,7 +94,7 @@ def check(options: Mapping[str, Any]) -> None:
     check_positive(options, "patience")
     if options.get("dtype", "auto") not in DTYPES:
         raise ConfigError(f"engine.options.dtype={options['dtype']!r}", fix=f"one of {', '.join(DTYPES)}")
-    head = options.get("head", "fp32")
+    head = options.get("head") or "fp32"
     if head not in ("fp32", "model"):
         raise ConfigError(f"engine.options.head={head!r}", fix="fp32 or model")
     url, python, env = options.get("url", ""), options.get("python", ""), options.get("env") or {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from gradient import gradient_of_step
 from transformers import AutoModelForCausalLM
 
 from coderepairrl.learn import LearnSettings, batch
@@ -171,16 +172,7 @@ def our_gradient(folder, case, groups, monkeypatch, *, denominator="episodes"):
         denominator=denominator,
         kl=case.beta > 0,
     )
-    seen = {}
-
-    def keep(parameters, *_, **__):
-        seen.update({name: p.grad.clone() for name, p in trainer.policy.model.named_parameters()})
-        return torch.tensor(0.0)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
-        metrics = trainer.step(made.samples, made.episodes)
-    return made, metrics, seen
+    return made, *gradient_of_step(trainer, made.samples, monkeypatch, made.episodes)
 
 
 def perturb(model):

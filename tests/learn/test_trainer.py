@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
+from gradient import gradient_of_step
 
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, group_advantages
@@ -25,19 +26,6 @@ def weights(trainer):
 
 def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def gradient_of_step(trainer, rows, monkeypatch):
-    seen = {}
-
-    def keep(parameters, *_, **__):
-        seen.update({name: p.grad.clone() for name, p in trainer.policy.model.named_parameters()})
-        return torch.tensor(0.0)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
-        metrics = trainer.step(rows)
-    return metrics, seen
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gradient import gradient_of_step
 from torch.nn.utils.rnn import pad_sequence
 
 from coderepairrl.learn.pack import minibatches
@@ -57,24 +58,34 @@ def trl_inputs(samples):
     }
 
 
-def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None, **options):
-    """TRL's own `compute_loss` on constructed inputs, then backward; with a `correction`, it computes old logprobs."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+def trl_config(tmp_path, **options):
+    """What every comparison sets alike."""
+    from trl import GRPOConfig
 
-    args = GRPOConfig(
+    return GRPOConfig(
         output_dir=str(tmp_path),
         report_to="none",
         use_cpu=True,
         bf16=False,
         fp16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=4,
         num_generations=4,
         max_completion_length=MAX_COMPLETION,
-        use_bias_correction_kl=False,  # the plain k3 of REQUIREMENTS T9
         disable_tqdm=True,
+        **options,
+    )
+
+
+def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None, **options):
+    """TRL's own `compute_loss` on constructed inputs, then backward; with a `correction`, it computes old logprobs."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOTrainer
+
+    args = trl_config(
+        tmp_path,
+        per_device_train_batch_size=4,
+        use_bias_correction_kl=False,  # the plain k3
         **options,
     )
     trainer = GRPOTrainer(
@@ -103,14 +114,7 @@ def our_loss_and_gradient(folder, samples, settings, monkeypatch, reference, epi
     trainer = Trainer(folder, settings)
     if trainer.reference is not None:
         trainer.reference = reference
-    seen = {}
-
-    def keep(parameters, *_, **__):
-        seen.update({name: p.grad.clone() for name, p in trainer.policy.model.named_parameters()})
-        return torch.tensor(0.0)
-
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
-    return trainer.step(samples, episodes), seen
+    return gradient_of_step(trainer, samples, monkeypatch, episodes)
 
 
 TOKEN = {"importance_sampling_level": "token"}
@@ -320,29 +324,21 @@ def trl_training(folder, samples, order, tmp_path, passes, **options):
     """The weights after TRL's `train` on one generation batch of two steps, the gradient of each, and their number."""
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
     from trl.trainer import grpo_trainer
 
-    args = GRPOConfig(
-        output_dir=str(tmp_path),
-        report_to="none",
-        use_cpu=True,
-        bf16=False,
-        fp16=False,
-        gradient_checkpointing=False,
+    args = trl_config(
+        tmp_path,
         per_device_train_batch_size=2,
         steps_per_generation=2,
         num_iterations=passes,
-        num_generations=4,
         gradient_accumulation_steps=1,
         max_steps=2 * passes,
-        max_completion_length=MAX_COMPLETION,
         optim="sgd",
         learning_rate=0.1,
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
         save_strategy="no",
-        disable_tqdm=True,
         **({"loss_type": "grpo"} | options),
     )
     gradients = []

@@ -9,16 +9,18 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.sandlock import Sandlock
+from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import Task
 
 from .images import root_file_system
@@ -123,6 +125,19 @@ def local() -> Iterator[UnsafeLocal]:
     backend = UnsafeLocal()
     yield backend
     backend.close()
+
+
+@pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
+def backend(request: pytest.FixtureRequest) -> GuestBackend:
+    """Each of those with a guest."""
+    backend: GuestBackend = request.getfixturevalue(request.param)
+    return backend
+
+
+@pytest.fixture
+async def box(backend: GuestBackend, task: Task) -> AsyncIterator[GuestSandbox]:
+    async with backend.open(task) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -73,18 +72,6 @@ STEPS = st.one_of(
     st.tuples(st.just("cancel"), st.sampled_from(HOSTILE)),
     st.tuples(st.just("diff"), st.just("")),
 )
-
-
-@pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
-def backend(request: pytest.FixtureRequest) -> GuestBackend:
-    backend: GuestBackend = request.getfixturevalue(request.param)
-    return backend
-
-
-@pytest.fixture
-async def box(backend: GuestBackend, task: Task) -> AsyncIterator[GuestSandbox]:
-    async with backend.open(task) as sandbox:
-        yield sandbox
 
 
 async def take(box: GuestSandbox, kind: str, what: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,18 +20,6 @@ from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import ExecResult, Task
 
 from .conftest import marked, until_marked
-
-
-@pytest.fixture(params=["bwrap", "overlay", "sandlock", "local"])
-def backend(request: pytest.FixtureRequest) -> GuestBackend:
-    backend: GuestBackend = request.getfixturevalue(request.param)
-    return backend
-
-
-@pytest.fixture
-async def box(backend: GuestBackend, task: Task) -> AsyncIterator[GuestSandbox]:
-    async with backend.open(task) as sandbox:
-        yield sandbox
 
 
 def test_backends_are_what_the_protocol_says(backend: GuestBackend) -> None:

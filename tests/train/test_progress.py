@@ -37,9 +37,9 @@ def test_crashes_are_shown_by_kind_and_command_no_terminal(capsys: pytest.Captur
         progress.step(2, {"reward": 0.5, "crash": 0.0})
     kill, exit_, step, quiet, more = capsys.readouterr().err.splitlines()
     assert kill == "crash: train-0: SIGKILL: running"
-    assert exit_ == "crash: train-1: exit 1: KeyError: ?[2J1"
+    assert exit_ == "crash: train-1: exit 1: KeyError: [2J1"
     assert "crash 0.625" in step and "crash" not in quiet
-    assert more == "crash: 3 more like exit 1: KeyError: ?[2J1"
+    assert more == "crash: 3 more like exit 1: KeyError: [2J1"
 
 
 def test_why_scores_are_zero_is_shown_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

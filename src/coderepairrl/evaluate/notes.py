@@ -88,10 +88,10 @@ class Notes:
         return lines
 
 
-def plain(note: str) -> str:
-    """`note` on one line that does nothing to a terminal, cut where it is long."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in note[: 8 * _WIDEST]).split())
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
+def plain(text: str, widest: int = _WIDEST) -> str:
+    """`text` on one line that does nothing to a terminal, cut where it is long."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 8 * widest]).split())
+    return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def kind_of(note: str) -> str:

@@ -45,10 +45,14 @@ class Trace:
                     self._print(Text(f"  {'ok' if call.ok else 'failed'}, {call.output_chars} characters", "dim"))
         failed = sum(not call.ok for call in calls or ())
         counted = "" if calls is None else f" after {len(calls)} tool calls ({failed} failed)"
-        reason = "submitted" if report.exit == "submitted" else f"stopped by a limit ({report.exit})"
-        if report.exit == "crash":
-            reason = f"the agent crashed: {report.log.strip()}\n{'':<12}"
-        self.say("ended", f"{reason}{counted}, {seconds:.1f} s")
+        spent = f"{counted}, {seconds:.1f} s"
+        match report.exit:
+            case "submitted":
+                self.say("ended", f"submitted{spent}")
+            case "crash":
+                self.say("ended", f"the agent crashed: {report.log.strip()}\n{'':<12}{spent}")
+            case limit:
+                self.say("ended", f"stopped by a limit ({limit}){spent}")
 
     def _message(self, message: Mapping[str, Any]) -> None:
         said = message.get("content")

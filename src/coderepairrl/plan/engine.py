@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, parse
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LoraSettings
 from coderepairrl.plan.architecture import Architecture
@@ -125,7 +125,7 @@ class EngineSettings:
         args = options.get("args", ())
         rank = options.get("lora_rank", lora.rank if lora else 0)
         dtype = options.get("dtype", "auto")
-        size = 2 if (model.half if dtype == "auto" else dtype.endswith(("16", "half"))) else 4
+        size = 2 if (model.half if dtype == "auto" else half(dtype)) else 4
         kv_types = [given.value for given in parse(args) if given.means(_KV_DTYPE)]
         return cls(
             context=options.get("context") or model.context,

@@ -6,6 +6,7 @@ import json
 
 from coderepairrl import models
 from coderepairrl.config import Config
+from coderepairrl.engines.vllm.options import half
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.plan.architecture import known
@@ -29,7 +30,7 @@ def engine_half(config: Config) -> bool | None:
         except (UsageError, OSError, ValueError):  # which is refused elsewhere, where there must be one
             shape = known(config.model.path)
             return None if shape is None else shape.half
-    return str(dtype).endswith(("16", "half"))
+    return half(dtype)
 
 
 def resolved(config: Config) -> Config:
@@ -38,8 +39,8 @@ def resolved(config: Config) -> Config:
     train = config.train
     if train.mismatch_correction != "auto":
         return config
-    half = train.precision == "bf16" or engine_half(config)
-    kind = "token" if train.old_logprobs == "recomputed" and half else "off"
+    rounded = train.precision == "bf16" or engine_half(config)
+    kind = "token" if train.old_logprobs == "recomputed" and rounded else "off"
     return config.model_copy(update={"train": train.model_copy(update={"mismatch_correction": kind})})
 
 
@@ -51,13 +52,12 @@ def check_clip(config: Config) -> None:
     train = config.train
     if train.algorithm != "gspo" or train.old_logprobs != "recorded":
         return
-    half = ["train.precision=bf16"] * (train.precision == "bf16") + ["a half-precision engine"] * bool(
-        engine_half(config)
-    )
-    if half:
+    rounding = ["train.precision=bf16"] if train.precision == "bf16" else []
+    rounding += ["a half-precision engine"] if engine_half(config) else []
+    if rounding:
         raise ConfigError(
-            f"algorithm=gspo with old_logprobs=recorded and {' and '.join(half)}: rounding alone moves a row's ratio by"
-            " more than GSPO's clip range, so that almost half of the rows would have no gradient",
+            f"algorithm=gspo with old_logprobs=recorded and {' and '.join(rounding)}: rounding alone moves a row's"
+            " ratio by more than GSPO's clip range, so that almost half of the rows would have no gradient",
             fix="train.old_logprobs=recomputed, with train.minibatches=2 or more so that the clip has something to cut",
         )
 

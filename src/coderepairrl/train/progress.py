@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coderepairrl.evaluate import Notes
+from coderepairrl.evaluate.notes import plain
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2
@@ -77,12 +78,7 @@ class Progress:
         rate = self._tokens / max(time.monotonic() - self._phase_began, 1e-9)
         self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
         if episode.ending in (Ending.VOID, Ending.CRASH):
-            if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
-                cause = _line_of(episode.fault, 0)
-                kind = re.sub(r"\d+", "0", cause)
-            else:  # where a traceback names the error; the words may be the policy's own, and never twice the same
-                cause = f"{episode.reason}: {_line_of(episode.crash, -1)}"
-                kind = episode.reason
+            kind, cause = _cause(episode)
             alike = self._broken.setdefault((episode.ending, kind), [])
             alike.append(cause)
             if len(alike) == 1:
@@ -145,7 +141,15 @@ def _line(metrics: Mapping[str, Any]) -> str:
     )
 
 
+def _cause(episode: Episode) -> tuple[str, str]:
+    """What broke the episode: the kind, by which such are counted, and a line that says it."""
+    if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
+        cause = _line_of(episode.fault, 0)
+        return re.sub(r"\d+", "0", cause), cause
+    # the last line is where a traceback names the error; it may quote the policy, and never come twice
+    return episode.reason, f"{episode.reason}: {_line_of(episode.crash, -1)}"
+
+
 def _line_of(text: str, number: int) -> str:
-    """A line of `text` for a terminal, which shall not do what a policy writes."""
-    line = (text.strip().splitlines() or [""])[number][:_WIDEST]
-    return "".join(character if character.isprintable() else "?" for character in line)
+    """A line of `text`, fit for a terminal: a policy may have written it."""
+    return plain((text.strip().splitlines() or [""])[number], _WIDEST)

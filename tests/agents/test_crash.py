@@ -243,6 +243,13 @@ async def is_refused(sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
     )
 
 
+class Speechless(Exception):
+    """An error whose text is one more error."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 BREAKS: dict[str, tuple[Callable[[Sandbox, Endpoint], Awaitable[Any]], str]] = {
     "exception": (raises(KeyError("cmd")), "KeyError"),
     "exit": (raises(SystemExit(0)), "SystemExit"),
@@ -251,6 +258,7 @@ BREAKS: dict[str, tuple[Callable[[Sandbox, Endpoint], Awaitable[Any]], str]] = {
     "several": (raises(ExceptionGroup("two", [KeyError("a")])), "ExceptionGroup"),
     "diff": (raises(UsageError("no unified diff")), "UsageError"),
     "surrogate": (raises(ValueError("\ud800 is no character")), "ValueError"),
+    "speechless": (raises(Speechless()), "Speechless"),
     "endless": (raises(ValueError("x" * 5_000_000)), "ValueError"),
     "nothing": (returns_nothing, "no report"),
     "refused": (is_refused, "HTTP 404"),

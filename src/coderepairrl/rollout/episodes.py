@@ -195,8 +195,8 @@ async def run_agent(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint, 
         if isinstance(error, asyncio.CancelledError) and being_stopped:
             raise
         where = "".join(traceback.format_exception(error))
-        kind = type(error).__name__
-        raise AgentFault(f"agent {agent.name} raised {kind}: {error}\n{where}", how=kind) from error
+        what = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+        raise AgentFault(f"agent {agent.name} raised {what}\n{where}", how=type(error).__name__) from error
     if not isinstance(report, AgentReport):
         raise AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport", how="no report")
     return report

@@ -9,6 +9,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
+def user_cache() -> Path:
+    """Where what can be made again is kept between runs: ``$CRRL_CACHE``, else the user's own cache folder.
+
+    No sandbox shows it (`sandbox.answers`).
+    """
+    return Path(os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl").expanduser()
+
+
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
     """A temporary path that, once on disk, becomes `path` when the block ends well, and is deleted when it does not."""

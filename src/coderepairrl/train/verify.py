@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from coderepairrl import rewards
 from coderepairrl.config import Config
 from coderepairrl.rewards.verify import Trial, trials
 from coderepairrl.rewards.verify import verify as ask
+from coderepairrl.runs.storage import user_cache
 from coderepairrl.train.parts import placed_agent
 from coderepairrl.train.progress import Progress
 from coderepairrl.types import Task
@@ -35,7 +34,7 @@ async def verify(
             asked,
             backend,
             about=(sorted(map(repr, config.sandbox.options.items())), tuple(getattr(agent, "binds", ()))),
-            cache=cache_folder(),
+            cache=user_cache() / "verified",
             on_trial=lambda trial: progress.advance(),
         )
         progress.say(f"verified in {time.monotonic() - began:.1f} s, {known} of {len(asked)} from an earlier run")
@@ -66,8 +65,3 @@ def as_planned(config: Config, train_tasks: Sequence[Task], eval_tasks: Mapping[
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in asked))
     tasks = len({(trial.task.id, trial.task.split) for trial in asked})
     return f"references of {tasks} tasks by {names} (tasks.verify)"
-
-
-def cache_folder() -> Path:
-    """Where it is remembered what held."""
-    return Path(os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl").expanduser() / "verified"

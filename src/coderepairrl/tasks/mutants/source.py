@@ -18,6 +18,7 @@ from typing import Any, get_args
 from coderepairrl import __version__
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
+from coderepairrl.runs.storage import user_cache
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree, write_tree
@@ -79,7 +80,7 @@ class MutantSource:
         self.command = _words(command)
         self.only = only
         self.timeout = timeout
-        self.cache = Path(cache or os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl").expanduser() / "mutants"
+        self.cache = (Path(cache).expanduser() if cache else user_cache()) / "mutants"
         self._tasks: list[Task] | None = None
 
     def prepare(self) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.runs.storage import user_cache
 from coderepairrl.sandbox import answers, make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.types import Task
@@ -74,6 +75,17 @@ def test_a_link_to_where_it_lies_shows_no_more(bwrap: GuestBackend, installed: P
     finally:
         link.unlink()
     assert b"module.py" in shown and b"fix.patch" not in shown
+
+
+def test_a_user_without_a_home_has_no_cache_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "CRRL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987_654)
+    with pytest.raises(PrerequisiteError, match="home"):
+        user_cache()
+    assert PACKAGE in answers.folders()
+    monkeypatch.setenv("CRRL_CACHE", "~nobody-of-this-name/cache")
+    assert PACKAGE in answers.folders()
 
 
 def test_sandlock_cannot_hide_it_and_refuses(sandlock: GuestBackend, installed: Path, task: Task) -> None:

@@ -129,8 +129,8 @@ async def score(
                     fix="make it faster, or give up inside it",
                 ) from error
             where = "".join(traceback.format_exception(error))
-            said = f"reward {reward.name} raised {type(error).__name__} for task {task.id}: {error}"
-            raise RewardFault(f"{said}\n{where}") from error
+            what = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+            raise RewardFault(f"reward {reward.name} raised {what} for task {task.id}\n{where}") from error
         if not (isinstance(found, Score) and _sensible(found.value)):
             raise RewardFault(
                 f"reward {reward.name} returned {found!r:.200} for task {task.id}",

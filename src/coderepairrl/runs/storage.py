@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from coderepairrl.errors import PrerequisiteError
+
 
 def user_cache() -> Path:
     """Where what can be made again is kept between runs: ``$CRRL_CACHE``, else the user's own cache folder.
 
-    No sandbox shows it (`sandbox.answers`).
+    No sandbox shows it (`sandbox.answers`). Raises `PrerequisiteError` where it would lie in a home that there is not.
     """
-    return Path(os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl").expanduser()
+    chosen = os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise PrerequisiteError(f"no folder {chosen}: {error}", fix="set CRRL_CACHE, or HOME") from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ of Python, in conda, or in a checkout below ``/usr``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,12 +18,12 @@ def folders() -> tuple[Path, ...]:
     """The package, the checkout that it may lie in, and the caches that it may have."""
     checkout = _PACKAGE.parents[1]
     own = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
-    caches = [Path("/var/cache/coderepairrl"), Path("~/.cache/coderepairrl").expanduser()]
-    if base := os.environ.get("XDG_CACHE_HOME"):
-        caches.append(Path(base) / "coderepairrl")
-    if chosen := os.environ.get("CRRL_CACHE"):
-        caches.append(Path(chosen).expanduser())
-    return (*own, _PACKAGE, *(cache.absolute() for cache in caches))
+    bases = (os.environ.get("XDG_CACHE_HOME") or "~/.cache", "~/.cache", "/var/cache")
+    found = [*own, _PACKAGE]
+    for cache in (os.environ.get("CRRL_CACHE"), *(f"{base}/coderepairrl" for base in bases)):
+        with contextlib.suppress(RuntimeError):  # there is no home, and so no folder in it
+            found += [Path(cache).expanduser().absolute()] if cache else []
+    return tuple(found)
 
 
 def in_view(shown: Iterable[str]) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """``python -m coderepairrl.hello.junk``: what a random edit in the right file earns, the line that a figure must show.
 
-A reward on which such an edit scores high can rise while nothing is repaired (FINDINGS 7; REQUIREMENTS 5).
+A reward on which such an edit scores high can rise while nothing is repaired.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from statistics import fmean
 
 from coderepairrl.hello.demonstrations import another_edit
 from coderepairrl.hello.warmstart import held_out
+from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.similarity import PatchSimilarity
 from coderepairrl.tasks.mutants.source import unified
@@ -19,14 +20,15 @@ from coderepairrl.tasks.mutants.source import unified
 def junk_edits(count: int = 256, seed: int = 0) -> dict[str, float]:
     """Mean reward of a one-line edit beside the bug, by reward, over held-out bugs."""
     rng = Random(f"junk/{seed}")
-    scores: dict[str, list[float]] = {"patch_similarity": [], "patch_lines": []}
+    rewards = (PatchSimilarity(), PatchLines(), PatchEdits())
+    scores: dict[str, list[float]] = {reward.name: [] for reward in rewards}
     for exercise in held_out("test", count, quoted=True):
         broken = exercise.files[exercise.path]
         old, new = another_edit(exercise, rng)
         oracle = unified(exercise.path, broken, exercise.fixed)
         junk = unified(exercise.path, broken, broken.replace(old, new, 1))
-        scores["patch_similarity"].append(PatchSimilarity().compare(oracle, junk, "python"))
-        scores["patch_lines"].append(PatchLines().compare(oracle, junk, "python"))
+        for reward in rewards:
+            scores[reward.name].append(reward.compare(oracle, junk, "python"))
     return {name: round(fmean(values), 4) for name, values in scores.items()}
 
 

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(l
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     require_vllm()
     log = tmp_path_factory.mktemp("vllm")
-    engine = await VllmEngine.start(miniature, log_dir=log, slots=32, context=1024, lora_rank=8, start_seconds=1500)
+    engine = await VllmEngine.start(miniature, log_dir=log, slots=32, context=4096, lora_rank=8, start_seconds=1500)
     yield engine
     await engine.close()
 

@@ -27,7 +27,7 @@ Answer = tuple[list[int], list[float], set[int]]
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     require_vllm()
     log = tmp_path_factory.mktemp("vllm")
-    engine = await VllmEngine.start(miniature, log_dir=log, slots=8, context=1024, start_seconds=1500)
+    engine = await VllmEngine.start(miniature, log_dir=log, slots=8, context=4096, start_seconds=1500)
     yield engine
     await engine.close()
 
@@ -56,7 +56,7 @@ async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniat
         for version, route in enumerate(routes, 1):
             await learner.step(rows(version))
             offer = await learner.offer(route)
-            stream = real.generate([1, 2, 3], Sampling(max_tokens=1000), 1)
+            stream = real.generate([1, 2, 3], Sampling(max_tokens=4000), 1)
             first = await anext(stream)
             assert await streamed.load(*offer) == version
             after = await ask(real)

@@ -275,7 +275,7 @@ async def _absurd(candidate: _Candidate) -> str:
 
 async def _in_flight(candidate: _Candidate) -> str:
     """Requests go on through a swap, and every token says which weights it is from."""
-    length = min(600, candidate.engine.context - 60)
+    length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load on a busy machine
     streams = [
         candidate.stream(candidate.prompt(20 + i), Sampling(temperature=1.0, max_tokens=length), i) for i in range(3)
     ]

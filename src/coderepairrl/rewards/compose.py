@@ -130,7 +130,8 @@ async def score(
                 ) from error
             where = "".join(traceback.format_exception(error))
             what = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
-            raise RewardFault(f"reward {reward.name} raised {what} for task {task.id}\n{where}") from error
+            kind = type(error).__name__
+            raise RewardFault(f"reward {reward.name} raised {kind} for task {task.id}: {what}\n{where}") from error
         if not (isinstance(found, Score) and _sensible(found.value)):
             raise RewardFault(
                 f"reward {reward.name} returned {found!r:.200} for task {task.id}",

@@ -32,7 +32,7 @@ test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes, installed into .venv: wh
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/learn tests/plan
 
 test-vllm: .venv/.dev .venv/.vllm  ## the real vLLM server on this CPU: exam, adapters, weights, two steps of hello
-	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "slow and not by_hand" --durations=0 \
+	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -n 1 -m "slow and not by_hand" --durations=0 \
 		tests/engines tests/train/test_streamed_real.py tests/serve/test_vllm.py tests/hello/test_vllm.py
 
 benchmarks: .venv/.dev  ## ratios, each measured in one run

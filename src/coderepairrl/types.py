@@ -104,13 +104,23 @@ class Finish(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Where a prompt leaves what was recorded, inside a turn: it begins with the first `tokens` ids of the sequence of
+    `turn`, and its conversation with the first `messages` messages of that turn's."""
+
+    turn: int
+    tokens: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One model call, as the engine saw it.
 
-    Turns form a tree. The engine's prompt was the whole sequence of `base` (nothing for a root), then `given`;
-    it sampled `output`, then possibly `tail`: tokens after a stop string, which were sampled but belong to no
-    later prompt. Concatenating ``given + output`` along a path from a root *is* what the engine saw, so masking
-    never searches text.
+    Turns form a tree. The engine's prompt was the whole sequence of `base`, or the beginning of a sequence that `fork`
+    names (nothing for a root), then `given`; it sampled `output`, then possibly `tail`: tokens after a stop string,
+    which were sampled but belong to no later prompt. Concatenating ``given + output`` along a path from a root *is*
+    what the engine saw (`sequence`), so masking never searches text.
 
     >>> root = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), TokenSpan((9,), Origin.POLICY, (-0.2,)))
     >>> child = Turn(1, 0, TokenSpan((3,), Origin.GIVEN), TokenSpan((8,), Origin.POLICY, (-0.1,)))
@@ -133,12 +143,14 @@ class Turn:
     digest: str = ""
     """Hash of the request body, by which a client's retry joins the first call."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """The request's messages that `base` had not yet seen, then the reply."""
+    """The request's messages that `base`, or the beginning that `fork` names, had not yet seen, then the reply."""
     started: float = 0.0
     ended: float = 0.0
     """Unix seconds."""
     masked: str = ""
     """Why this turn's sampled tokens are not trained (``aborted``, ``sampling``, ``relayed``); empty if they are."""
+    fork: Fork | None = None
+    """Of a turn without `base`: where it branches off inside another. None of a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
     """What somebody else's server said of a turn that it sampled: ``usage``, ``finish_reason``, ids if it gave any. For
     information: such a turn has no spans."""
@@ -150,7 +162,10 @@ class Turn:
 
 
 def path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
-    """The turns from the root to `leaf`, both included. `turns` are indexed by `Turn.index`."""
+    """The turns of which each extends the whole one before, up to `leaf`. `turns` are indexed by `Turn.index`.
+
+    The first is a root, or forks inside a turn that is not among them.
+    """
     chain: list[Turn] = []
     at: int | None = leaf
     while at is not None:
@@ -160,8 +175,44 @@ def path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
 
 
 def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
-    """Every id that the engine had in context after turn `leaf`, in order."""
-    return tuple(token for turn in path(turns, leaf) for span in (turn.given, turn.output) for token in span.ids)
+    """Every id that the engine had in context after turn `leaf`, in order.
+
+    >>> said = TokenSpan((7, 8), Origin.POLICY, (-0.1, -0.5))
+    >>> first = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), said)
+    >>> other = Turn(1, None, TokenSpan((3,), Origin.GIVEN), said, fork=Fork(0, tokens=3, messages=1))
+    >>> sequence((first, other), 1)
+    (1, 2, 7, 3, 7, 8)
+    """
+    ids: list[int] = []
+    for turn, kept in _lineage(turns, leaf):
+        ids += turn.given.ids
+        ids += turn.output.ids
+        if kept is not None:
+            del ids[kept.tokens :]
+    return tuple(ids)
+
+
+def conversation(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
+    """Every message of the conversation that turn `leaf` ends, its reply included."""
+    messages: list[Mapping[str, Any]] = []
+    for turn, kept in _lineage(turns, leaf):
+        messages += turn.messages
+        if kept is not None:
+            del messages[kept.messages :]
+    return tuple(messages)
+
+
+def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | None]]:
+    """The turns that made what `leaf` had in context, from a root on; after a turn, what a fork keeps of all so far."""
+    chain: list[tuple[Turn, Fork | None]] = []
+    at: int | None = leaf
+    kept: Fork | None = None
+    while at is not None:
+        turn = turns[at]
+        chain.append((turn, kept))
+        kept = turn.fork
+        at = turn.base if kept is None else kept.turn
+    return reversed(chain)
 
 
 def leaves(turns: Sequence[Turn]) -> Iterator[int]:

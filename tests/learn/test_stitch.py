@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.learn import Account, batch, stitch
-from coderepairrl.types import Ending, Episode, Finish, Origin, Sampling, Score, TokenSpan, Turn, VersionRange, sequence
+from coderepairrl.learn.stitch import fates
+from coderepairrl.types import (
+    Ending,
+    Episode,
+    Finish,
+    Fork,
+    Origin,
+    Sampling,
+    Score,
+    TokenSpan,
+    Turn,
+    VersionRange,
+    sequence,
+)
 
 fresh = itertools.count(1000)
 
 
-def turn(index, base, given=1, output=1, *, tail=0, masked="", version=0, sampling=None, finish=Finish.STOP):
+def turn(index, base, given=1, output=1, *, tail=0, masked="", version=0, sampling=None, finish=Finish.STOP, fork=None):
     """A turn whose every id is unique in the world, so that a row says where its tokens come from."""
 
     def said(n):
@@ -31,6 +45,7 @@ def turn(index, base, given=1, output=1, *, tail=0, masked="", version=0, sampli
         sampling=sampling or Sampling(),
         masked=masked,
         finish=finish,
+        fork=fork,
     )
 
 
@@ -65,6 +80,36 @@ def test_a_fork_trains_the_shared_prefix_in_its_first_row_only():
     assert (account.row_tokens, account.distinct_tokens) == (10 + 14, 17)
     assert account.expansion == pytest.approx(24 / 17)
     assert account.delivered == 1.0
+
+
+def test_a_fork_inside_a_turn_has_what_it_keeps_as_context_and_trains_the_turns_before_it():
+    turns = (
+        turn(0, None, 3, 2),
+        turn(1, 0, 4, 5),
+        turn(2, 1, 1, 3, masked="aborted", finish=Finish.ABORT),
+        turn(3, None, 1, 6, fork=Fork(2, tokens=14 + 2, messages=0)),  # inside what the client never got
+        turn(4, None, 1, 7, fork=Fork(1, tokens=5 + 4 + 2, messages=0)),  # inside what turn 1 said
+    )
+    rows, account = stitch(episode(*turns), 1.0, max_tokens=100)
+    whole = [sequence(turns, index) for index in range(5)]
+    assert [row.ids for row in rows] == [(*whole[2][:16], *whole[3][16:]), (*whole[1][:11], *whole[4][11:])]
+    said = [turn.output.ids for turn in turns]
+    assert trained_ids(rows[:1]) == [*said[0], *said[1], *said[3]]
+    assert trained_ids(rows[1:]) == [*said[4]]
+    assert rows[1].logprobs[3:5] == turns[0].output.logprobs and rows[1].logprobs[9:11] == (0, 0)
+    assert rows[1].versions == (-1, -1, -1, 0, 0, *[-1] * 7, *[0] * 7)
+    assert account == Account(23, 20, {}, {"aborted": 3}, row_tokens=23 + 19, distinct_tokens=23 + 8)
+
+
+def test_rows_that_begin_alike_are_seen_to_do_so_whatever_the_tree_says():
+    """A program that leaves a reply out of its next prompt makes a new root of every turn."""
+    prompt = tuple(range(1, 9))
+    turns = tuple(
+        replace(turn(index, None, 0, 2), given=TokenSpan(prompt[: 4 + 2 * index], Origin.GIVEN)) for index in range(3)
+    )
+    rows, account = stitch(episode(*turns), 1.0, max_tokens=100)
+    assert len(rows) == 3
+    assert (account.row_tokens, account.distinct_tokens) == (6 + 8 + 10, 8 + 6)
 
 
 def test_versions_of_a_turn_that_saw_new_weights_on_the_way():
@@ -155,6 +200,10 @@ def trees(draw):
     for index in range(draw(st.integers(0, 9))):
         base = draw(st.one_of(st.none(), st.integers(0, index - 1))) if index else None
         sampling = Sampling(temperature=draw(st.sampled_from([1.0, 1.0, 1.0, 0.0])))
+        fork = None
+        if base is not None and draw(st.booleans()):
+            fork = Fork(base, draw(st.integers(0, len(sequence(turns, base)))), 0)
+            base = None
         turns.append(
             turn(
                 index,
@@ -165,6 +214,7 @@ def trees(draw):
                 masked=draw(st.sampled_from(["", "", "", "aborted", "injected"])),
                 sampling=sampling,
                 version=draw(st.integers(0, 3)),
+                fork=fork,
             )
         )
     return episode(*turns, ending=draw(st.sampled_from([Ending.DONE, Ending.LIMIT, Ending.DONE, Ending.VOID])))
@@ -184,9 +234,16 @@ def test_every_sampled_token_is_accounted_for_and_trains_at_most_once(tree, adva
     for row in rows:
         assert row.ids in seen  # a row is a path, token for token
         assert row.trained[-1] and not row.trained[0] and len(row.ids) <= max_tokens
+    distinct = {row.ids[:length] for row in rows for length in range(1, len(row.ids) + 1)}
+    assert (account.row_tokens, account.distinct_tokens) == (sum(len(row.ids) for row in rows), len(distinct))
     if rows:
         assert sum(row.weight for row in rows) == pytest.approx(1)
         assert account.expansion >= 1
+    if advantage is not None:
+        for each, (fate, _) in zip(tree.turns, fates(tree, max_tokens=max_tokens), strict=True):
+            held = any(set(each.output.ids) <= set(row.ids) for row in rows)
+            assert not each.output or held == (fate != "dropped")
+            assert (fate == "trained") == (bool(each.output) and set(each.output.ids) <= set(ids))
 
 
 @given(st.lists(trees(), max_size=4))

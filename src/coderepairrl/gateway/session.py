@@ -18,7 +18,7 @@ from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.source import Generating, Source
 from coderepairrl.gateway.tree import Placement
 from coderepairrl.tokens import Reply
-from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, path
+from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation
 
 OnTurn = Callable[[str, Turn], Awaitable[None] | None]
 """Called with the episode's id and a turn, before the turn's client learns of its end."""
@@ -156,7 +156,7 @@ class Session:
         if call is None or call.outcome is None:
             message = f"there is no finished response {request.after!r} in this episode"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
-        before = [message for turn in path(self._tree.turns, call.outcome.turn.index) for message in turn.messages]
+        before = conversation(self._tree.turns, call.outcome.turn.index)
         opening = request.messages[: request.opening]
         return replace(
             request, messages=(*opening, *before[inherited:], *request.messages[request.opening :]), after=""

@@ -1,7 +1,8 @@
 """Episodes, trees of turns, become rows for the learner, and every sampled token is accounted for. Free of torch.
 
-A row is the path to a leaf, exactly as the engine saw it. Where paths share a prefix, the prefix's tokens are
-trained in the first row that has them and are context in the others, so each sampled token trains at most once.
+A row is what was in context after a leaf, exactly as the engine saw it. A turn that is wholly in several rows is
+trained in the first of them and is context in the others, so each sampled token trains at most once; one of which a
+fork keeps a part only is context there.
 A turn that cannot be trained (aborted, say) is pruned with everything that only leads to it; inside a path that
 leads on, it stays as context.
 """
@@ -9,12 +10,13 @@ leads on, it stays as context.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from coderepairrl.learn.advantages import GroupAdvantages, Kind, group_advantages
-from coderepairrl.types import Ending, Episode, Sample, Turn, path
+from coderepairrl.tokens.trie import Trie
+from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Account:
     row_tokens: int = 0
     """Tokens in all rows, context included."""
     distinct_tokens: int = 0
-    """The same, with a prefix that rows share counted once."""
+    """The same, with what an episode's rows begin with alike, token for token, counted once."""
 
     @property
     def balanced(self) -> bool:
@@ -136,17 +138,18 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
         reason = "void" if episode.ending is Ending.VOID else "flat_group"
         return (), Account(sampled=episode.sampled, dropped=_counts([(reason, episode.sampled)]))
     turns = episode.turns
-    lengths = _lengths(turns)
-    why = [_untrained(turn, lengths[turn.index], max_tokens) for turn in turns]
-    kept = _leading_to(turns, [turn.index for turn in turns if not why[turn.index]])
-    bases = {turns[index].base for index in kept}
+    forest = _Forest(turns)
+    why = [_untrained(turn, forest.lengths[turn.index], max_tokens) for turn in turns]
+    kept = forest.leading_to(turn.index for turn in turns if not why[turn.index])
+    within = {forest.before[index] for index in kept}
     rows: list[Sample] = []
     trained: set[int] = set()
-    for leaf in sorted(kept - bases):
-        chain = path(turns, leaf)
-        fresh = {turn.index for turn in chain if not why[turn.index]} - trained
+    distinct = Trie()
+    for leaf in sorted(kept - within):
+        fresh = {index for index in forest.path(leaf) if not why[index]} - trained
         trained |= fresh
-        rows.append(_row(episode.id, chain, fresh, advantage))
+        rows.append(forest.row(episode.id, leaf, fresh, advantage))
+        distinct.add(rows[-1].ids, leaf)
     total = sum(sum(row.trained) for row in rows)
     weighted = tuple(replace(row, weight=sum(row.trained) / total) for row in rows)
     return weighted, Account(
@@ -158,7 +161,7 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
             + [("stop_string", len(turn.tail)) for turn in turns]
         ),
         row_tokens=sum(len(row.ids) for row in rows),
-        distinct_tokens=sum(len(turns[i].given) + len(turns[i].output) for i in kept),
+        distinct_tokens=len(distinct),
     )
 
 
@@ -170,24 +173,13 @@ def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
     turns = episode.turns
     if episode.ending is Ending.VOID:
         return (("dropped", "void"),) * len(turns)
-    lengths = _lengths(turns)
-    why = [_untrained(turn, lengths[turn.index], max_tokens) for turn in turns]
-    kept = _leading_to(turns, [turn.index for turn in turns if not why[turn.index]])
+    forest = _Forest(turns)
+    why = [_untrained(turn, forest.lengths[turn.index], max_tokens) for turn in turns]
+    kept = forest.leading_to(turn.index for turn in turns if not why[turn.index])
     return tuple(
         (("masked" if index in kept else "dropped") if reason else "trained", reason)
         for index, reason in enumerate(why)
     )
-
-
-def _lengths(turns: Sequence[Turn]) -> list[int]:
-    """Length of the path to each turn, its output included, in tokens. A turn's base comes before it."""
-    lengths: list[int] = []
-    for turn in turns:
-        before = (lengths[turn.base] if turn.base is not None else 0) + len(turn.given)
-        if not before and turn.output:
-            raise ValueError(f"turn {turn.index} was sampled from an empty prompt: its first token has no logprob")
-        lengths.append(before + len(turn.output))
-    return lengths
 
 
 def _untrained(turn: Turn, length: int, max_tokens: int) -> str:
@@ -199,29 +191,55 @@ def _untrained(turn: Turn, length: int, max_tokens: int) -> str:
     return "" if turn.output else "empty"
 
 
-def _leading_to(turns: Sequence[Turn], goals: Iterable[int]) -> set[int]:
-    """The turns on a path to any of `goals`, the goals included."""
-    kept: set[int] = set()
-    for goal in goals:
-        at: int | None = goal
-        while at is not None and at not in kept:
-            kept.add(at)
-            at = turns[at].base
-    return kept
+class _Forest:
+    """Turns by what is in context where they end. Raises ValueError for one that was sampled from nothing."""
 
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self.turns = turns
+        self.lengths: list[int] = []
+        """Of the sequence of each turn, its output included, in tokens."""
+        self.before: list[int | None] = []
+        """The last turn whose whole sequence the sequence of each turn begins with."""
+        for turn in turns:  # what a turn goes on from comes before it
+            shared = self.lengths[turn.base] if turn.base is not None else turn.fork.tokens if turn.fork else 0
+            if not shared + len(turn.given) and turn.output:
+                raise ValueError(f"turn {turn.index} was sampled from an empty prompt: its first token has no logprob")
+            self.lengths.append(shared + len(turn.given) + len(turn.output))
+            at = turn.fork.turn if turn.fork else turn.base
+            while at is not None and self.lengths[at] > shared:
+                at = self.before[at]
+            self.before.append(at)
 
-def _row(episode_id: str, chain: Sequence[Turn], fresh: set[int], advantage: float) -> Sample:
-    ids: list[int] = []
-    trained: list[bool] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    for turn in chain:
-        n = len(turn.given)
-        ids += turn.given.ids + turn.output.ids
-        trained += [False] * n + [turn.index in fresh] * len(turn.output)
-        logprobs += (0.0,) * n + turn.output.logprobs
-        versions += [-1] * n + _versions(turn)
-    return Sample(episode_id, tuple(ids), tuple(trained), tuple(logprobs), tuple(versions), advantage)
+    def path(self, leaf: int) -> Iterator[int]:
+        """`leaf` and the turns that are wholly in its context, last first."""
+        at: int | None = leaf
+        while at is not None:
+            yield at
+            at = self.before[at]
+
+    def leading_to(self, goals: Iterable[int]) -> set[int]:
+        """The turns that are wholly in the context of any of `goals`, the goals included."""
+        kept: set[int] = set()
+        for goal in goals:
+            for at in self.path(goal):
+                if at in kept:
+                    break
+                kept.add(at)
+        return kept
+
+    def row(self, episode_id: str, leaf: int, fresh: set[int], advantage: float) -> Sample:
+        """All that was in context after `leaf`; the outputs of `fresh` are trained."""
+        ids = sequence(self.turns, leaf)
+        trained = [False] * len(ids)
+        logprobs = [0.0] * len(ids)
+        versions = [-1] * len(ids)
+        for index in self.path(leaf):
+            turn, end = self.turns[index], self.lengths[index]
+            said = slice(end - len(turn.output), end)
+            trained[said] = [index in fresh] * len(turn.output)
+            logprobs[said] = turn.output.logprobs
+            versions[said] = _versions(turn)
+        return Sample(episode_id, ids, tuple(trained), tuple(logprobs), tuple(versions), advantage)
 
 
 def _versions(turn: Turn) -> list[int]:

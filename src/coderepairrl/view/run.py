@@ -12,9 +12,9 @@ from coderepairrl import config, models
 from coderepairrl.config.schema import Train
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import KIND
-from coderepairrl.learn.stitch import advantages, stitch
+from coderepairrl.learn.stitch import advantages, fates
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
-from coderepairrl.types import Ending, Episode, path
+from coderepairrl.types import Ending, Episode
 from coderepairrl.view.page import Row, render_episode, render_index
 
 
@@ -61,30 +61,17 @@ def _advantages(episodes: Sequence[Episode], terms: Train) -> dict[str, float | 
 
 
 def _trained(episode: Episode, advantage: float | None, max_tokens: int) -> Mapping[int, str]:
-    """What became of each turn's output, read off the rows that the learner gets."""
+    """What became of each turn's output, as in the rows that the learner gets."""
     if episode.phase != "train":
         return {turn.index: "dropped:evaluation" for turn in episode.turns}
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else "flat_group"
         return {turn.index: f"dropped:{reason}" for turn in episode.turns}
-    rows, _ = stitch(episode, advantage, max_tokens=max_tokens)
-    trained = {row.ids: row.trained for row in rows}
-    states: dict[int, str] = {}
-    for turn in episode.turns:
-        reason = turn.masked or ("" if turn.sampling.trainable else "sampling") or "overlong"
-        states[turn.index] = f"dropped:{reason}"
-    for leaf in episode.turns:
-        chain = path(episode.turns, leaf.index)
-        row = trained.get(tuple(id for turn in chain for id in turn.given.ids + turn.output.ids))
-        at = 0
-        for turn in chain if row else ():
-            at += len(turn.given)
-            if row and turn.output and row[at]:
-                states[turn.index] = "trained"
-            elif states[turn.index] != "trained":
-                states[turn.index] = states[turn.index].replace("dropped:", "masked:")
-            at += len(turn.output)
-    return states
+    became = fates(episode, max_tokens=max_tokens)
+    return {
+        turn.index: f"{fate}:{reason}" if reason else fate
+        for turn, (fate, reason) in zip(episode.turns, became, strict=True)
+    }
 
 
 def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:

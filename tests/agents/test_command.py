@@ -11,6 +11,7 @@ from programs import ISSUE, Outcome, Reply, call, check_repair, play
 from coderepairrl import agents, sandbox
 from coderepairrl.agents.command import Command, Program
 from coderepairrl.agents.recipe import label, load, names
+from coderepairrl.agents.texts import fill
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.types import Ending, Limits
 
@@ -123,9 +124,25 @@ async def test_placeholders_and_standard_input(tmp_path: Path, miniature: Path) 
 
 
 @pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ('{"a":{"model":"{model}"}}', '{"a":{"model":"m"}}'),
+        ('{"limit":{"context":{tokens}}}', '{"limit":{"context":9}}'),
+        ('{"models":{"{model}":{"x":[{tokens},{tokens}]}}}', '{"models":{"m":{"x":[9,9]}}}'),
+        ("{{model}} {{model}}} {{{model}}}", "{{model}} {{model}}} {{{model}}}"),
+        ("{{tokens}, {tokens}}", "{9, 9}"),
+        ("{other} {} {model", "{other} {} {model"),
+    ],
+)
+def test_a_placeholder_is_filled_whatever_brace_stands_beside_it(text: str, filled: str) -> None:
+    assert fill(text, model="m", tokens=9) == filled
+
+
+@pytest.mark.parametrize(
     ("options", "hint"),
     [
         ({"argv": ["x", "{base_ulr}"]}, "base_url"),
+        ({"argv": ["x", '{"a":{"b":{tokns}}}']}, "tokens"),
         ({"argv": []}, "argv is empty"),
         ({"argv": ["x"], "evn": {}}, "env"),
         ({"argv": "x"}, "agent.options.argv"),
@@ -139,6 +156,10 @@ def test_wrong_recipes_are_refused_at_the_door(options: dict[str, Any], hint: st
     with pytest.raises(ConfigError) as raised:
         agents.make("command", **options)
     assert hint in f"{raised.value} {raised.value.fix}"
+
+
+def test_a_shells_own_braces_are_no_placeholders() -> None:
+    assert Command(argv=["sh", "-c", "echo ${HOME} | grep -E 'a{2}'"]).recipe.argv[2] == "echo ${HOME} | grep -E 'a{2}'"
 
 
 def test_a_recipe_of_your_own_is_a_file(tmp_path: Path) -> None:

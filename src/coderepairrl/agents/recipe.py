@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from coderepairrl.agents.options import parse
+from coderepairrl.agents.texts import placeholders
 from coderepairrl.errors import ConfigError
 from coderepairrl.registry import nearest
 
@@ -20,8 +20,6 @@ PLACEHOLDERS = (
     "calls", "tokens", "turn_tokens", "seconds",
 )  # fmt: skip
 """What is filled in where a recipe says ``{name}``; docs/agents.md has what each means."""
-
-_NAMED = re.compile(r"(?<!\{)\{([a-z_]+)\}(?!\})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +70,8 @@ class Recipe:
         if not self.argv:
             raise ConfigError("agent.options.argv is empty", fix='for example argv = ["my-agent", "{prompt_file}"]')
         for text in (*self.argv, *self.env.values(), self.stdin):
-            for name in _NAMED.findall(text):
-                if name not in PLACEHOLDERS:
+            for name in placeholders(text):
+                if name.islower() and name not in PLACEHOLDERS:  # ${HOME} is a shell's
                     raise ConfigError(f"there is nothing to fill in for {{{name}}}", fix=nearest(name, PLACEHOLDERS))
         for path in (*self.files, *self.discard):
             if Path(path).is_absolute() or ".." in Path(path).parts:

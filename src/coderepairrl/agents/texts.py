@@ -120,7 +120,7 @@ COMPACT = replace(
 )
 
 
-_PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {{name}} belongs to another template language
+_PLACEHOLDER = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")  # {{name}} belongs to another template language
 
 
 def fill(text: str, **values: object) -> str:
@@ -128,8 +128,19 @@ def fill(text: str, **values: object) -> str:
 
     >>> fill("{left} of {what}, {{left}}", left=3)
     '3 of {what}, {{left}}'
+    >>> fill('{"limits": {"calls": {left}}}', left=3)
+    '{"limits": {"calls": 3}}'
     """
     return _PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), text)
+
+
+def placeholders(text: str) -> list[str]:
+    """The names that `fill` looks for in `text`.
+
+    >>> placeholders('{"a": {"b": {tokens}}}, {{model}}')
+    ['tokens']
+    """
+    return [found[1] for found in _PLACEHOLDER.finditer(text) if found[1]]
 
 
 TOOL_DESCRIPTIONS: Mapping[str, str] = {

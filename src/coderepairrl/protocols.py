@@ -57,8 +57,11 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def write(self, path: str, data: bytes) -> None:
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
         """Replace or create a file (and its folders), keeping its mode.
+
+        With `follow` links are followed, inside the workspace only. Without, `path` afterwards is a file of its own in
+        folders that are no links: links on the way give place to folders, and other names of the file keep its content.
 
         Raises OSError likewise, with the file as it was: PermissionError (outside), ENOSPC (a full workspace), ...
         """

@@ -81,8 +81,10 @@ class FolderSandbox:
         """Bytes of a file in the repository."""
         return self._inside(path).read_bytes()
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Replace or create a file in the repository."""
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
+        """Replace or create a file in the repository. Raises `SandboxFault` unless links may be followed."""
+        if not follow:
+            raise SandboxFault("a plain folder is no place to grade in")
         target = self._inside(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)

@@ -139,11 +139,11 @@ async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:
-    """Put the checks' own files back; why that is impossible, or nothing."""
+    """Put the checks' own files back, through no link that a patch made; why that is impossible, or nothing."""
     for path, content in checks.restore.items():
         try:
-            await sandbox.write(path, content.encode("utf-8", "surrogateescape"))
-        except OSError as error:  # the patch made a folder, a link out of the workspace, ... of it
+            await sandbox.write(path, content.encode("utf-8", "surrogateescape"), follow=False)
+        except OSError as error:  # the patch made a folder of it, a file of its folder, ...
             return f"the patch leaves no way to restore {path}: {error}"
     return ""
 

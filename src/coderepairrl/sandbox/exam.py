@@ -126,6 +126,14 @@ async def files(scene: Scene) -> str:
                 except FileNotFoundError:
                     pass
                 raise Failed(f"{path} was not refused")
+        await box.exec(["sh", "-c", "mkdir real && ln -s real linked && ln -s app.py other"])
+        await box.write("linked/file", b"1")
+        _expect(await box.read("real/file") == b"1", "a link inside the workspace is not followed")
+        for path in ("linked/file", "other", "out/file"):
+            await box.write(path, b"2", follow=False)
+            _expect(await box.read(path) == b"2", f"{path} did not become a file of its own")
+        _expect(await box.read("real/file") == b"1", "a file is written through a linked folder")
+        _expect(b"return" in await box.read("app.py"), "a file is written through a link")
     return "paths that leave the workspace are refused"
 
 

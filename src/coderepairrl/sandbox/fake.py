@@ -77,8 +77,8 @@ class ScriptedSandbox:
             raise FileNotFoundError(2, "No such file or directory", path)
         return self.files[name]
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Put a file into the dict. Raises PermissionError (outside)."""
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
+        """Put a file into the dict, which has no links. Raises PermissionError (outside)."""
         self._alive()
         self.files[self._inside(path)] = data
 

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH102, PTH108, PTH109, PTH112, PTH115, PTH118, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH108, PTH109, PTH112, PTH114, PTH115, PTH118, PTH123, PTH208
 """The one process that lives in a sandbox: it runs commands, reads and writes files, and lists what changed.
 
 Standard library only, and no import of this project: the file is compiled by the interpreter inside and run
@@ -331,9 +331,30 @@ class Guest:
                 raise OSError(27, "larger than can be read at once")
             return {}, file.read(READ_BYTES), None
 
-    def on_write(self, body: bytes, path: str) -> Reply:
+    def _settle(self, path: str) -> tuple[str, int]:
+        """Go to the folder of the file `path`, every link on the way replaced by a folder, and take away what else
+        leads to its content: a link in its place, or further names. Its name there, and the mode that it had then.
+        """
+        full = os.path.join(self.workdir, path)
+        *folders, name = os.path.relpath(full, self.workdir).split("/")
+        if name in ("", ".", "..") or ".." in folders or full.endswith("/"):
+            raise PermissionError(13, "outside the workspace")
+        os.chdir(self.workdir)
+        for part in folders:
+            if os.path.islink(part):
+                os.unlink(part)
+            if not os.path.lexists(part):
+                os.mkdir(part)
+            os.chdir(part)
+        found = os.lstat(name) if os.path.lexists(name) else None
+        if found is None or not (stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)):
+            return name, 0
+        os.unlink(name)
+        return name, 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
+
+    def on_write(self, body: bytes, path: str, follow: bool = True) -> Reply:
         """Write a regular file of the workspace, its folders too; its mode stays, and all of it where that fails."""
-        name = self._enter(path, make=True)
+        name, had = (self._enter(path, make=True), 0) if follow else self._settle(path)
         try:
             mode = os.lstat(name).st_mode
         except FileNotFoundError:
@@ -352,6 +373,8 @@ class Guest:
         finally:
             if locked:
                 os.chmod(name, stat.S_IMODE(mode))
+        if had:
+            os.chmod(name, had)
         return {}, b"", None
 
     def _replace(self, name: str, body: bytes) -> None:

@@ -138,11 +138,11 @@ class GuestSandbox:
         self._refuse(reply, path)
         return data
 
-    async def write(self, path: str, data: bytes) -> None:
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
         """As `Sandbox.write`; OSError above the largest file (EFBIG) and in a full workspace (ENOSPC), which stay as
         they were. A full disk of the host's is a `SandboxFault`.
         """
-        reply, _ = await self._ask({"op": "write", "path": path}, data)
+        reply, _ = await self._ask({"op": "write", "path": path, "follow": follow}, data)
         self._refuse(reply, path)
 
     async def reach(self, address: str) -> str:

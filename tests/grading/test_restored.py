@@ -1,0 +1,116 @@
+"""The checks' own files are what runs, whatever links a patch puts in their places."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.grading import grade
+from coderepairrl.grading.checks import restore
+from coderepairrl.sandbox import make
+from coderepairrl.types import Checks, Command, Task
+from rewards.folder import Local, Repository
+
+SOURCE = b"def clamp(n, low, high):\n    return max(n, low)\n"
+REPAIRED = b"def clamp(n, low, high):\n    return min(max(n, low), high)\n"
+CHECK = "import sys\nsys.path.insert(0, {up!r})\nfrom limits import clamp\nassert clamp({n}, 0, 9) == {want}\n"
+LOW, HIGH = ({"n": -1, "want": 0}, {"n": 10, "want": 9})
+ALL = f"for check in tests/[ab].py; do {sys.executable} -S -B $check || exit 1; done"
+COMMAND = Command(("sh", "-c", ALL), 20.0)
+"""Names no file, so that a patch may make anything of them."""
+LINKS: dict[str, dict[str, str]] = {
+    "to the check that passes": {"tests/a.py": "b.py"},
+    "of links": {"tests/a.py": "c.py", "tests/c.py": "d.py", "tests/d.py": "b.py"},
+    "both to one that is not there": {"tests/a.py": "c.py", "tests/b.py": "c.py"},
+}
+"""What a patch makes links, and where they lead."""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return Repository(folder)
+
+
+def made(repository: Repository) -> Task:
+    """The upper limit is ignored, which ``tests/a.py`` tells and ``tests/b.py`` does not."""
+    tests = {path: CHECK.format(up=".", **values) for path, values in (("tests/a.py", HIGH), ("tests/b.py", LOW))}
+    repository.commit({"limits.py": SOURCE, **{path: text.encode() for path, text in tests.items()}})
+    oracle = repository.edit({"limits.py": REPAIRED})
+    return Task("t/links", "", "python", f"dir:{repository.folder}", oracle, Checks((COMMAND,), tests))
+
+
+def linked(repository: Repository, links: dict[str, str]) -> bytes:
+    for path, target in links.items():
+        link = repository.folder / path
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+    return repository.diff()
+
+
+@pytest.mark.parametrize("name", LINKS)
+async def test_a_link_in_the_place_of_a_check_does_not_lead_it_elsewhere(name: str, repository: Repository) -> None:
+    task, backend = made(repository), Local()
+    patch = linked(repository, LINKS[name])
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, task.reference)).problem == ""
+    async with backend.open(task) as fresh:
+        problem = (await grade(fresh, task, patch)).problem
+    assert problem.startswith("check failed (exit code 1)"), problem
+    async with backend.open(task) as fresh:  # the positive control: written through the links it passes
+        await fresh.exec(["git", "apply", "-"], stdin=patch)
+        for path, text in task.checks.restore.items():
+            await fresh.write(path, text.encode())
+        assert (await fresh.exec(COMMAND.argv)).ok
+
+
+async def test_a_folder_that_is_a_link_becomes_a_folder(repository: Repository, tmp_path: Path) -> None:
+    task, backend = made(repository), Local()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    outside.chmod(0o777)
+    for target in ("other", "../elsewhere", str(outside), "/nowhere", "tests"):
+        repository.put(dict.fromkeys(task.checks.restore) | {"other/a.py": b""})
+        (repository.folder / "tests").rmdir()
+        patch = linked(repository, {"tests": target})
+        async with backend.open(task) as fresh:
+            problem = (await grade(fresh, task, patch)).problem
+            assert problem.startswith("check failed (exit code 1)"), f"{target}: {problem}"
+            shown = await fresh.exec(["sh", "-c", "ls tests; ls -A other; test -h tests"])
+            assert shown.output == b"a.py\nb.py\na.py\n" and shown.exit_code == 1, shown
+            assert await fresh.read("other/a.py") == b""
+    assert list(outside.iterdir()) == []
+
+
+async def test_a_second_name_of_a_check_keeps_its_content(repository: Repository) -> None:
+    task = made(repository)
+    async with Local().open(task) as fresh:
+        await fresh.exec(["sh", "-c", "echo of another > other && chmod 755 other && ln -f other tests/a.py"])
+        assert await restore(fresh, task.checks) == ""
+        assert await fresh.read("other") == b"of another\n"
+        assert await fresh.read("tests/a.py") == task.checks.restore["tests/a.py"].encode()
+        assert (await fresh.exec(["test", "-x", "tests/a.py"])).ok, "its mode stays"
+
+
+async def test_what_is_in_the_way_and_no_link_costs_the_score(repository: Repository) -> None:
+    task = made(repository)
+    for files in ({"tests": b""}, {"tests/a.py/x": b""}):
+        repository.put(dict.fromkeys(task.checks.restore))
+        (repository.folder / "tests").rmdir()
+        patch = repository.edit(files)
+        async with Local().open(task) as fresh:
+            assert (await grade(fresh, task, patch)).problem.startswith("the patch leaves no way to restore tests/a.py")
+
+
+@pytest.mark.parametrize("path", ["../evil", "/etc/evil", "a/../../evil", "", ".", "tests/..", "tests/", "a\0b"])
+async def test_names_that_lead_out_are_refused(path: str, repository: Repository) -> None:
+    task = made(repository)
+    task = replace(task, checks=replace(task.checks, restore={path: ""}))
+    async with make("unsafe-local").open(task) as fresh:
+        assert "no way to restore" in await restore(fresh, task.checks)
+        assert not os.path.lexists(Path(fresh.workdir).parent / "evil")

@@ -7,6 +7,7 @@ the loop records, whoever reports it. (A real learner without a finite gradient 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,6 +177,11 @@ async def test_a_fault_stops_the_loop_within_its_patience_and_it_goes_on_when_me
     found = [(step, alarm["gate"], alarm["stops"]) for step, alarms in recorded.items() for alarm in alarms]
     assert found == [(BEGIN + PATIENCE // 2 - 1, name, False), (BEGIN + PATIENCE - 1, name, True)]
     said = capsys.readouterr().err
+    async with parts_of(folder, Fault("none"), miniature) as parts:  # the log ends as if it was killed at that moment
+        with pytest.raises(HealthGateError, match=re.escape(str(stopped.value))):
+            await train(parts, read_history(folder))
+        parts.log.append("stop", step=BEGIN + PATIENCE - 1, reason=str(stopped.value))
+    assert read_history(folder).steps == history.steps
     assert said.count("ALARM: ") == 2 and str(stopped.value) in said.replace("\n", " ").replace("  ", " ")
     assert [(a.last, a.gate, a.stops) for a in gates.replay(folder.path)] == found, "the log says the same"
 

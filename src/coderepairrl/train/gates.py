@@ -83,6 +83,18 @@ def check(records: Records, run: Run) -> list[Alarm]:
     return found
 
 
+def untold(records: Records, told: Container[str], run: Run) -> list[Alarm]:
+    """The alarms of the newest of `records`, where one stopped the run and no process lived to say so.
+
+    `told` are the reasons for which processes have stopped since that record. A stop that nobody heard of has given
+    nobody the time to mend anything, and is made good, by the settings `run`, before the count begins again.
+    """
+    stops = [alarm for record in records[-1:] for alarm in record.get("alarms", ()) if alarm["stops"]]
+    if not stops or any(alarm["text"].partition("\n")[0] in told for alarm in stops):
+        return []
+    return check([*records[:-1], {**records[-1], "alarms": []}], run)
+
+
 def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
     """The alarms that the gates give over the log of the run in `folder`, first to last, whatever it recorded.
 

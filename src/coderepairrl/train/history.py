@@ -25,6 +25,8 @@ class History:
     """Attempts begun, by group and attempt."""
     begun: set[tuple[str, int]] = field(default_factory=set)
     """Phase and step of these attempts."""
+    stopped: list[str] = field(default_factory=list)
+    """Why processes stopped after the last finished step, as the ``stop`` records say."""
     changes: list[Mapping[str, Any]] = field(default_factory=list)
     """The ``change`` records: what was set otherwise when the run was resumed, and after which step."""
 
@@ -40,6 +42,9 @@ def read_history(run: RunFolder) -> History:
     for record in run.records():
         if record["type"] == "step":
             history.steps.append(record)
+            history.stopped = []
+        elif record["type"] == "stop":
+            history.stopped.append(record["reason"])
         elif record["type"] == "eval":
             history.evaluations[record["name"], record["step"]] = record
         elif record["type"] == "change":

@@ -34,6 +34,7 @@ async def train(parts: Parts, history: History) -> None:
     if history.steps:  # the last process may have been killed between the record of a step and these
         newest = episodes_of(parts.folder, "train", history.step, history.step)[history.step]
         await export(parts, history, newest, references)
+        raise_alarms(parts, gates.untold(history.steps, history.stopped, run))
 
     for step in range(history.step + 1, run.steps + 1):
         await evaluate_if_due(parts, history, step - 1)

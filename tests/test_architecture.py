@@ -16,7 +16,7 @@ ROOT = Path(coderepairrl.__file__).parent
 
 FLOORS = [
     {"types", "errors"},
-    {"protocols", "config", "runs", "stats", "plots", "tokens", "children", "registry", "models", "grading"},
+    {"protocols", "config", "runs", "stats", "plots", "tokens", "child", "children", "registry", "models", "grading"},
     {"tasks", "sandbox", "agents", "engines", "rewards"},
     {"gateway"},
     {"rollout", "learn"},

@@ -1,7 +1,7 @@
 """Child processes that talk in frames: how the controller runs an engine or a learner (DESIGN 3).
 
 A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair. The child is a module run
-with ``python -m``; it dies with its parent, ignores the terminal's Ctrl-C (the controller decides when to
+with ``python -m``; it dies with its parent (`child`), ignores the terminal's Ctrl-C (the controller decides when to
 stop), and writes what it has to say to a log file of its own. Programs of others talk to nobody: `run`.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ from typing import IO, Any, Self
 
 _LENGTH = struct.Struct(">I")
 _FD = "CRRL_FRAMES_FD"
-_PR_SET_PDEATHSIG = 1
 
 Frame = dict[str, Any]
 
@@ -138,7 +136,7 @@ class Child:
         with theirs, log.open("ab") as sink:
             log_start = sink.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *args],
+                [sys.executable, "-m", "coderepairrl.child", str(os.getpid()), module, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
@@ -219,9 +217,7 @@ class Parent:
 
     @classmethod
     def connect(cls) -> Self:
-        """Adopt the descriptor that `Child.spawn` left, and die when the parent does."""
-        if sys.platform == "linux":  # elsewhere the end of the stream says the same, a little later
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        """Adopt the descriptor that `Child.spawn` left."""
         # neither the descriptor nor its number is for the child's own children: one that held it open would keep
         # the parent waiting for the end of a stream whose writer is long dead
         connection = socket.socket(fileno=int(os.environ.pop(_FD)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,13 @@ print(*here.recv(), flush=True)
 {then}
 """
 
+GUARD = [sys.executable, "-I", guard.__file__]
+OWNER = """
+import os, subprocess, sys
+guard = subprocess.Popen([*sys.argv[1:4], str(os.getpid()), *sys.argv[4:]], stdin=subprocess.PIPE, text=True)
+guard.wait()
+"""
+
 
 @pytest.mark.parametrize("ends", ["owner", "told", "server", "stopped"])
 def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
@@ -45,7 +53,7 @@ def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
     then = "os._exit(7)" if ends == "server" else "signal.pause()"
     program = tmp_path / "server.py"
     program.write_text(SERVER.format(deaf=ends == "told", then=then))
-    command = [sys.executable, "-I", guard.__file__, str(folder), sys.executable, str(program)]
+    command = [*GUARD, str(os.getpid()), str(folder), sys.executable, str(program)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None and started.stdin is not None
         pid, name = started.stdout.readline().split()
@@ -59,3 +67,28 @@ def test_nothing_is_left_of_a_server(ends: str, tmp_path: Path) -> None:
     assert not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
     assert not Path("/dev/shm", name).exists()
     assert not folder.exists()
+
+
+def test_the_end_comes_at_once_when_the_owner_was_killed(tmp_path: Path) -> None:
+    """Though the server is deaf to SIGTERM: nobody is left who could want it to end in order."""
+    (tmp_path / "socket").mkdir()
+    (tmp_path / "server.py").write_text(SERVER.format(deaf=True, then="signal.pause()"))
+    command = [
+        sys.executable,
+        "-c",
+        OWNER,
+        *GUARD,
+        str(tmp_path / "socket"),
+        sys.executable,
+        str(tmp_path / "server.py"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        _, name = owner.stdout.readline().split()
+        family = psutil.Process(owner.pid).children(recursive=True)
+        assert len(family) >= 3
+        owner.kill()
+        _, left = psutil.wait_procs(family, timeout=guard.GRACE / 2)
+    assert left == []
+    assert not Path("/dev/shm", name).exists()
+    assert not (tmp_path / "socket").exists()

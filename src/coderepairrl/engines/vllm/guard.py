@@ -1,8 +1,8 @@
-"""Runs a command and takes down all that came of it when its owner is gone: ``python guard.py FOLDER COMMAND...``.
+"""Runs a command and takes down all that came of it when its owner is gone.
 
-vLLM is a family of processes, some of which outlive their parent and keep a GPU's memory. This one reads a pipe from
-the controller, which closes it when it wants the end, and also when it is killed; SIGTERM means at once. FOLDER, where
-the server's socket is, goes with it.
+``python guard.py OWNER FOLDER COMMAND...``: vLLM is a family of processes, some of which outlive their parent and keep
+a GPU's memory. This one reads a pipe from the process OWNER, the controller, which closes it when it wants the end, and
+also when it is killed: then, as on SIGTERM, the end comes at once. FOLDER, where the server's socket is, goes with it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     """Exit as the command does, nothing of its process group left."""
     libc = ctypes.CDLL(None)
     server = subprocess.Popen(
-        sys.argv[2:],
+        sys.argv[3:],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),  # if this process is killed
@@ -38,14 +38,16 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, lambda *_: _kill(server.pid))
     ended = os.pidfd_open(server.pid)
-    owner = sys.stdin.fileno()
-    ready, _, _ = select.select([owner, ended], [], [])
+    ready, _, _ = select.select([sys.stdin.fileno(), ended], [], [])
     if ended not in ready:
         server.terminate()
-        select.select([ended], [], [], GRACE)
+        deadline = time.monotonic() + GRACE
+        # a process that is killed closes its files a moment before its children see that it is gone
+        while os.getppid() == int(sys.argv[1]) and time.monotonic() < deadline and ended not in ready:
+            ready, _, _ = select.select([ended], [], [], 0.05)
     _kill(server.pid)
     status = server.wait()
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
     sys.exit(status if status >= 0 else 128 - status)
 
 

@@ -108,7 +108,7 @@ class Server:
         with log.open("ab") as sink:
             server._log_start = sink.tell()
             server._process = subprocess.Popen(
-                [sys.executable, "-I", str(_GUARD), str(folder), *command],
+                [sys.executable, "-I", str(_GUARD), str(os.getpid()), str(folder), *command],
                 stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=sink,

@@ -67,20 +67,21 @@ def train(
     from coderepairrl import config, train
 
     resolved = config.load(file, overrides or [])
+    folder = train.named(file, resolved) if resume else train.folder_of(resolved)
     if dry_run:
         plan: dict[str, Any] = {}
         try:
             plan["needs"] = train.needs(resolved)
             if lacking := train.missing(resolved):
                 plan["missing"] = {"what": str(lacking), "fix": lacking.fix}
-            plan |= train.plan(resolved)
+            plan |= train.plan(resolved, folder)
         finally:  # what is known, though the rest is refused
             if plan:
                 print(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
         if lacking:
             raise lacking
         return
-    result = asyncio.run(train.run(resolved, resume=resume))
+    result = asyncio.run(train.run(resolved, resume=resume, folder=folder))
     print(json.dumps(result) if as_json else _table(result))
 
 

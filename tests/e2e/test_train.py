@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl import config as configs
+from coderepairrl import train
+from coderepairrl.errors import ConfigError
 from coderepairrl.learn import stitch
 from coderepairrl.learn.account import run_account
-from coderepairrl.runs import logged_episodes
+from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.train.shared import shared_path
 from coderepairrl.types import Ending, sequence
 from e2e.conftest import Project, frozen, until
@@ -57,18 +61,44 @@ def test_a_run_accounts_for_every_token(project: Project) -> None:
     assert [line["step"] for line in project.run.metrics()] == [1, 2, 3]
 
 
-def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing(project: Project) -> None:
-    project.train("run.steps=1")
+def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing(
+    project: Project, miniature: Path
+) -> None:
+    """And what is resumed is the folder that is named, wherever it was made; if its files are as they were."""
+    shutil.copytree(miniature, project.path / "model")
+    project.train("run.steps=1", "model.path=model")
     refused = project.crrl("train", str(project.config), check=False)
     assert refused.returncode == 2
     assert "--resume" in refused.stderr
-    before = [r for r in project.records() if r["type"] in ("turn", "step")]
-    again = project.crrl("train", str(project.run.path), "run.steps=1", "--resume", "--json")
-    assert json.loads(again.stdout.splitlines()[-1])["steps"] == 1
-    assert [r for r in project.records() if r["type"] in ("turn", "step")] == before
-    changed = project.crrl("train", str(project.config), "train.algorithm=grpo", "--resume", check=False)
+    changed = project.crrl(
+        "train", str(project.config), "model.path=model", "train.algorithm=grpo", "--resume", check=False
+    )
     assert changed.returncode == 2
     assert "train.algorithm" in changed.stderr
+
+    copy, before = RunFolder(project.path / "elsewhere" / "a copy"), project.records()
+    shutil.copytree(project.run.path, copy.path)
+    for source in (copy.path, copy.config):
+        assert train.named(str(source), configs.load(source)).path == copy.path
+        with pytest.raises(ConfigError, match=r"run\.dir=runs names another place"):
+            train.named(str(source), configs.load(source, ["run.dir=runs"]))
+    again = project.crrl("train", str(copy.path), "run.steps=1", "--resume", "--json")
+    assert json.loads(again.stdout.splitlines()[-1])["steps"] == 1
+    assert project.records() == before
+    there = list(copy.records())
+    assert there[: len(before)] == before and {record["type"] for record in there[len(before) :]} == {"start", "end"}
+
+    damaged = copy.checkpoints / "00001"
+    for file, said in (
+        (project.path / "model" / "model.safetensors", "the run began from another model"),
+        (damaged / "optimizer.safetensors", f"rm -r {damaged}; --resume then begins from the first step"),
+    ):
+        whole = file.read_bytes()
+        file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        refused = project.crrl("train", str(copy.path), "--resume", check=False)
+        assert refused.returncode == 2
+        assert file.name in refused.stderr and said in refused.stderr
+        file.write_bytes(whole)
 
 
 def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) -> None:

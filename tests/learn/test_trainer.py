@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -102,6 +103,26 @@ def test_a_checkpoint_is_a_hugging_face_model(miniature, make_rows, tmp_path):
     assert set(index["weight_map"].values()) == {"model.safetensors"}  # else vLLM loads the optimiser's state, too
 
 
+def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_noticed(miniature, make_rows, tmp_path):
+    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer.step(make_rows(LENGTHS))
+    trainer.save(tmp_path / "c")
+    before, files, chance = weights(trainer), sorted((tmp_path / "c").iterdir()), random.Random(0)
+    assert {"SHA256SUMS", "learner.json", "model.safetensors", "optimizer.safetensors"} <= {f.name for f in files}
+    for file in files:
+        whole = file.read_bytes()
+        for at in (0, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(20))):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1 << chance.randrange(8)
+            file.write_bytes(flipped)
+            with pytest.raises(UsageError, match="not a whole checkpoint") as refused:
+                trainer.restore(tmp_path / "c")
+            assert file.name in str(refused.value) or file.name == "SHA256SUMS"
+        file.write_bytes(whole)
+    assert equal(weights(trainer), before)
+    trainer.restore(tmp_path / "c")
+
+
 def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniature, make_rows, tmp_path):
     trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
     trainer.save(tmp_path / "c")
@@ -110,8 +131,14 @@ def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniatu
     with pytest.raises(UsageError, match="not a whole checkpoint"):
         trainer.restore(tmp_path / "nowhere")
     (tmp_path / "c" / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(UsageError, match="not a whole checkpoint"):
-        trainer.restore(tmp_path / "c")
+    for sums in (True, False):  # of this version and an older one
+        with pytest.raises(UsageError, match="not a whole checkpoint"):
+            trainer.restore(tmp_path / "c")
+        if sums:
+            (tmp_path / "c" / "SHA256SUMS").unlink()
+            with pytest.raises(UsageError, match="SHA256SUMS is missing"):
+                trainer.restore(tmp_path / "c")
+            (tmp_path / "c" / "learner.json").write_text('{"schema": 1, "version": 0, "updates": 0}')
     safetensors.torch.save_file({"other": torch.zeros(2)}, tmp_path / "c" / "model.safetensors")
     with pytest.raises(UsageError, match="another model"):
         trainer.restore(tmp_path / "c")

@@ -6,10 +6,22 @@ from coderepairrl.config.loading import (
     override,
     parse_options,
     parse_override,
+    run_of,
     shipped,
     to_toml,
     validate,
 )
 from coderepairrl.config.schema import Config
 
-__all__ = ["Config", "load", "of_run", "override", "parse_options", "parse_override", "shipped", "to_toml", "validate"]
+__all__ = [
+    "Config",
+    "load",
+    "of_run",
+    "override",
+    "parse_options",
+    "parse_override",
+    "run_of",
+    "shipped",
+    "to_toml",
+    "validate",
+]

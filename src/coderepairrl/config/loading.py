@@ -37,9 +37,8 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """
     path = _find(source)
     data = _read(path)
-    if (folder := Path(source)).is_dir():  # a run is where it lies, whatever it was called from
-        home = folder.parent if folder.name not in ("", "..") else folder.absolute().resolve().parent
-        data.setdefault("run", {})["dir"] = str(home)
+    if (folder := run_of(source)) is not None:  # a run is where it lies, wherever it was made
+        data.setdefault("run", {})["dir"] = str(folder.parent)
     if (base := data.pop("extends", None)) is not None:
         data = _merge(_base(path, base), data)
     if path.name == "config.toml" and (path.parent / "run.json").is_file():
@@ -91,6 +90,16 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 def to_toml(config: Config) -> str:
     """The resolved configuration as TOML, every default written out."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def run_of(source: str | Path) -> Path | None:
+    """The run folder that `source` names, itself or by the config.toml in it; None for any other source."""
+    folder = Path(source)
+    if folder.name == "config.toml" and (folder.parent / "run.json").is_file():
+        folder = folder.parent
+    if not folder.is_dir():
+        return None
+    return folder if folder.name not in ("", "..") else folder.resolve()
 
 
 def _find(source: str | Path) -> Path:

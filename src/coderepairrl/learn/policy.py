@@ -29,6 +29,7 @@ from coderepairrl.learn import adapters, weights
 from coderepairrl.learn.head import upcast
 from coderepairrl.learn.pack import MicroBatch, pack, scored
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings, LoraSettings, Precision
+from coderepairrl.runs.storage import write_sums
 
 ATTENTION = "coderepairrl_rows"
 _MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for the weights too
@@ -324,6 +325,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     Policy(model, source).save(target)
     config.architectures = [type(model).__name__]
     config.save_pretrained(target)
+    write_sums(target)
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:

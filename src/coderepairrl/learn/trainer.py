@@ -26,12 +26,13 @@ from coderepairrl.learn.pack import MicroBatch, micro_batches, minibatches, scor
 from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import Form, LearnSettings, Route
-from coderepairrl.runs.storage import recover, replace_folder
+from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.types import Sample
 
 _OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
-_SCHEMA = 1
+_SCHEMA = 2
+"""2: with checksums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,22 +164,29 @@ class Trainer:
             if self._first:
                 counters = {"schema": _SCHEMA, "version": self.version, "updates": self.updates}
                 (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
+            self._agree(lambda: write_sums(temporary) if self._first else None)
 
     def restore(self, folder: Path) -> None:
         """Continue from `save`, bit for bit. The reference policy stays the model the trainer was started with.
 
-        Raises `UsageError`, with nothing changed, when `folder` holds no checkpoint of this model.
+        Raises `UsageError`, with nothing changed, when `folder` holds no checkpoint of this model, or a file of it has
+        changed since.
         """
+        found = ""
         if self._first:
             recover(folder)
-        self.parallel.gather(None)  # nobody reads before it is there
+            found = damage(folder)
+        if found := next(filter(None, self.parallel.gather(found)), ""):  # nobody reads before it is there
+            raise UsageError(f"{folder} is not a whole checkpoint: {found}")
         parameters = self.policy.parameters
         shapes = {self.policy.file_name(name): self.parallel.shape(parameter) for name, parameter in parameters.items()}
         try:
             counters = json.loads((folder / _COUNTERS).read_text())
             version, updates, schema = counters["version"], counters["updates"], counters["schema"]
-            if schema != _SCHEMA:
+            if schema not in (1, _SCHEMA):
                 raise UsageError(f"{folder} is a checkpoint of schema {schema}; this version reads {_SCHEMA}")
+            if schema == _SCHEMA and not (folder / SUMS).exists():
+                raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
             with weights.Stored(folder, self.policy.stem) as stored, weights.Stored(folder, _OPTIMIZER) as moments:
                 stored.check(shapes)
                 self._take(stored, moments)

@@ -10,7 +10,13 @@ from coderepairrl.errors import UsageError
 from coderepairrl.registry import nearest
 
 _BUILTIN = "builtin:"
+_READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def files(folder: Path) -> list[Path]:
+    """The files of a model's `folder` that a run reads: its weights, configuration, tokenizer and template."""
+    return [file for file in sorted(folder.iterdir()) if file.suffix in _READ and file.is_file()]
 
 
 def folder(path: str, *, weights: bool = False) -> Path:

@@ -71,11 +71,10 @@ class Change(NamedTuple):
         return f"{self.key} is {_shown(self.new)} after step {self.step}, and was {_shown(self.old)}"
 
 
-def check_resumed(folder: RunFolder, config: Config) -> RunFolder:
-    """The run in `folder`, if `config` may continue it. Raises `ConfigError` for settings with which it may not."""
+def check_resumed(folder: RunFolder, config: Config) -> None:
+    """Raise `ConfigError` for a `config` that may not continue the run in `folder`, `UsageError` if there is none."""
     folder = open_run(folder.path)
     changes_at_resume(folder, read_history(folder), config)
-    return folder
 
 
 def changes_at_resume(folder: RunFolder, history: History, config: Config) -> list[Change]:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coderepairrl import engines, models, rewards, sandbox
-from coderepairrl.config import Config, to_toml
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, RunError, UsageError
+from coderepairrl.config import Config, run_of, to_toml
+from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn import require_packages
 from coderepairrl.learn.account import run_account
 from coderepairrl.plan import DoesNotFit, require
 from coderepairrl.runs import RunFolder
+from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.train.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.train.devices import VISIBLE, check_named, split
 from coderepairrl.train.history import History, read_history
@@ -29,6 +31,7 @@ from coderepairrl.train.signals import Interrupted, stoppable
 from coderepairrl.train.verify import as_planned, verify
 
 _ENOUGH_DISK = 64 << 20
+T = TypeVar("T")
 
 
 def folder_of(config: Config) -> RunFolder:
@@ -36,13 +39,33 @@ def folder_of(config: Config) -> RunFolder:
     return RunFolder(Path(config.run.dir) / config.run.name)
 
 
-async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
-    """Train as `config` says and return the summary that ``--json`` prints.
+def named(source: str, config: Config) -> RunFolder:
+    """The run that ``--resume`` is about: the folder that `source` names, of which `config` was loaded, else the one
+    that `config` names. What a folder was called where it was made, or copied from, does not count.
+
+    Raises `ConfigError` where a setting names another folder than `source` does.
+    """
+    if (folder := run_of(source)) is None:
+        return folder_of(config)
+    if Path(config.run.dir).resolve() != folder.parent.resolve():
+        raise ConfigError(
+            f"{folder} is to be resumed, and run.dir={config.run.dir} names another place",
+            fix="leave run.dir out: a run is continued where it lies",
+        )
+    return RunFolder(folder)
+
+
+async def run(
+    config: Config, *, resume: bool = False, quiet: bool = False, folder: RunFolder | None = None
+) -> dict[str, Any]:
+    """Train as `config` says and return the summary that ``--json`` prints. It lives in `folder`, else in the one that
+    `config` names.
 
     Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
     """
     config = resolved(config)
+    folder = folder or folder_of(config)
     if not resume:
         check_clip(config)
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
@@ -51,15 +74,19 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
         raise lacking
     with stoppable() as received:
         try:
-            folder = check_resumed(folder_of(config), config) if resume else folder_of(config)
-            if not resume:
+            if resume:
+                check_resumed(folder, config)
+            else:
                 folder.require_free()  # before the minutes that references may take
             _check_disk(folder)
             doubt = _what_may_not_fit(config)
             with Progress(config.run.steps, quiet=quiet) as progress:
                 await verify(config, *found, progress)
-                if not resume:
-                    _create(folder, config)
+                if resume:
+                    await _check_model(folder, config)
+                else:
+                    began = models.files(_model(config, folder)) if config.model.init == "weights" else ()
+                    _create(folder, config, await _until_called_off(digests, began))
                 progress.say(f"run folder {folder.path}")
                 if doubt:
                     progress.say(doubt)
@@ -72,16 +99,44 @@ async def run(config: Config, *, resume: bool = False, quiet: bool = False) -> d
         except asyncio.CancelledError:
             if not received:
                 raise
-            fix = f"crrl train {folder_of(config).path} --resume" if resume else "start it again"
+            fix = f"crrl train {folder.path} --resume" if resume else "start it again"
             raise Interrupted(f"{received[0]}: stopped before its first step", fix=fix) from None
 
 
-def _create(folder: RunFolder, config: Config) -> None:
+def _model(config: Config, folder: RunFolder) -> Path:
+    """Where the initial policy comes from, or random weights that were drawn for it lie."""
+    drawn = folder.path / "model"
+    return drawn if config.model.init == "random" and drawn.is_dir() else models.folder(config.model.path)
+
+
+async def _check_model(folder: RunFolder, config: Config) -> None:
+    """Raise `UsageError` where the model that the run began from is another one by now: it is known by a path alone."""
+    path = _model(config, folder)
+    known = folder.about().get("model", {})  # not of runs of older versions
+    found = damage(path) if path.parent == folder.path else await _until_called_off(difference, path, known)
+    if found:
+        raise UsageError(
+            f"the run began from another model than there is in {path}: {found}",
+            fix="restore that file, or put the model back in its place; the changed model is another run's",
+        )
+
+
+async def _until_called_off(work: Callable[..., T], *arguments: Any) -> T:
+    """`work` in a thread, which it is told to leave when this is cancelled: large files take their time."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(work, *arguments, stopped=stop.is_set)
+    finally:
+        stop.set()
+
+
+def _create(folder: RunFolder, config: Config, model: Mapping[str, str]) -> None:
     about = {
         "name": config.run.name,
         "seed": config.run.seed,
         "rewards": rewards.versions(config.reward, config.eval.reward or {}),
         "config": config.model_dump(mode="json"),
+        "model": model,
     }
     folder.create(to_toml(config), about, engines.versions(config.engine.name, config.engine.options))
 
@@ -133,7 +188,7 @@ def _by_name(history: History) -> dict[str, dict[int, Any]]:
     return found
 
 
-def plan(config: Config) -> dict[str, Any]:
+def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
     """What `run` would do, checked as far as it can be without starting anything (``--dry-run``)."""
     check_clip(config)
     learn = settings(config)
@@ -143,7 +198,7 @@ def plan(config: Config) -> dict[str, Any]:
     times = sum(evaluation_due(config, step) for step in range(steps + 1))
     each = config.eval.each
     return {
-        "run": str(folder_of(config).path),
+        "run": str((folder or folder_of(config)).path),
         "model": str(models.folder(config.model.path)),
         "sandbox": sandbox.choose(config.sandbox.name).name,
         "engine": config.engine.name,

@@ -10,10 +10,11 @@ from typing import Any
 
 from coderepairrl.config import Config
 from coderepairrl.engines import weights
-from coderepairrl.errors import LearnerFault, RunError
+from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
+from coderepairrl.runs.storage import damage
 from coderepairrl.train import devices
 from coderepairrl.train.changes import in_force
 from coderepairrl.train.history import History, episodes_of
@@ -114,7 +115,18 @@ class LivePolicy:
             self._learner = await start_learner(config, self.run, self.model, self.publish_dir)
         self._fresh = False
         if step:
-            await self._learner.restore(checkpoints(self.run)[step])
+            try:
+                await self._learner.restore(checkpoints(self.run)[step])
+            except UsageError as error:
+                raise UsageError(str(error), fix=self._without(step)) from error
+
+    def _without(self, step: int) -> str:
+        """How the run goes on without the checkpoint of `step`: every one, and none, leads to the same weights."""
+        saved = checkpoints(self.run)
+        earlier = next((path for known, path in sorted(saved.items(), reverse=True) if known < step
+                        and not damage(path)), None)  # fmt: skip
+        begin = f"begins from {earlier}, which is whole," if earlier else "begins from the first step"
+        return f"restore it from a copy, or: rm -r {saved[step]}; --resume then {begin} and replays the log to its end"
 
     async def _verified(self, history: History, step: int) -> Published:
         """The learner's weights, published. Raises `RunError` if they are not those that the log has after `step`."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import secrets
+import shlex
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,15 +16,18 @@ from hypothesis import strategies as st
 
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import apply_patch, make
+from coderepairrl.sandbox import apply_patch, make, patch, session
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
+from coderepairrl.sandbox.workspace import Entry, Prepared
 from coderepairrl.types import Task
 
+WALKS = 20
+"""In one sandbox, one after another."""
 DEEP = "d/" * 1500
 LONG = "python3 -c \"import os\nfor _ in range(20): os.mkdir('e' * 250); os.chdir('e' * 250)\nopen('f' * 200, 'w')\""
-LINKS = "for n in {1..100}; do ln -sf l$((n + 1)) l$n; done; echo x > l101"
+LINKS = 'python3 -ISc \'import os\nfor n in range(100): os.symlink(f"l{n + 1}", f"l{n}")\'; echo x > l100'
 HOSTILE = (
     "true",
     "chmod 000 .",
@@ -45,6 +52,13 @@ HOSTILE = (
     "ln -s app.py .gitmodules; ln -s x .gitattributes; mkdir .git~1 'git~1'; echo x > 'git~1/x'",
     "echo '* filter=x' > .gitattributes; git config filter.x.clean 'sleep 100'",
     "exit 255",
+    "exec 0<&- 1>&- 2>&-; sleep 0.01",
+    "sh -c 'kill -STOP $$' & sleep 0.01",
+    "(setsid sh -c 'trap \"\" HUP TERM INT; kill -STOP 0' &) ; (setsid sleep 100 &) & exit 3",
+    "printf '\\0\\0\\0\\2\\0\\0\\0\\0{}%.0s' {1..99}",
+    'truncate -s 200M sparse; mkfifo -m 000 pipe; python3 -c \'import os; os.setxattr(".", "user.x", b"x")\'',
+    "python3 -ISc 'import os, signal\nwhile os.fork(): pass\nsignal.pause()' 2> /dev/null",
+    "mkdir -p way; ln -s / way/out; ln -s /proc/self/fd/0 way/in; chmod 6777 app.py; exec -a $'\\e]0;x\\a' sleep 0.01",
 )
 PATHS = (
     "app.py",
@@ -62,6 +76,9 @@ PATHS = (
     "full",
     "\udcff",
     "app.py/x",
+    "pipe",
+    "way/out/tmp/x",
+    "way/in",
     ".git/HEAD",
 )
 STEPS = st.one_of(
@@ -69,7 +86,7 @@ STEPS = st.one_of(
     st.tuples(st.just("read"), st.sampled_from(PATHS)),
     st.tuples(st.just("write"), st.sampled_from(PATHS)),
     st.tuples(st.just("cwd"), st.sampled_from(PATHS)),
-    st.tuples(st.just("cancel"), st.sampled_from(HOSTILE)),
+    st.tuples(st.sampled_from(("cancel", "cut")), st.sampled_from(HOSTILE)),
     st.tuples(st.just("diff"), st.just("")),
 )
 
@@ -80,9 +97,9 @@ async def take(box: GuestSandbox, kind: str, what: str) -> None:
         await box.exec(["bash", "-c", what], timeout=10)
     elif kind == "cwd":
         await box.exec(["true"], cwd=what)
-    elif kind == "cancel":
+    elif kind in ("cancel", "cut"):
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
+            async with asyncio.timeout(0 if kind == "cancel" else 0.004):
                 await box.exec(["bash", "-c", what], timeout=10)
                 await asyncio.sleep(1)
     elif kind == "diff":
@@ -95,13 +112,76 @@ async def take(box: GuestSandbox, kind: str, what: str) -> None:
 
 
 async def in_step(box: GuestSandbox) -> None:
-    """Each of the next replies answers its own request."""
-    assert (await box.exec(["/bin/sh", "-c", "echo one; exit 7"], cwd="/")).exit_code == 7
-    assert (await box.exec(["/bin/echo", "two"], cwd="/")).output == b"two\n"
+    """The next reply answers its own request."""
+    asked = secrets.token_hex(4)
+    done = await box.exec(["/bin/sh", "-c", f"echo {asked}; exit 7"], cwd="/")
+    assert (done.exit_code, done.output) == (7, f"{asked}\n".encode())
 
 
-def fuzz(bwrap: Bubblewrap, task: Task, examples: int) -> None:
-    applied: set[bytes] = set()
+EMPTY = """cd {0} && chmod 700 . && find . -mindepth 1 -maxdepth 1 -exec rm -rf {{}} + 2> /dev/null ||
+chmod -R u+rwX . && find . -mindepth 1 -maxdepth 1 -exec rm -rf {{}} +"""
+
+
+class Walks:
+    """Walks through one sandbox after another: each has its workspace as it was, and the next sandbox after a fault."""
+
+    def __init__(self, backend: GuestBackend, task: Task) -> None:
+        self.backend, self.task = backend, task
+        self.loop = asyncio.Runner()
+        self.opened = contextlib.AsyncExitStack()
+        self.box: GuestSandbox | None = None
+        self.walked = 0
+        self.applied: set[bytes] = set()
+
+    def walk(self, steps: list[tuple[str, str]]) -> None:
+        try:
+            self.loop.run(self._walk(steps))
+        except BaseException:
+            self.loop.run(self._leave())  # whatever it left behind shall not be in the way of a shorter one
+            raise
+
+    def end(self) -> None:
+        self.loop.run(self._leave())
+        self.loop.close()
+
+    async def _leave(self) -> None:
+        self.box, self.walked = None, 0
+        await self.opened.aclose()
+
+    async def _walk(self, steps: list[tuple[str, str]]) -> None:
+        if self.walked == WALKS:
+            await self._leave()
+        if self.box is None:
+            self.box = await self.opened.enter_async_context(self.backend.open(self.task))
+        self.walked += 1
+        for step in steps:
+            await take(self.box, *step)
+            await in_step(self.box)
+        patch = await self.box.diff()
+        await self._as_it_was(self.box)
+        if patch not in self.applied:
+            assert await apply_patch(self.box, patch)
+            await self._as_it_was(self.box)
+            self.applied.add(patch)
+
+    async def _as_it_was(self, box: GuestSandbox) -> None:
+        tree, files = self.backend.archive, shlex.quote(box.workdir)
+        script = f"{EMPTY.format(files)}; tar -xpof {tree} -C ."
+        assert (done := await box.exec(["bash", "-c", script], cwd="/")).ok, done.output
+
+
+def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's git, which has its own tests, composes each change once."""
+    composed: dict[tuple[object, ...], bytes] = {}
+
+    def compose(prepared: Prepared, changed: list[Entry], deleted: list[str], *where: Path, user: int | None) -> bytes:
+        key = (tuple(changed), tuple(deleted))
+        if key not in composed:
+            composed[key] = patch.compose(prepared, changed, deleted, *where, user=user)
+        return composed[key]
+
+    monkeypatch.setattr(session, "compose", compose)
+    walks = Walks(backend, task)
 
     @settings(
         max_examples=examples,
@@ -112,37 +192,27 @@ def fuzz(bwrap: Bubblewrap, task: Task, examples: int) -> None:
     )
     @given(steps=st.lists(STEPS, min_size=3, max_size=12))
     def check(steps: list[tuple[str, str]]) -> None:
-        async def play() -> None:
-            async with bwrap.open(task) as box:
-                for step in steps:
-                    await take(box, *step)
-                    await in_step(box)
-                patch = await box.diff()
-            if patch not in applied:
-                async with bwrap.open(task) as fresh:
-                    assert await apply_patch(fresh, patch)
-                applied.add(patch)
+        walks.walk(steps)
 
-        asyncio.run(play())
-
-    check()
+    try:
+        check()
+    finally:
+        walks.end()
 
 
-def test_nothing_an_agent_does_puts_the_guest_out_of_step(bwrap: Bubblewrap, task: Task) -> None:
-    fuzz(bwrap, task, 60)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_minutes(bwrap: Bubblewrap, task: Task) -> None:
-    fuzz(bwrap, task, 600)
+def test_nothing_an_agent_does_puts_the_guest_out_of_step(
+    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuzz(bwrap, task, 300, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.by_hand
-@pytest.mark.timeout(7200)
-def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_hours(bwrap: Bubblewrap, task: Task) -> None:
-    fuzz(bwrap, task, 10_000)
+@pytest.mark.timeout(14_400)
+def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_hours(
+    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fuzz(bwrap, task, 10_000, monkeypatch)
 
 
 @pytest.mark.parametrize("mode", ["000", "444", "111"])

@@ -12,7 +12,7 @@ import pytest
 
 from coderepairrl import data
 from coderepairrl.grading import Outcome, Verdict, grade, judge
-from coderepairrl.grading.checks import left_out
+from coderepairrl.grading.steering import left_out
 from coderepairrl.sandbox import make
 from coderepairrl.tasks import JsonlSource, ScriptedSource, study, write_jsonl
 from coderepairrl.types import Checks, Command, Task

@@ -5,21 +5,33 @@ Faults of the sandbox are raised as `SandboxFault`; everything else is a verdict
 
 from __future__ import annotations
 
-import codecs
-import posixpath
 import re
 import secrets
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.grading import witness
 from coderepairrl.grading.reports import PARSERS, Outcome, Outcomes, lacking, worst
+from coderepairrl.grading.steering import left_out, literally, may_shadow, shadowed, touched
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
 _APPLY = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn")
+_LIST = (*_APPLY, "--numstat", "-z")
+_LISTED = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
+"""What `_LIST` prints of one file, perhaps after a warning."""
+_NEW = """
+for path; do
+    [ -e "$path" ] || [ -L "$path" ] && continue
+    folder=$path inside=
+    while case $folder in */*) folder=${folder%/*} ;; *) false ;; esac; do
+        [ -f "$folder/__init__.py" ] && inside=1
+    done
+    [ "$inside" ] || printf '%s\\0' "$path"
+done
+"""
+"""Says which of its arguments are not there and would lie in no package that is."""
 _APPLY_SECONDS = 60.0
 _REFUSED = (1, 128)
 """Exit codes of a git that read the patch and does not take it."""
@@ -28,19 +40,6 @@ _LOG_BYTES = 16 << 20
 """Of a command whose output says which tests passed. What stands beyond is missing, and fails."""
 _NAMED = 3
 
-STEERING = (
-    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
-    *("pyproject.toml", "pytest.py", "sitecustomize.py", "usercustomize.py"),
-    *("*_test.go", "go.work", "Cargo.toml", ".cargo/*", "build.rs", "package.json", ".npmrc", ".mocharc*"),
-    *("jest.config.*", "vitest.config.*", "vite.config.*"),
-    *("Makefile", "makefile", "GNUmakefile", "run_tests.sh", "CMakeLists.txt", "Rakefile", "go.mod"),
-    *("pom.xml", ".mvn/*", "mvnw", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"),
-    *("gradle.properties", "gradle/wrapper/*", "gradlew", "phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml"),
-)
-"""Files that steer a test runner, or count as tests by their name: what a patch does to them is left out before it is
-judged, unless the task's reference changes a file of that kind too. So are the files that a command names (`named`)."""
-
-_PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
 _CANNOT = (126, 127)
 """Exit codes, a shell's and the guest's, of a program that is not there or is no program."""
 _LACKING = re.compile(
@@ -50,11 +49,6 @@ _LACKING = re.compile(
 )
 """In the last words of a check that may never have begun. A hint only: the control decides (`rewards.tests`)."""
 _LAST = 2_000
-_HEADERS = re.compile(
-    rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
-)
-"""Lines of a diff that name files; for binary content the first kind alone does."""
-
 RESULTS = "{results}"
 """In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
 _READ = 'if [ -d "$0" ]; then find "$0" -type f -name "*.xml" -exec cat {} +; else cat "$0"; fi; rm -rf "$0"'
@@ -71,49 +65,29 @@ class Verdict(NamedTuple):
 
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
     """Apply `patch` in a fresh sandbox of `task`, put the checks' files back, and run them. Raises `SandboxFault`."""
-    refused = await apply(sandbox, patch, left_out(task.reference, task.checks, sandbox.workdir))
+    without = left_out(task.reference, task.checks, sandbox.workdir)
+    without += await _shadowing(sandbox, patch, without, task.reference)
+    refused = await apply(sandbox, patch, without)
     return Verdict(refused) if refused else await judge(sandbox, task.checks)
 
 
-def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
-    """Patterns, as `git apply --exclude` reads them, of the files that a patch may not change.
-
-    They are those of `STEERING`, in any folder, and the files that a command names, each unless a file of the task's
-    reference is one of them: what the repair itself changes is the patch's to change.
+async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], reference: bytes) -> tuple[str, ...]:
+    """Patterns, as for `apply`, of the new files of `patch` that Python could import in the place of its own or of a
+    runner's; but for modules of a package that is there without the patch, and for names that the reference touches.
     """
-    touched = {_plain_path(path) for line in _HEADERS.findall(reference) for path in line if path}
-    kinds = [pattern for pattern in STEERING if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in touched)]
-    files = [re.sub(r"([\\*?\[])", r"\\\1", path) for path in named(checks, workdir) if path not in touched]
-    return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
-
-
-def _plain_path(written: bytes) -> str:
-    r"""A path as a diff writes it, without its side and without git's quotes.
-
-    >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
-    ('ä.sh', 'run.sh')
-    """
-    path = codecs.escape_decode(written[1:-1])[0] if written[:1] == b'"' == written[-1:] else written
-    assert isinstance(path, bytes)
-    return path.removeprefix(b"a/").removeprefix(b"b/").decode("utf-8", "replace")
-
-
-def named(checks: Checks, workdir: str = "") -> list[str]:
-    """What may be files of the workspace among the words of the commands, shell lines taken apart; in order.
-
-    >>> named(Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),)), "/w")[-3:]
-    ['run.sh', 'a/test_b.py', 'e']
-    """
-    found: dict[str, None] = {}
-    for command in checks.commands:
-        for word in command.argv:
-            for part in (word, *_PARTS.split(word)):
-                path = posixpath.normpath(part.partition("::")[0] or ".")
-                if workdir and path.startswith(f"{workdir}/"):
-                    path = path[len(workdir) + 1 :]
-                if path != "." and "\0" not in path and not path.startswith(("/", "../", "-")):
-                    found[path] = None
-    return list(found)
+    if not may_shadow(patch):
+        return ()
+    excluded = [f"--exclude={pattern}" for pattern in without]
+    listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
+    found = map(_LISTED.fullmatch, listed.output.split(b"\0"))
+    paths = [line[1].decode("utf-8", "surrogateescape") for line in found if line]
+    own = {shadowed(path) for path in touched(reference)}
+    suspects = [path for path in paths if shadowed(path) and shadowed(path) not in own]
+    if not suspects:
+        return ()
+    asked = await sandbox.exec(["sh", "-c", _NEW, "sh", *suspects], max_bytes=_LOG_BYTES)
+    new = asked.output.decode("utf-8", "surrogateescape").split("\0") if asked.ok else suspects
+    return tuple(literally(path) for path in new if path)
 
 
 async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:

@@ -16,9 +16,9 @@ from coderepairrl.types import Episode, Score, Task
 _PYTHON = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
 _TOML = "import sys, tomllib; tomllib.load(open(sys.argv[1], 'rb'))"
 CHECKERS: dict[str, tuple[str, ...]] = {
-    ".py": ("python3", "-c", _PYTHON),
-    ".json": ("python3", "-m", "json.tool"),
-    ".toml": ("python3", "-c", _TOML),
+    ".py": ("python3", "-I", "-c", _PYTHON),
+    ".json": ("python3", "-I", "-m", "json.tool"),
+    ".toml": ("python3", "-I", "-c", _TOML),
     ".js": ("node", "--check"),
     ".mjs": ("node", "--check"),
     ".cjs": ("node", "--check"),
@@ -27,7 +27,7 @@ CHECKERS: dict[str, tuple[str, ...]] = {
     ".go": ("gofmt", "-e"),
     ".sh": ("bash", "-n"),
 }
-"""What reads a file of a kind without running it; the file's name is appended."""
+"""What reads a file of a kind without running it, or a module that a patch adds; the file's name is appended."""
 _CANNOT = (126, 127)
 _THERE = 'command -v "$0"'
 

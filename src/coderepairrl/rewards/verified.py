@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from coderepairrl.grading.checks import left_out, named
+from coderepairrl.grading.steering import left_out, named, shadowed
 from coderepairrl.rewards.beside import is_test
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
 from coderepairrl.types import Task
@@ -48,6 +48,7 @@ def unfit(task: Task, patch: bytes) -> str:
         return "changes nothing"
     own = {name for file in parse(task.reference) for name in (file.old, file.new)}
     ignored, fixed = left_out(task.reference), {*task.checks.restore, *(set(named(task.checks)) - own)}
+    fixed |= {file.new for file in files if not file.old and shadowed(file.new) not in {"", *map(shadowed, own)}}
     for name in (name for file in files for name in (file.old, file.new) if name):
         if name in fixed or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored):
             return f"changes {name}, which the checks do not take from a patch"

@@ -1,0 +1,127 @@
+"""Files that decide how checks run rather than what they find: what a patch does to them is not graded."""
+
+from __future__ import annotations
+
+import codecs
+import posixpath
+import re
+import sys
+from fnmatch import fnmatchcase
+
+from coderepairrl.types import Checks
+
+STEERING = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "pytest.py"),
+    *("*_test.go", "go.work", "Cargo.toml", ".cargo/*", "build.rs", "package.json", ".npmrc", ".mocharc*"),
+    *("jest.config.*", "vitest.config.*", "vite.config.*"),
+    *("Makefile", "makefile", "GNUmakefile", "run_tests.sh", "CMakeLists.txt", "Rakefile", "go.mod"),
+    *("pom.xml", ".mvn/*", "mvnw", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"),
+    *("gradle.properties", "gradle/wrapper/*", "gradlew", "phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml"),
+    *("sitecustomize.*", "sitecustomize/*", "usercustomize.*", "usercustomize/*", "*.pth", "*.egg-link", "pyvenv.cfg"),
+    *("*.dist-info/*", "*.egg-info/*", "site-packages/*", "dist-packages/*", "*.pyc", ".coveragerc", "tox.toml"),
+    *("node_modules/*", ".babelrc*", "babel.config.*", ".nycrc*", "ava.config.*", "karma.conf.*", "vendor/modules.txt"),
+)
+"""Files that steer a test runner or an interpreter, or count as tests by their name: what a patch does to them is left
+out before it is judged, unless the task's reference changes a file of that kind too. So are the files that a command
+names (`named`), and new files that Python could import in the place of its own or of a runner's (`shadowed`)."""
+
+_PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
+_HEADERS = re.compile(
+    rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
+)
+"""Lines of a diff that name files; for binary content the first kind alone does."""
+
+_RUNNERS = (
+    *("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "exceptiongroup", "tomli", "pygments", "colorama"),
+    *("attr", "attrs", "more_itertools", "atomicwrites", "wcwidth", "toml", "importlib_metadata", "zipp", "six"),
+    *("typing_extensions", "pathlib2", "funcsigs", "xdist", "execnet", "coverage", "nose", "nose2", "tox"),
+    *("setuptools", "pkg_resources", "pip", "_distutils_hack", "sitecustomize", "usercustomize"),
+)
+_FORMER = ("distutils", "imp", "asynchat", "asyncore", "smtpd", "binhex", "formatter", "parser", "symbol", "tomllib")
+"""Modules that other versions of Python have, or had."""
+MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_FORMER} - {"test"}
+"""What Python and its test runners import before any code of a workspace, and so must not find there."""
+_IMPORTED = (".py", ".pyc", ".pyo", ".so", ".pyd")
+_NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
+_WORDS = re.compile(rb"[/\s\"]+")
+
+
+def touched(patch: bytes) -> set[str]:
+    """The files that a patch of our own names."""
+    return {_plain_path(path) for line in _HEADERS.findall(patch) for path in line if path}
+
+
+def may_shadow(patch: bytes) -> bool:
+    """Whether a new file of `patch` may be a `shadowed` one: no path of which git reads `patch` as saying so is missed.
+
+    >>> may_shadow(b"+++ b/src/json.py"), may_shadow(b'+++ "b/\\152son.py"'), may_shadow(b"+++ b/maths.py")
+    (True, True, False)
+    """
+    return any(
+        b'"' in line or any(word.partition(b".")[0].decode("latin-1") in MODULES for word in _WORDS.split(line)[1:])
+        for line in _NAMES.findall(patch)
+    )
+
+
+def shadowed(path: str) -> str:
+    """The first name in `path` that is one of `MODULES`, if that is what the file would be imported as; or nothing.
+
+    >>> shadowed("src/json/decoder.py"), shadowed("unittest"), shadowed("json/a.txt"), shadowed("_ssl.abi3.so")
+    ('json', 'unittest', '', '_ssl')
+    """
+    *folders, name = path.split("/")
+    if not name.endswith(_IMPORTED):  # unless it is a link to a package
+        return name if name in MODULES else ""
+    return next((part for part in (*folders, name.partition(".")[0]) if part in MODULES), "")
+
+
+def literally(path: str) -> str:
+    r"""`path` as a pattern of git's.
+
+    >>> print(literally("a[1]*"))
+    a\[1]\*
+    """
+    return re.sub(r"([\\*?\[])", r"\\\1", path)
+
+
+def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
+    """Patterns, as `git apply --exclude` reads them, of the files that a patch may not change.
+
+    They are those of `STEERING`, in any folder, and the files that a command names, each unless a file of the task's
+    reference is one of them: what the repair itself changes is the patch's to change.
+    """
+    own = touched(reference)
+    kinds = [pattern for pattern in STEERING if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in own)]
+    files = [literally(path) for path in named(checks, workdir) if path not in own]
+    return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
+
+
+def _plain_path(written: bytes) -> str:
+    r"""A path as a diff writes it, without its side and without git's quotes.
+
+    >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
+    ('ä.sh', 'run.sh')
+    """
+    path = codecs.escape_decode(written[1:-1])[0] if written[:1] == b'"' == written[-1:] else written
+    assert isinstance(path, bytes)
+    return path.removeprefix(b"a/").removeprefix(b"b/").decode("utf-8", "replace")
+
+
+def named(checks: Checks, workdir: str = "") -> list[str]:
+    """What may be files of the workspace among the words of the commands, shell lines taken apart; in order.
+
+    >>> from coderepairrl.types import Command
+    >>> named(Checks((Command(("sh", "-c", "cd . && ./run.sh a/test_b.py::test_c", "/w/d/../e")),)), "/w")[-3:]
+    ['run.sh', 'a/test_b.py', 'e']
+    """
+    found: dict[str, None] = {}
+    for command in checks.commands:
+        for word in command.argv:
+            for part in (word, *_PARTS.split(word)):
+                path = posixpath.normpath(part.partition("::")[0] or ".")
+                if workdir and path.startswith(f"{workdir}/"):
+                    path = path[len(workdir) + 1 :]
+                if path != "." and "\0" not in path and not path.startswith(("/", "../", "-")):
+                    found[path] = None
+    return list(found)

@@ -1,0 +1,135 @@
+"""What a patch adds under the name of a module of Python or of a test runner is not what the checks import."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.grading import grade
+from coderepairrl.rewards import make, score
+from coderepairrl.rewards.exam import with_patch
+from coderepairrl.types import Checks, Command, Task
+from rewards.folder import Repository, bwrap
+
+END = b"import os\nos._exit(0)\n"
+BASE = {"data.json": b"{,}\n", "src/limits/__init__.py": b"", "src/limits/util.py": b"", "docs/a.txt": b""}
+COMMANDS = {
+    "-m": ("python3", "-m", "json.tool", "data.json"),
+    "src": ("env", "PYTHONPATH=src", "python3", "-m", "json.tool", "data.json"),
+    "sub": ("sh", "-c", "cd docs && python3 -m json.tool ../data.json"),
+    "-c": ("python3", "-c", "import json; json.load(open('data.json'))"),
+    "start": ("env", "PYTHONPATH=.:src", "python3", "-c", "import json; json.load(open('data.json'))"),
+}
+CHEATS: dict[str, tuple[str, Mapping[str, bytes]]] = {
+    "a module": ("-m", {"json.py": END}),
+    "a package": ("-m", {"json/__init__.py": b"", "json/tool.py": END}),
+    "what a module imports": ("-m", {"argparse.py": END}),
+    "a link to a package": ("-m", {"json": b"docs/json_", "docs/json_/__init__.py": b"", "docs/json_/tool.py": END}),
+    "the src layout": ("src", {"src/json/__init__.py": b"", "src/json/tool.py": END}),
+    "a package around it": ("src", {"src/__init__.py": b"", "src/json.py": END}),
+    "the folder that a shell goes to": ("sub", {"docs/json.py": END}),
+    "a script of one line": ("-c", {"json/__init__.py": END}),
+    "start-up code as a package": ("start", {"sitecustomize/__init__.py": END}),
+    "a user's start-up code": ("start", {"src/usercustomize.py": END, "src/sitecustomize/__init__.py": END}),
+    "what every start imports": ("start", {"src/encodings/__init__.py": END, "encodings/__init__.py": END}),
+}
+"""The command and the files that make it pass without a repair."""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    return Repository(folder)
+
+
+def made(repository: Repository, command: str, repaired: Mapping[str, bytes] = {"data.json": b"{}\n"}) -> Task:
+    repository.commit(BASE)
+    oracle = repository.edit(repaired)
+    return Task("t/shadows", "", "python", f"dir:{repository.folder}", oracle, Checks((Command(COMMANDS[command]),)))
+
+
+def cheat(repository: Repository, files: Mapping[str, bytes]) -> bytes:
+    plain = {path: content for path, content in files.items() if path != "json"}
+    if "json" in files:
+        (repository.folder / "json").symlink_to(files["json"].decode())
+    return repository.edit(plain)
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_new_modules_do_not_stand_in_for_others(name: str, repository: Repository) -> None:
+    command, files = CHEATS[name]
+    backend, task = bwrap(), made(repository, command)
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, task.reference)).problem == ""
+    patch = cheat(repository, files)
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
+    async with backend.open(task) as fresh:  # the positive control: it is a cheat
+        await fresh.exec(["git", "apply", "-"], stdin=patch)
+        assert (await fresh.exec(COMMANDS[command])).ok
+
+
+async def test_a_repair_is_graded_beside_what_is_left_out(repository: Repository) -> None:
+    backend, task = bwrap(), made(repository, "-m")
+    patch = cheat(repository, {"json.py": b"raise ImportError\n", "data.json": b"[]\n"})
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem == ""
+
+
+async def test_modules_of_packages_are_the_patchs_to_add(repository: Repository) -> None:
+    """Nothing imports them by the name of another."""
+    new = ("src/limits/json.py", "src/limits/new/types.py", "src/limits/new/__init__.py", "json.txt", "email/a.html")
+    backend, task = bwrap(), made(repository, "-m")
+    patch = cheat(repository, dict.fromkeys(new, b"x = 1\n") | {"data.json": b"[]\n", "queue.py": b""})
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem == ""
+        assert (await fresh.exec(["ls", *new])).ok
+        assert not (await fresh.exec(["ls", "queue.py"])).ok
+
+
+async def test_names_that_the_reference_or_the_repository_has_are_the_patchs_too(repository: Repository) -> None:
+    backend, task = bwrap(), made(repository, "-m", {"data.json": b"{}\n", "queue.py": b"x = 1\n"})
+    patch = cheat(repository, {"data.json": b"[]\n", "queue/__init__.py": b"", "src/queue.py": b"", "heapq.py": b""})
+    async with backend.open(task) as fresh:
+        await grade(fresh, task, patch)
+        assert (await fresh.exec(["ls", "queue/__init__.py", "src/queue.py"])).ok
+        assert not (await fresh.exec(["ls", "heapq.py"])).ok
+    repository.commit({"heapq.py": b"x = 0\n"})
+    patch = repository.edit({"heapq.py": b"x = 1\n"})
+    async with bwrap().open(task) as fresh:
+        await grade(fresh, task, patch)
+        assert await fresh.read("heapq.py") == b"x = 1\n"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        'diff --git "a/\\152son.py" "b/\\152son.py"\nnew file mode 100644\n--- /dev/null\n+++ "b/\\152son.py"',
+        "--- /dev/null\n+++ b/json.py\t2026-01-01 00:00:00",
+        "--- /dev/null\n+++ w/json.py",
+        "--- json.py.orig\t1970-01-01 00:00:00 +0000\n+++ b/json.py\t2026-01-01 00:00:00 +0000",
+    ],
+)
+async def test_names_are_read_as_git_reads_them(header: str, repository: Repository) -> None:
+    """A patch that a model typed may write them in any way that git takes."""
+    backend, task = bwrap(), made(repository, "-m")
+    patch = f"{header}\n@@ -0,0 +1,2 @@\n+import os\n+os._exit(0)\n".encode()
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
+    async with backend.open(task) as fresh:
+        assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
+        assert (await fresh.exec(COMMANDS["-m"])).ok
+
+
+@pytest.mark.parametrize("cheats", [{"json/__init__.py": b"", "json/tool.py": b""}, {"json.py": b""}])
+async def test_build_reads_files_with_modules_of_pythons_own(cheats: dict[str, bytes], repository: Repository) -> None:
+    task = made(repository, "-m")
+    broken = cheat(repository, {**cheats, "data.json": b"{,,}\n"})
+    [found] = await score(make("build"), task, with_patch(task, broken), bwrap())
+    assert found.value == 0.0
+    assert found.note.startswith("data.json cannot be read")
+    [found] = await score(make("build"), task, with_patch(task, task.reference), bwrap())
+    assert found.value == 1.0

@@ -127,7 +127,8 @@ class GatewayFault(Fault):
 
 
 class AgentFault(Fault):
-    """The agent program itself broke (crash, missing executable). `how` says so in a word: ``exit 1``, ``SIGSEGV``.
+    """The agent program itself broke (crash, missing executable). `how` says so in a word: ``exit 1``, ``SIGSEGV``;
+    `printed` is what the program printed.
 
     Before the model's first reply this says nothing about the policy, and the episode is VOID. Afterwards it may be the
     policy's doing, and the episode ends in CRASH, with a score.
@@ -135,9 +136,10 @@ class AgentFault(Fault):
 
     boundary = "agent"
 
-    def __init__(self, message: str, *, fix: str = "", how: str = "error") -> None:
+    def __init__(self, message: str, *, fix: str = "", how: str = "error", printed: str = "") -> None:
         super().__init__(message, fix=fix)
         self.how = how
+        self.printed = printed
 
 
 class RewardFault(Fault):

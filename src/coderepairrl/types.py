@@ -303,6 +303,8 @@ class Episode:
     """Of a void episode: what failed."""
     crash: str = ""
     """Of an episode that ended in a crash: how, with the traceback or the last that the program printed."""
+    printed: str = ""
+    """What an agent program printed, both streams in the order they were written: the beginning and the end of it."""
     turns: tuple[Turn, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
     patch: bytes = b""

@@ -13,6 +13,7 @@ from coderepairrl.agents.command import Command, Program
 from coderepairrl.agents.recipe import label, load, names
 from coderepairrl.agents.texts import fill
 from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.runs.log import read
 from coderepairrl.types import Ending, Limits
 
 PROGRAM = """\
@@ -94,6 +95,37 @@ async def test_an_exit_code_of_failure_is_a_crash(tmp_path: Path, miniature: Pat
     check_repair(outcome, turns=2, ending=Ending.CRASH)
     assert outcome.episode.reason == "exit 1"
     assert "ended with exit code 1: said: I give up." in outcome.episode.crash
+
+
+LOUD = """\
+echo first; python3 "$1" "$2" "$3"; code=$?
+head -c 100000 /dev/zero | tr '\\0' x; echo; echo last >&2; exit $code
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "ending"), [([Reply("Nothing to do.")], Ending.DONE), ([Reply("I give up.")], Ending.CRASH)]
+)
+async def test_what_a_program_printed_is_kept_beside_its_episode(
+    tmp_path: Path, miniature: Path, script: list[Reply], ending: Ending
+) -> None:
+    """Its beginning and its end: whoever finds an empty patch wants to know why."""
+    argv = ["sh", "-c", LOUD, "sh", *STAND_IN["argv"][1:]]
+    outcome = await run(tmp_path, miniature, script, argv=argv)
+    assert outcome.episode.ending is ending, outcome.told()
+    assert (outcome.episode.patch, len(outcome.episode.turns)) == (b"", 1)
+    printed = outcome.episode.printed
+    assert printed.startswith("first\n") and printed.endswith("xxx\nlast\n") and "characters left out" in printed
+    assert len(printed) < 9_000
+    *_, verdict = (record for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict")
+    assert verdict["verdict"]["printed"] == printed
+
+
+async def test_what_a_program_printed_that_never_asked_is_kept_too(tmp_path: Path, miniature: Path) -> None:
+    for number, code in enumerate((0, 3)):
+        (tmp_path / f"{number}").mkdir()
+        outcome = await run(tmp_path / f"{number}", miniature, REPAIR, argv=["sh", "-c", f"echo no key; exit {code}"])
+        assert (outcome.episode.ending, outcome.episode.printed) == (Ending.VOID, "no key\n")
 
 
 async def test_folders_that_the_policy_closes_are_removed_all_the_same(tmp_path: Path, miniature: Path) -> None:

@@ -83,6 +83,14 @@ def test_no_patch_is_exit_code_1(home: Home, miniature: Path) -> None:
     assert home.state == before
 
 
+def test_without_a_patch_the_end_of_what_the_program_printed_is_shown(home: Home, miniature: Path) -> None:
+    words = r'seq 20; printf "no such \033[2J model\n"'
+    program = ["agent=command", f"agent.options.argv={json.dumps(['sh', '-c', words])}"]
+    done = home.fix(miniature, *program, *says("unasked"), code=1)
+    shown = done.stderr.decode()
+    assert "21 lines" in shown and "  20\n  no such \ufffd[2J model\n" in shown and "  9\n" not in shown
+
+
 def test_a_limit_keeps_what_was_done(home: Home, miniature: Path) -> None:
     done = home.fix(miniature, *SHORT, "rollout.calls=1", *says(PATCH, DONE))
     assert b"+    return a + b" in done.stdout

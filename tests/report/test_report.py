@@ -200,6 +200,26 @@ def test_what_rewards_noted_is_counted(tmp_path: Path) -> None:
     assert "What rewards noted" in text and f"{kind['note']} {scored} {scored}" in text
 
 
+def test_what_programs_printed_where_there_is_no_patch_is_counted_by_kind(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "printed")
+    plain = maker._episode
+
+    def printing(id: str, task: str, ending: Ending, step: int) -> Episode:
+        made = plain(id, task, ending, step)
+        return replace(made, printed=f"hello {EVIL}\nError: no model 'policy-{len(id)}' at /tmp/{id}\n")
+
+    maker._episode = printing  # type: ignore[method-assign]
+    path = maker.run(2, evaluations=(0,)).folder.path
+    (found,) = report.load([path])
+    episodes = list(logged_episodes(RunFolder(path).records()))
+    empty = sum(not episode.patch for episode in episodes)
+    assert 0 < empty < len(episodes)
+    [kind] = json.loads(json.dumps(report.numbers([found])))["runs"][0]["printed"]
+    assert kind["count"] == empty and kind["end"].splitlines()[0].startswith("hello")
+    text = " ".join(read_page([path]).text.split())
+    assert "where there is no patch" in text and "Error: no model 'policy-" in text
+
+
 def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "broken-numbers")
     maker.start()

@@ -118,6 +118,14 @@ def test_a_crash_is_shown_with_its_reward_and_how_it_broke() -> None:
     assert "crash · exit 1" in index and f"{crashed.reward:.2f}" in index and "<span>crash</span>" in index
 
 
+def test_what_a_program_printed_is_shown_and_open_where_there_is_no_patch() -> None:
+    page = render_episode(dataclasses.replace(make(), printed=f"no such model {EVIL}", patch=b""), decode)
+    assert "<details open>" in page and "no such model" in page and "<script>" not in page
+    page = render_episode(dataclasses.replace(make(), printed="fine"), decode)
+    assert "<details>" in page and "What the program printed" in page
+    assert "What the program printed" not in render_episode(make(), decode)
+
+
 def test_an_unknown_state_is_refused() -> None:
     with pytest.raises(ValueError, match="turn 0"):
         render_episode(make(), decode, {0: "perhaps"})

@@ -89,7 +89,8 @@ class Program:
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
             what = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
-            raise AgentFault(f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}", how=_how(done.exit_code))
+            words = f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}"
+            raise AgentFault(words, how=_how(done.exit_code), printed=log)
         return AgentReport("submitted", None, log)
 
 

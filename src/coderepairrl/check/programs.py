@@ -8,9 +8,9 @@ so its limits are the gateway's.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, repeat
 from pathlib import Path
 
 from coderepairrl.agents.command import Program
@@ -30,6 +30,9 @@ _SHORT = 15.0
 """Seconds that a program is given which has to be stopped."""
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """What mini-swe-agent wants to see printed at the end, and tells the model."""
+_SYSTEM_CHARS = 200
+"""What tells system prompts apart; the time of day, which some of them have, comes later."""
+_LAST_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,22 @@ class _Trial:
             return self.report.exit
         what, _, rest = str(self.error).partition(": ")
         return f"{what}: {rest.strip().rpartition(chr(10))[2]}"
+
+    @property
+    def conversation(self) -> list[Request]:
+        """The requests of the longest conversation, of several that with tools; the others are side calls."""
+        conversations: dict[_Opening, list[Request]] = defaultdict(list)
+        for request in self.requests:
+            conversations[_opening(request)].append(request)
+        return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
+
+    @property
+    def printed(self) -> str:
+        """The end of what the program printed, harmless to a terminal."""
+        by_fault = self.error.printed if isinstance(self.error, AgentFault) else ""
+        log = self.report.log if self.report else by_fault
+        end = log.strip()[-_LAST_CHARS:]
+        return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in end)
 
     @property
     def stopped(self) -> bool:
@@ -85,21 +104,29 @@ async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
 
 
 def _repaired(agent: Program, trial: _Trial) -> list[Check]:
-    turns, requests = trial.turns, trial.requests
+    turns, requests = trial.turns, trial.conversation
     dialects = sorted({turn.dialect for turn in turns})
-    forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     touched = re.findall(r"^diff --git a/(\S+)", trial.diff, re.M)
-    kept = f"{len(turns)} calls, " + (f"{forks} of which fork" if forks else "one conversation")
     edited = "+    return a + b" in trial.diff
     return [
         Check("ends by itself", trial.ending == "submitted", trial.ending),
         Check(f"speaks {agent.recipe.dialect}", dialects == [agent.recipe.dialect], ", ".join(dialects)),
         Check("states the issue", said(requests[:1], PROMPT)),
         Check("shows what is in the repository", said(requests[:2], "return a - b")),
-        Check("edits arrive in the diff", edited, "" if edited else trial.diff),
+        Check("edits arrive in the diff", edited, "" if edited else trial.diff or f"no diff; printed: {trial.printed}"),
         Check("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
-        Check("its calls are recorded", bool(turns) and all(turn.masked == "relayed" for turn in turns), kept),
+        Check("its calls are recorded", bool(turns) and all(turn.masked == "relayed" for turn in turns), _kept(trial)),
     ]
+
+
+def _kept(trial: _Trial) -> str:
+    """How its calls belong together."""
+    turns, beside = trial.turns, len(trial.requests) - len(trial.conversation)
+    forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
+    calls = f"{len(turns)} calls, "
+    if beside:
+        return f"{calls}{beside} of which beside the conversation"
+    return calls + (f"{forks} of which fork" if forks else "one conversation")
 
 
 async def _attempt(
@@ -123,10 +150,31 @@ async def _attempt(
         return _Trial(report, error, model.requests, session.turns, session.limit, fault, diff)
 
 
+_Opening = tuple[bool, str, str]
+
+
+def _opening(request: Request) -> _Opening:
+    """What requests of a conversation have in common: tools or none, how the system prompt begins, what is asked."""
+    said = [(message["role"], str(message.get("content"))) for message in request["messages"]]
+    system = next((text for role, text in said if role in ("system", "developer")), "")
+    asked = next((text for role, text in said if role == "user"), "")
+    return bool(request.get("tools")), system[:_SYSTEM_CHARS], asked
+
+
 def _repair() -> Behaviour:
-    """A script that looks, edits, and says that it is done; without tools, that gets an edit wrong and then right."""
-    steps: Iterator[Callable[[Request], Answer]] = chain([_again, _edit], repeat(_done))
-    return lambda request: next(steps)(request)
+    """A script that looks, edits, and says that it is done; without tools, that gets an edit wrong and then right.
+
+    Each conversation begins at its beginning: what is asked beside the repair, for a title, say, takes no step from it.
+    """
+    steps: list[Callable[[Request], Answer]] = [_again, _edit, _done]
+    asked: Counter[_Opening] = Counter()
+
+    def script(request: Request) -> Answer:
+        opening = _opening(request)
+        asked[opening] += 1
+        return steps[min(asked[opening], len(steps)) - 1](request)
+
+    return script
 
 
 def _edit(request: Request) -> Answer:

@@ -83,6 +83,8 @@ async def fix(
                     seconds = time.monotonic() - began
                     trace.ended(report, seconds)
                     patch = await box.diff()
+                    if not patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
+                        trace.printed(report.log)
             finally:
                 await server.stop()
     return Fixed(
@@ -108,7 +110,7 @@ async def _attempt(agent: Agent, task: Task, box: Sandbox, session: Session) -> 
     except Fault as fault:  # the engine's death reaches the agent as an HTTP error
         if session.fault is None and isinstance(fault, AgentFault):
             if session.limit:
-                return AgentReport(session.limit)
+                return AgentReport(session.limit, log=fault.printed)
             if session.answered:
                 return AgentReport("crash", log=str(fault))
         raise session.fault or fault from None

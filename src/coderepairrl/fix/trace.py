@@ -54,6 +54,12 @@ class Trace:
             case limit:
                 self.say("ended", f"stopped by a limit ({limit}){spent}")
 
+    def printed(self, text: str) -> None:
+        """Show the end of what a program printed: all that there is to see where nothing came of it."""
+        lines = text.strip().splitlines()
+        self.say("printed", f"{len(lines)} lines, the last of which are" if lines else "nothing")
+        self._print(Text(_indented(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
+
     def _message(self, message: Mapping[str, Any]) -> None:
         said = message.get("content")
         if said and message.get("role") == "assistant":

@@ -12,7 +12,7 @@ from coderepairrl.evaluate import Noted, pair, summarise
 from coderepairrl.evaluate.clusters import cluster_of, slice_of
 from coderepairrl.evaluate.notes import Kind
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
-from coderepairrl.report.reading import Row, RunData
+from coderepairrl.report.reading import Printed, Row, RunData
 from coderepairrl.stats import Interval
 from coderepairrl.types import Ending, Episode
 
@@ -86,6 +86,8 @@ class Report:
     faults: Mapping[str, int]
     notes: Mapping[str, Noted] = field(default_factory=dict)
     """By reward, the kinds of notes that it gave most often."""
+    printed: Sequence[Printed] = ()
+    """What agent programs printed last where they left no patch, the most frequent kinds."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
     """Episodes of the last evaluation by name: to compare runs, and in no JSON."""
 
@@ -127,6 +129,7 @@ def analyse(data: RunData) -> Report:
             for name, noted in data.notes.found().items()
             if noted.kinds
         },
+        printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_NOTES],
         last=last,
     )
 
@@ -157,7 +160,7 @@ def as_json(value: Any) -> Any:
     """Reports as plain data. What is not finite becomes null, since JSON has no such numbers."""
     if isinstance(value, Interval):
         return as_json(value._asdict())
-    if isinstance(value, Report | Evaluation | Comparison | Change | Noted | Kind):
+    if isinstance(value, Report | Evaluation | Comparison | Change | Noted | Kind | Printed):
         return {f.name: as_json(getattr(value, f.name)) for f in fields(value) if f.name != "last"}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}

@@ -12,12 +12,15 @@ from typing import Any
 from coderepairrl.agents.stats import ToolStats, tally
 from coderepairrl.errors import RunError
 from coderepairrl.evaluate import Notes
+from coderepairrl.evaluate.notes import kind_of, plain
 from coderepairrl.learn import Account
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan
 
 Record = Mapping[str, Any]
+_LINES, _KINDS = 8, 200
+"""Of what a program printed: lines shown, and kinds of last lines told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,14 @@ class Row:
 
 
 @dataclass(slots=True)
+class Printed:
+    """What agent programs printed last on attempts without a patch: the `end` of one, and how many were alike."""
+
+    end: str
+    count: int = 0
+
+
+@dataclass(slots=True)
 class RunData:
     """The contents of a run folder."""
 
@@ -54,6 +65,8 @@ class RunData:
     """Episodes of evaluations, by name and step, then by group and attempt; void ones only where nothing else is."""
     notes: Notes = field(default_factory=Notes)
     """Of the rewards, in training and evaluations."""
+    printed: dict[str, Printed] = field(default_factory=dict)
+    """By what is alike in the last line."""
     evaluation_seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     """Of finished evaluations."""
     phases: dict[str, str] = field(default_factory=dict)
@@ -176,6 +189,8 @@ def _add(data: RunData, episode: Episode) -> None:
         busy=tuple(data.busy.pop(episode.id, ())),
     )
     data.notes.add(episode)
+    if episode.printed and not episode.patch:
+        _add_printed(data, episode.printed)
     if episode.phase == "train":
         return
     known = data.evaluated.setdefault((episode.phase, episode.step), {})
@@ -183,3 +198,11 @@ def _add(data: RunData, episode: Episode) -> None:
     if key not in known or known[key].ending is Ending.VOID:
         nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and not what it was told
         known[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))
+
+
+def _add_printed(data: RunData, text: str) -> None:
+    lines = text.strip().splitlines()[-_LINES:]
+    kind = kind_of(plain(lines[-1])) if lines else ""
+    if kind not in data.printed and len(data.printed) >= _KINDS:  # a policy may have written it, and never come twice
+        kind, lines = "others", ["(others)"]
+    data.printed.setdefault(kind, Printed("\n".join(lines) or "(blanks)")).count += 1

@@ -20,6 +20,7 @@ from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, S
 _GRACE = 5.0
 """Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
 _CRASH_CHARS = 20_000
+_PRINTED_CHARS = 8_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class Rollout:
                 turns = await self.gateway.close(session)
                 episode = replace(episode, turns=turns)
                 timings["generate"] = sum(turn.ended - turn.started for turn in turns)
+            episode = replace(episode, printed=self._printed(outcome))
             if session.fault is not None:
                 raise session.fault
             episode = _ended(episode, outcome, session)
@@ -133,6 +135,8 @@ class Rollout:
             # The engine's death reaches the agent as an HTTP error: blame the part that broke first.
             cause = session.fault or fault
             said = _shortened(f"{type(cause).__name__}: {cause}")
+            if isinstance(fault, AgentFault):
+                episode = replace(episode, printed=self._printed(fault))
             episode = replace(episode, ending=Ending.VOID, reason=cause.boundary, fault=said, scores=())
         timings["total"] = clock() - started
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
@@ -148,8 +152,16 @@ class Rollout:
         except AgentFault as fault:
             return fault
         if self.agent.placement == "sandbox" and not session.turns and not session.limit and report.exit != "time":
-            raise AgentFault(f"agent {self.agent.name} ended without a call to the model: {report.log[-2000:].strip()}")
+            said = f"agent {self.agent.name} ended without a call to the model: {report.log[-2000:].strip()}"
+            raise AgentFault(said, printed=report.log)
         return report
+
+    def _printed(self, outcome: AgentReport | AgentFault) -> str:
+        """What a program printed, without its middle. The log of an agent on the host repeats its turns: not kept."""
+        if self.agent.placement == "host":
+            return ""
+        log = outcome.log if isinstance(outcome, AgentReport) else outcome.printed
+        return _shortened(str(log), _PRINTED_CHARS)
 
 
 def _ended(episode: Episode, outcome: AgentReport | AgentFault, session: Session) -> Episode:
@@ -169,10 +181,10 @@ def _ended(episode: Episode, outcome: AgentReport | AgentFault, session: Session
     return replace(episode, ending=Ending.CRASH, reason=outcome.how, crash=_shortened(str(outcome)))
 
 
-def _shortened(text: str) -> str:
-    """`text` without its middle, where it is longer than 20,000 characters: a policy can write it."""
-    left_out = len(text) - _CRASH_CHARS
-    half = _CRASH_CHARS // 2
+def _shortened(text: str, most: int = _CRASH_CHARS) -> str:
+    """`text` without its middle, where it is longer than `most` characters: a policy can write it."""
+    left_out = len(text) - most
+    half = most // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"
 
 

@@ -20,7 +20,7 @@ from coderepairrl.gateway import Gateway, Session, chat, generation, request_see
 from coderepairrl.gateway.request import Names
 from coderepairrl.gateway.server import MAX_BODY
 from coderepairrl.gateway.tree import HistoryPolicy
-from coderepairrl.types import Finish, Sampling
+from coderepairrl.types import Finish, Fork, Sampling, conversation
 
 from .conftest import SHELL, Said, World, identical
 
@@ -165,13 +165,23 @@ class TestTree:
         second = message(await http.ask(session, [*ASK, first, user("more")]))
         await http.ask(session, [*ASK, first, user("more"), second, user("and more")])
         await http.ask(session, [*ASK, first, user("something else")])  # forks from the first turn
-        await http.ask(session, [*ASK, {"role": "assistant", "content": "never said"}, user("more")])  # a new root
-        rewritten = {"role": "assistant", "content": "not what was said"}
-        await http.ask(session, [*ASK, first, user("more"), rewritten, user("on")])  # rendered, still a child of 0
+        await http.ask(session, [*ASK, {"role": "assistant", "content": "never said"}, user("more")])  # inside 0
+        rewritten = {"role": "assistant", "content": "reply two, not what was said"}
+        await http.ask(session, [*ASK, first, user("more"), rewritten, user("on")])  # inside 1, which goes on from 0
         await http.ask(session, ASK, tools=[SHELL])  # other tools are another prompt
-        assert [turn.base for turn in session.turns] == [None, 0, 1, 0, None, 0, None]
-        assert [m["content"] for m in session.turns[5].messages][:2] == ["more", "not what was said"]
-        identical(session.turns, world.engine)
+        turns, prompts = session.turns, [prompt for prompt, *_ in world.engine.seen]
+        assert [turn.base for turn in turns] == [None, 0, 1, 0, None, None, None]
+        same = len(said.codec.encode("reply "))
+        assert turns[4].fork == Fork(0, len(prompts[0]), 2)
+        assert turns[5].fork == Fork(1, len(prompts[1]) + same, 4)
+        assert turns[6].fork is not None and turns[6].fork.tokens < 50
+        assert [m["content"] for m in turns[5].messages][:2] == ["reply two, not what was said", "on"]
+        assert [m["content"] for m in conversation(turns, 5)][2:5] == [
+            "reply 1",
+            "more",
+            "reply two, not what was said",
+        ]
+        identical(turns, world.engine)
 
     async def test_the_same_words_said_twice_are_told_apart_by_the_ids_of_their_calls(
         self, world: World, said: Said, http: Http

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ from hypothesis import strategies as st
 from coderepairrl import engines, tokens
 from coderepairrl.gateway import Gateway, request_seed
 from coderepairrl.gateway.tree import HistoryPolicy
-from coderepairrl.types import Finish, Limits, Sampling, Turn, path, sequence
+from coderepairrl.learn.stitch import stitch
+from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, conversation, sequence
 
 from .conftest import SHELL, Fake, Said, identical
 from .speech import SPEAKERS
 
-ACTIONS = ("go on", "tool results", "fork", "rewrite", "retry", "resample", "truncate", "leave", "parallel", "stop")
+ACTIONS = (
+    *("go on", "tool results", "fork", "rewrite", "prune", "forget", "retry", "resample"),
+    *("truncate", "leave", "parallel", "stop"),
+)
 
 
 def babble(said: Said) -> Any:
@@ -86,6 +92,15 @@ class Client:
         if action == "rewrite":
             at = self.dice.randrange(len(messages))
             messages[at] = messages[at] | {"content": f"rewritten {self.dice.random()}"}
+        if action == "prune":  # what tools said, and users, is shortened, as far as it goes without them
+            messages = [
+                message
+                if message["role"] == "assistant" or self.dice.random() < 0.5
+                else message | {"content": "[...]"}
+                for message in messages
+            ]
+        if action == "forget" and len(conversation) > 2 and conversation[-1]["role"] == "assistant":
+            messages = [*conversation[:-1], *news]  # as if the last reply had never been
         if action == "retry" and self.last:
             await self.send(*self.last, retry=1)
         elif action == "resample" and self.last:
@@ -142,15 +157,39 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
     identical(turns, engine)
     for turn in turns:
         assert turn.masked == ("aborted" if turn.finish is Finish.ABORT else "")
+    trains_what_was_served(turns, engine)
     if policy == "honor":  # what the engine was given is what the client sent, as if nothing had ever been recorded
         for turn in turns:
-            *asked, _ = (message for ancestor in path(turns, turn.index) for message in ancestor.messages)
+            *asked, _ = conversation(turns, turn.index)
             prompt = list(sequence(turns, turn.index))[: -len(turn.output) or None]
             assert prompt == codec.render(asked, [SHELL])
     else:  # memory: a turn holds what it added
         assert sum(len(turn.messages) for turn in turns) <= 4 * len(turns) + sum(
             len(turn.messages) for turn in turns if turn.base is None
         )
+
+
+def trains_what_was_served(turns: Sequence[Turn], engine: Fake) -> None:
+    """Each row ends where a call of the engine's did, each sampled token trains once, and expansion is no guess."""
+    episode = Episode("e", "t", "train", 0, "g", 0, Ending.DONE, turns=tuple(turns))
+    rows, account = stitch(episode, 1.0, max_tokens=1 << 20)
+    served = {(*prompt, *emitted) for prompt, emitted, _ in engine.seen}
+    cut = {sequence(turns, turn.index) for turn in turns if turn.tail}
+    assert {row.ids for row in rows} <= served | cut
+    untrained = sum(len(turn.output) for turn in turns if turn.masked) + sum(len(turn.tail) for turn in turns)
+    assert account.balanced
+    assert account.trained == account.sampled - untrained
+    said = Counter(turn.output.ids for turn in turns if turn.output and not turn.masked)
+    for row in rows:
+        assert all(row.logprobs[at] == -0.01 * (row.ids[at] % 7) for at, on in enumerate(row.trained) if on)
+        for trained, run in groupby(zip(row.ids, row.trained, strict=True), lambda pair: pair[1]):
+            if trained:
+                said[tuple(token for token, _ in run)] -= (
+                    1  # a reply is closed by tokens that are given, or follows some
+                )
+    assert not any(said.values())
+    distinct = {row.ids[:length] for row in rows for length in range(1, len(row.ids) + 1)}
+    assert account.expansion == (account.row_tokens / len(distinct) if rows else 1.0) >= 1.0
 
 
 @pytest.mark.parametrize("dialects", [["chat"], ["responses"], ["messages"], list(SPEAKERS)])

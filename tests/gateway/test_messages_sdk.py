@@ -312,4 +312,6 @@ async def test_stream_and_plain_say_the_same(world: World, said: Said) -> None:
     assert [reply.id for reply in found[::2]] == [reply.id for reply in found[1::2]]
     assert found[0].content[0].text == found[2].content[0].text == found[3].content[0].text == "I look."
     assert found[0].content[1].input == found[2].content[1].input == {"cmd": "ls"}
-    assert found[0].usage == found[1].usage == found[2].usage == found[3].usage
+    assert found[0].usage == found[1].usage
+    assert found[2].usage == found[3].usage
+    assert found[2].usage.cache_read_input_tokens == found[0].usage.input_tokens  # the same prompt, recorded before

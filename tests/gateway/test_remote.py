@@ -105,7 +105,7 @@ async def test_usage_is_the_remotes_in_every_dialect(world: World, said: Said) -
             usage = json.loads(raw)["usage"]
             found.append(usage.get("input_tokens", usage.get("prompt_tokens")))
             found[-1] += usage.get("cache_read_input_tokens", 0)
-    assert found == [len(turn.given) for turn in upstream.turns]
+    assert found == [len(prompt) for prompt, *_ in world.engine.seen]
 
 
 async def test_a_response_goes_on_from_another_by_its_id(world: World, said: Said) -> None:

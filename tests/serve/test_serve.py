@@ -47,6 +47,8 @@ def ids(told: dict[str, Any], leaf: int) -> list[int]:
     """What the engine had in context after a turn, by the tree alone."""
     turn = told["turns"][leaf]
     before = [] if turn["base"] is None else ids(told, turn["base"])
+    if fork := turn["fork"]:
+        before = ids(told, fork["turn"])[: fork["tokens"]]
     return [*before, *turn["given"]["ids"], *turn["output"]["ids"]]
 
 

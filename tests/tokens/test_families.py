@@ -79,6 +79,7 @@ def test_a_conversation_that_goes_on_is_what_would_be_rendered(name: str, codecs
         end = max(at for at, token in enumerate(whole) if token in codec.stop_ids) + 1
         output = whole[len(ids) : end]
         assert whole[: len(ids)] == ids
+        assert codec.spell(reply) == output
         more = codec.extend(ids, output, [result])
         assert more is not None
         messages += [reply, result]

@@ -241,12 +241,13 @@ class Session:
                 started=call.started,
                 ended=time.time(),
                 masked="aborted" if aborted else "fault" if fault else unfit,
+                fork=placement.fork,
                 remote=generation.remote,
             )
             recorded = self._on_turn(self.episode_id, turn)
             if inspect.isawaitable(recorded):
                 await recorded
-            self._tree.add(turn, None if error is not None else placement.key_with(message))
+            self._tree.add(turn, None if error is not None else placement)
         if aborted:
             call.failure = (
                 ApiError(410, "episode_closed", "the episode is over")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from coderepairrl.gateway.request import Defaults, Message, Names, next_key
 from coderepairrl.tokens import GENERATION_PROMPT, Codec
-from coderepairrl.types import Turn, path
+from coderepairrl.tokens.trie import Node, Trie
+from coderepairrl.types import Fork, Turn, conversation, sequence
 
 HistoryPolicy = Literal["splice", "honor"]
 """Whether recorded tokens stand for text that a client repeats, or what the client sent is rendered."""
@@ -17,35 +20,36 @@ HistoryPolicy = Literal["splice", "honor"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes in the tree: after the whole sequence of `base`, `given` ids are added."""
+    """Where a request goes in the tree: `given` ids are added after the whole sequence of `base`, or after the
+    beginning of a sequence that `fork` names."""
 
     base: int | None
     prompt: list[int]
-    """What the engine is given: the whole sequence of `base`, then `given`."""
+    """What the engine is given: what was recorded before, then `given`."""
     given: list[int]
     news: tuple[Message, ...]
-    """The request's messages that `base` has not seen."""
+    """The request's messages that are not in what was recorded before."""
     key: bytes
     """Name of the conversation that the request holds."""
     defaults: Defaults
     """Of its tools."""
+    fork: Fork | None = None
 
     @property
     def cached(self) -> int:
         """Tokens of the prompt that were recorded before."""
         return len(self.prompt) - len(self.given)
 
-    def key_with(self, reply: Message) -> bytes:
-        """Name of the conversation that `reply` makes of it."""
-        return next_key(self.key, reply, self.defaults)
-
 
 class Tree(ABC):
-    """Turns in order of commitment. Memory is linear in them: one name of 16 bytes each beside what they hold."""
+    """Turns in order of commitment. Memory is linear in them: two names of 16 bytes each beside what they hold."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[int]] = {}
+        """Turns by the conversation that they end."""
+        self._said: dict[bytes, list[int]] = {}
+        """Turns by what their reply says, to whatever."""
         self._names = Names()
 
     @abstractmethod
@@ -56,11 +60,13 @@ class Tree(ABC):
     def known(self, placement: Placement) -> int:
         """Tokens of a prompt, as far as they can be counted before it is sent."""
 
-    def add(self, turn: Turn, key: bytes | None) -> None:
-        """Record `turn`; `key` names the conversation with its reply, None if no client ever got it."""
+    def add(self, turn: Turn, placement: Placement | None) -> None:
+        """Record `turn`; `placement` is where its request went, None if no client ever got the reply."""
         self.turns.append(turn)
-        if key is not None:
-            self._replies.setdefault(key, []).append(turn.index)
+        if placement is not None:
+            reply, defaults = turn.messages[-1], placement.defaults
+            self._replies.setdefault(next_key(placement.key, reply, defaults), []).append(turn.index)
+            self._said.setdefault(next_key(b"", reply, defaults), []).append(turn.index)
 
     def extended(self, index: int) -> bool:
         """Whether a later turn goes on from `index`."""
@@ -101,33 +107,34 @@ class TurnTree(Tree):
         super().__init__()
         self._splice = history_policy == "splice"
         self._codec = codec
+        self._trie = Trie()
+        self._ends: list[Node] = []
+        """Where the sequences of turns end in the trie, as far as they are in it."""
 
     def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Find the recorded turn that most of `messages` repeat, and extend its ids by the others.
 
-        Recorded ids are never written again. Where they cannot be extended (the client rewrote or added an
-        assistant message), and always where history is honored, the conversation is rendered and attached to the
-        deepest of those turns that the rendering repeats id by id, else it becomes a root. Raises ValueError for
-        messages that cannot be written.
+        Recorded ids are never written again. Where there are replies among the others (the client rewrote, pruned or
+        added something before them), the ids that were recorded of each stand for it, if it was ever said. What the
+        model's family cannot write like that, and all where history is honored, is rendered.
+
+        A prompt that is no such extension is attached to what was recorded where the longest beginning ends that is the
+        same id by id, inside a turn, too. Raises ValueError for messages that cannot be written.
         """
         keys = self._names.of(messages, tools)
         base, seen = self._find(keys, messages)
-        if self._splice and base is not None and seen < len(messages):
-            prompt, output = self.sequence(base), self.turns[base].output.ids
-            cut = len(prompt) - len(output)
-            given = self._codec.extend(prompt[max(0, cut - GENERATION_PROMPT) : cut], output, messages[seen:])
-            if given is not None:
-                prompt += given
-                return Placement(base, prompt, given, messages[seen:], keys[-1], self._names.defaults)
-        prompt = self._codec.render(messages, tools)
-        while base is not None:
-            before = self.sequence(base)
-            if len(before) < len(prompt) and prompt[: len(before)] == before:
-                seen = sum(len(turn.messages) for turn in path(self.turns, base))
-                given = prompt[len(before) :]
-                return Placement(base, prompt, given, messages[seen:], keys[-1], self._names.defaults)
-            base = self.turns[base].base
-        return Placement(None, prompt, prompt, messages, keys[-1], self._names.defaults)
+        before = [] if base is None else self.sequence(base)
+        prompt = None
+        if self._splice:
+            with suppress(ValueError):  # of parts that cannot stand alone; if all cannot be written, rendering says so
+                prompt = self._spliced(messages, tools, base, seen, before)
+        if prompt is None:
+            prompt = self._codec.render(messages, tools)
+        goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
+        start, fork = len(before), None
+        if not (goes_on and start < len(prompt) and prompt[:start] == before):
+            base, fork, start, seen = self._attached(prompt, messages, tools, keys)
+        return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._names.defaults, fork)
 
     def known(self, placement: Placement) -> int:
         """All of them."""
@@ -135,11 +142,82 @@ class TurnTree(Tree):
 
     def sequence(self, index: int) -> list[int]:
         """Every id in context after turn `index`."""
-        ids: list[int] = []
-        for turn in path(self.turns, index):
-            ids += turn.given.ids
-            ids += turn.output.ids
-        return ids
+        return list(sequence(self.turns, index))
+
+    def _spliced(
+        self,
+        messages: tuple[Message, ...],
+        tools: tuple[Mapping[str, Any], ...],
+        base: int | None,
+        seen: int,
+        before: list[int],
+    ) -> list[int] | None:
+        """`before`, what was in context after turn `base`, and what the messages add that it has not `seen`.
+
+        None where nothing was recorded, and where the family cannot write what is between two replies.
+        """
+        replies = [at for at in range(seen, len(messages)) if messages[at]["role"] == "assistant"]
+        last = -1 if base is None else base
+        if base is not None:
+            output: Sequence[int] | None = self.turns[base].output.ids
+            prompt = before[: len(before) - len(self.turns[base].output)]
+        elif replies and replies[0] and any(self._recorded(messages[at], last) is not None for at in replies):
+            first, *replies = replies
+            prompt = self._codec.render(messages[:first], tools)
+            last, output = self._ids(messages[first], last)
+            seen = first + 1
+        else:
+            return None
+        for end in (*replies, len(messages)):
+            if output is None or seen == end:
+                return None
+            given = self._codec.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end])
+            if given is None:
+                return None
+            prompt += output
+            prompt += given
+            if end < len(messages):
+                last, output = self._ids(messages[end], last)
+            seen = end + 1
+        return prompt
+
+    def _ids(self, reply: Message, last: int) -> tuple[int, Sequence[int] | None]:
+        """The ids of `reply`, and the turn that said it, where that comes after turn `last`, else `last` again."""
+        found = self._recorded(reply, last)
+        return (last, self._codec.spell(reply)) if found is None else (max(last, found), self.turns[found].output.ids)
+
+    def _recorded(self, reply: Message, last: int) -> int | None:
+        """The turn that said what `reply` says, if one did: the next one after turn `last`, if there are several."""
+        candidates = self._said.get(next_key(b"", reply, self._names.defaults), [])
+        ids = _call_ids(reply)
+        same = [index for index in candidates if _call_ids(self.turns[index].messages[-1]) == ids] or candidates
+        return next((index for index in same if index > last), same[-1] if same else None)
+
+    def _attached(
+        self,
+        prompt: list[int],
+        messages: tuple[Message, ...],
+        tools: tuple[Mapping[str, Any], ...],
+        keys: Sequence[bytes],
+    ) -> tuple[int | None, Fork | None, int, int]:
+        """Where the longest recorded beginning of `prompt` ends, after all of a turn or inside one; and its ids and
+        messages, counted. `keys` name the beginnings of the conversation."""
+        for turn in self.turns[len(self._ends) :]:
+            after = None if turn.base is None else self._ends[turn.base]
+            ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
+            self._ends.append(self._trie.add(ids, turn.index, after))
+        length, owner, end = self._trie.longest(prompt)
+        if owner is None:
+            return None, None, 0, 0
+        said = conversation(self.turns, owner if end is None else end)
+        same = self._replies.get(keys[len(said)], []) if len(said) < len(keys) else []
+        if end in same and length < len(prompt):
+            return end, None, length, len(said)
+        pairs: Iterable[tuple[object, object]] = zip(said, messages, strict=False)
+        if self._splice:  # what was recorded stands for whatever says the same
+            pairs = zip(Names().of(said, tools)[1:], keys[1:], strict=False)
+        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return None, Fork(owner if end is None else end, length, alike), length, alike
 
 
 def _call_ids(message: Message) -> list[str]:

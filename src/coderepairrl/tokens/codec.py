@@ -96,6 +96,16 @@ class Codec:
             return None
         return ids(self.tokenizer, bridged.token_ids[len(before) :])
 
+    def spell(self, reply: Message) -> list[int] | None:
+        """Ids of an assistant message that nobody sampled, as if it had been: from the beginning of a reply to its end.
+
+        None where this family writes it otherwise than it would have been said (with thoughts, say).
+        """
+        question: Message = {"role": "user", "content": "?"}
+        prompt, whole = self.render([question]), self.render([question, reply], prompt=False)
+        ends = [at for at in range(len(prompt), len(whole)) if whole[at] in self.stop_ids]
+        return whole[len(prompt) : ends[-1] + 1] if ends and whole[: len(prompt)] == prompt else None
+
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """The message that `output`, sampled after `prompt`, says. Any ids make some reply."""
         try:

@@ -1,0 +1,146 @@
+"""Clients that rewrite history: what was said keeps its tokens, and a prompt is attached where it differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+import pytest
+
+from coderepairrl.gateway import Session
+from coderepairrl.types import Turn, conversation, sequence
+
+from .conftest import SHELL, Said, World, identical
+from .speech import SPEAKERS
+from .test_identity import trains_what_was_served
+
+TASK: list[dict[str, Any]] = [{"role": "system", "content": "Repair."}, {"role": "user", "content": "Fix it."}]
+PRUNED = "[old tool result removed]"
+
+
+class Agent:
+    """A conversation in one dialect, as the client keeps it: without the thoughts that it is told."""
+
+    def __init__(self, session: Session, dialect: str) -> None:
+        self.session, self.speaker = session, SPEAKERS[dialect]
+        self.messages = [*TASK]
+
+    async def ask(self, *news: dict[str, Any]) -> Turn:
+        self.messages += news
+        body = json.dumps(self.speaker.body(self.messages))
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{self.session.endpoint.base_url}{self.speaker.path}", data=body) as response,
+        ):
+            assert response.status == 200, await response.text()
+            reply = self.speaker.whole(await response.json())
+            self.messages.append({name: said for name, said in reply.items() if name != "reasoning_content"})
+        return self.session.turns[-1]
+
+    def result(self, text: str) -> dict[str, Any]:
+        """Of the last call."""
+        return {"role": "tool", "tool_call_id": self.messages[-1]["tool_calls"][0]["id"], "content": text}
+
+
+@pytest.fixture(params=SPEAKERS)
+async def agent(request: pytest.FixtureRequest, world: World, said: Said) -> Agent:
+    """Its policy thinks before each call, which no client sends back."""
+    added = said.codec.tokenizer.added
+
+    def script(*_: Any) -> list[int]:
+        number = len(world.engine.seen)
+        thought = [added["<think>"], *said(f"hm {number}", end=False), added["</think>"], *said("\n\n", end=False)]
+        return [*thought, *said(f"Step {number}.", ("shell", {"cmd": f"ls {number}"}))]
+
+    world.engine.script = script
+    return Agent(world.open(), request.param)
+
+
+def places(needles: Sequence[Sequence[int]], ids: Sequence[int]) -> list[int]:
+    """Where each of `needles` begins in `ids`, -1 for nowhere."""
+    starts = range(len(ids))
+    return [next((at for at in starts if tuple(ids[at : at + len(each)]) == tuple(each)), -1) for each in needles]
+
+
+async def test_a_pruned_tool_result_leaves_the_replies_after_it_as_they_were_said(world: World, agent: Agent) -> None:
+    await agent.ask()
+    for number in range(3):
+        await agent.ask(agent.result(f"listing {number}\n" * 9))
+    agent.messages[3] |= {"content": PRUNED}
+    turn = await agent.ask(agent.result("listing 3"))
+    turns, prompt = agent.session.turns, world.engine.seen[-1][0]
+    outputs = [each.output.ids for each in turns[:4]]
+    found = places(outputs, prompt)
+    assert -1 not in found and found == sorted(found)
+    # the fork is in the result that was pruned: from there on, all is new
+    assert turn.base is None and turn.fork is not None and turn.fork.turn == 1
+    assert turn.fork.messages == 3
+    shared = len(sequence(turns, 0))
+    assert shared < turn.fork.tokens < shared + len(turns[1].given)
+    assert "listing 0" not in world.gateway.source.codec.decode(prompt)
+    assert [m["content"] for m in conversation(turns, turn.index)][3] == PRUNED
+    # and whoever only appends to that goes on from it
+    assert (await agent.ask(agent.result("listing 4"))).base == turn.index
+    identical(agent.session.turns, world.engine)
+    trains_what_was_served(agent.session.turns, world.engine)
+
+
+async def test_without_rewriting_the_same_conversation_is_one_path(world: World, agent: Agent) -> None:
+    await agent.ask()
+    for number in range(4):
+        await agent.ask(agent.result(f"listing {number}"))
+    assert [(turn.base, turn.fork) for turn in agent.session.turns] == [(None, None), *((n, None) for n in range(4))]
+
+
+async def test_a_reply_that_nobody_said_stands_among_those_that_were(world: World, agent: Agent) -> None:
+    await agent.ask()
+    await agent.ask(agent.result("a"))
+    agent.messages[2] = {"role": "assistant", "content": "What the client made of it.", "tool_calls": []}
+    agent.messages[3] = {"role": "user", "content": "b"}
+    turn = await agent.ask(agent.result("c"))
+    turns, prompt = agent.session.turns, world.engine.seen[-1][0]
+    assert places([turns[0].output.ids], prompt) == [-1]
+    assert places([turns[1].output.ids], prompt) != [-1]
+    assert "What the client made of it." in world.gateway.source.codec.decode(prompt)
+    assert turn.fork is not None and (turn.fork.turn, turn.fork.messages) == (0, 2)
+    trains_what_was_served(turns, world.engine)
+
+
+async def test_a_summary_in_place_of_the_beginning_keeps_what_was_said_since(world: World, agent: Agent) -> None:
+    await agent.ask()
+    for number in range(3):
+        await agent.ask(agent.result(f"listing {number}"))
+    agent.messages[1:6] = [{"role": "user", "content": "Fix it. So far: nothing."}]
+    turn = await agent.ask(agent.result("listing 3"))
+    turns, prompt = agent.session.turns, world.engine.seen[-1][0]
+    found = places([each.output.ids for each in turns[:4]], prompt)
+    assert found[:2] == [-1, -1] and -1 < found[2] < found[3]
+    assert turn.fork is not None and turn.fork.turn == 0
+    trains_what_was_served(turns, world.engine)
+
+
+async def test_where_history_is_honored_the_rendering_is_attached_where_it_differs(world: World, agent: Agent) -> None:
+    world.gateway.source.history_policy = "honor"
+    agent.session = world.open("honored")
+    first = await agent.ask()
+    second = await agent.ask(agent.result("a"))
+    codec = world.gateway.source.codec
+    assert codec.tokenizer.added["<think>"] in first.output.ids
+    assert second.base is None and second.fork is not None  # without the thought that the client did not send
+    assert second.fork.turn == 0 and len(first.given) <= second.fork.tokens < len(first.given) + 9
+    assert list(world.engine.seen[-1][0]) == codec.render(conversation(agent.session.turns, 1)[:-1], [SHELL])
+    trains_what_was_served(agent.session.turns, world.engine)
+
+
+async def test_a_reply_that_the_client_forgets_shares_what_came_before_it(world: World, agent: Agent) -> None:
+    """As mini-swe-agent does with one that has no call: its next prompt has the complaint in the reply's place."""
+    first = await agent.ask()
+    agent.messages.pop()
+    turn = await agent.ask({"role": "user", "content": "No call was found in the response."})
+    assert turn.base is None and turn.fork is not None
+    header = len(first.given) - turn.fork.tokens
+    assert (turn.fork.turn, turn.fork.messages) == (0, 2) and 0 <= header < 20
+    assert len(turn.messages) == 2
+    trains_what_was_served(agent.session.turns, world.engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.fix import DEFAULTS, USED
 from coderepairrl.serve import Choice, choose
 from fix.conftest import PATCH, SHORT, Home, call, says
+from hostile_repository import SETTINGS, Hostile
 
 DONE = "It adds now."
 
@@ -74,6 +76,24 @@ main()
     assert done.returncode == 2, done.stderr
     assert b"+    return a + b" in done.stdout
     assert home.git("status", "--porcelain") == "?? mine.txt\n"
+
+
+def test_nothing_that_the_repository_says_runs_here(home: Home, miniature: Path) -> None:
+    hostile = Hostile(home.path / "hostile", home.tmp / "marks", [name for name in SETTINGS if "promised" not in name])
+    hostile.age()
+    patch = call("apply_patch", file_path="a.py", old_content="a - b", new_content="a + b")
+    done = home.fix(miniature, *SHORT, "--apply", *says(patch, DONE), repo=hostile.root)
+    assert b"+def add(a, b): return a + b" in done.stdout
+    assert (hostile.root / "a.py").read_text() == "def add(a, b): return a + b\n"
+    assert hostile.ran == set()
+    shutil.rmtree(hostile.marks)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_somebody_elses_repository_is_refused_with_what_to_do(home: Home, miniature: Path) -> None:
+    os.chown(home.repo / ".git", 54321, 54321)
+    done = home.fix(miniature, code=2)
+    assert b"belongs to somebody else" in done.stderr and b"--add safe.directory" in done.stderr
 
 
 def test_no_patch_is_exit_code_1(home: Home, miniature: Path) -> None:

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,10 +14,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
+from coderepairrl.hostgit import git
 from coderepairrl.types import ExecResult, Task
 
 _ENVIRONMENT = {"PATH": os.defpath, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}
-_IDENTITY = ("-c", "user.name=exam", "-c", "user.email=exam@localhost", "-c", "commit.gpgsign=false")
+_IDENTITY = ("-c", "user.name=exam", "-c", "user.email=exam@localhost")
 
 
 class FolderSandbox:
@@ -30,7 +30,7 @@ class FolderSandbox:
         for name, data in files.items():
             (workdir / name).parent.mkdir(parents=True, exist_ok=True)
             (workdir / name).write_bytes(data)
-        self._git("init", "-q", "-b", "main")
+        git("init", "-q", "-b", "main", self.workdir)
         self._git("-c", "core.autocrlf=false", "add", "-A")
         self._git(*_IDENTITY, "commit", "-q", "--allow-empty", "-m", "task")
         self._base = self._git("rev-parse", "HEAD").decode().strip()
@@ -105,8 +105,7 @@ class FolderSandbox:
         return target
 
     def _git(self, *arguments: str) -> bytes:
-        command = ["git", "-C", self.workdir, *arguments]
-        return subprocess.run(command, env=_ENVIRONMENT, check=True, capture_output=True).stdout
+        return git(*arguments, folder=self._root / ".git", tree=self._root)
 
 
 class FolderBackend:
@@ -118,4 +117,6 @@ class FolderBackend:
     async def open(self, task: Task) -> AsyncIterator[FolderSandbox]:
         """A temporary repository, gone afterwards."""
         with tempfile.TemporaryDirectory(prefix="crrl-folder-") as folder:
-            yield FolderSandbox(shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo")), {})
+            own = shutil.ignore_patterns(".git")  # whose settings would name programs
+            files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=own)
+            yield FolderSandbox(files, {})

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl import sandbox
+from coderepairrl import hostgit, sandbox
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.sandbox.interpreter import install_command
 
@@ -44,11 +44,10 @@ def _python() -> Entry:
 
 
 def _git() -> Entry:
-    path = shutil.which("git")
-    if path is None:
+    version = hostgit.version()
+    if version is None:
         return Entry("git", False, "not found", install_command("git"))
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout.strip()
-    return Entry("git", True, version.removeprefix("git version "))
+    return Entry("git", True, version)
 
 
 def _packages() -> list[Entry]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from coderepairrl import hostgit
 from coderepairrl.errors import TaskError, UsageError
-from coderepairrl.sandbox.workspace import git, reason
 from coderepairrl.train.signals import STOPPING
 from coderepairrl.types import Task
 
@@ -32,18 +31,14 @@ def open_repository(path: Path) -> Repository:
     """The repository that `path` lies in. Raises `TaskError` when there is none, no commit, or changes in it."""
     if not path.is_dir():
         raise TaskError(f"{path} is no folder", fix="name the folder of a git repository")
-    try:
-        root = Path(os.fsdecode(git("-C", str(path.resolve()), "rev-parse", "--show-toplevel").removesuffix(b"\n")))
-    except subprocess.CalledProcessError as error:
-        raise TaskError(
-            f"{path} is no git repository with a working tree: {reason(error)}",
-            fix=f"git -C {path} init && git -C {path} add -A && git -C {path} commit -m 'Before the repair'",
-        ) from error
-    try:
-        commit = git("-C", str(root), "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
-    except subprocess.CalledProcessError as error:
-        raise TaskError(f"{root} has no commit yet: {reason(error)}", fix="commit its files first") from error
-    _check_clean(root)
+    found = hostgit.find(path, around=True)
+    root = found.name
+    with hostgit.view(found) as view:
+        commit = view.head()
+        if changes := view.changes():
+            raise TaskError(
+                f"{root} has uncommitted changes: {', '.join(changes[:3])}", fix="commit or stash them first"
+            )
     return Repository(root, commit)
 
 
@@ -67,22 +62,15 @@ def apply(repository: Repository, patch: bytes) -> bool:
         return False
     if open_repository(repository.root) != repository:
         raise TaskError(f"{repository.root} has another commit than the patch was made for", fix="run crrl fix again")
-    with _undisturbed():
+    with hostgit.view(hostgit.find(repository.root)) as view, _undisturbed():
         try:
-            git("-C", str(repository.root), "apply", "--whitespace=nowarn", "-", stdin=patch)
+            view.apply(patch)
         except subprocess.CalledProcessError as error:
             raise TaskError(
-                f"the patch does not apply to {repository.root}: {reason(error)}",
+                f"the patch does not apply to {repository.root}: {hostgit.reason(error)}",
                 fix="save the diff and apply it by hand; nothing was changed",
             ) from error
     return True
-
-
-def _check_clean(root: Path) -> None:
-    status = git("-C", str(root), "status", "--porcelain", "-z", "--untracked-files=normal")
-    if status:
-        some = ", ".join(os.fsdecode(line[3:]) for line in status.split(b"\0")[:3] if line)
-        raise TaskError(f"{root} has uncommitted changes: {some}", fix="commit or stash them first")
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -26,8 +25,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from coderepairrl import __version__
-from coderepairrl.errors import RunError, UsageError
+from coderepairrl import __version__, hostgit
+from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
+from coderepairrl.printable import without_login
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import Log, read, repair
 from coderepairrl.runs.storage import replace_file
@@ -198,19 +198,25 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "versions": versions,
-        "argv": sys.argv,
+        "argv": [without_login(word) for word in sys.argv],
     }
 
 
-def commit() -> str:
-    """The commit of the source tree this runs from, with ``+`` when it was changed; empty for an installed wheel."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+def commit(package: Path = Path(__file__).parents[1]) -> str:
+    """The commit of the source tree this runs from, with ``+`` when it was changed.
+
+    Empty where there is none: for an installed wheel, and in a repository that git would not read for this user.
+    """
     try:
-        sha = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        status = subprocess.run([*git, "status", "--porcelain", "."], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
+        found = hostgit.find(package, around=True)
+        with hostgit.view(found) as view:
+            within = "/".join(package.resolve().relative_to(found.name).parts)
+            head = view.head()
+            if not view.files(head, within):  # installed in an environment in somebody's repository
+                return ""
+            return head + ("+" if view.changes(within=within) else "")
+    except (TaskError, PrerequisiteError):
         return ""
-    return sha + ("+" if status.stdout.strip() else "")
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -20,8 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
+from coderepairrl.hostgit import git, reason
 from coderepairrl.protocols import Sandbox
-from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, git, quoted, reason
+from coderepairrl.sandbox.privileges import command_as
+from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, quoted
 
 _DIFF = (
     "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv",
@@ -51,7 +53,8 @@ def compose(
         stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
         comparison = (*_DIFF, prepared.base, ref)
         folder = prepared.attempts
-        return git("fast-import", "--quiet", then=comparison, folder=folder, stdin=stream, user=user, env=objects)
+        who = command_as(user, [])
+        return git("fast-import", "--quiet", then=comparison, folder=folder, stdin=stream, prefix=who, env=objects)
     except subprocess.CalledProcessError as error:
         raise SandboxFault(f"git could not take the diff: {reason(error)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from coderepairrl import hostgit
 from coderepairrl.errors import CodeRepairError, ConfigError, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Check
@@ -478,12 +479,11 @@ def _repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
     """Two commits, of which the second is the repair and holds the word; checked out is the first."""
 
     def git(*args: str) -> str:
-        who = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "init.defaultBranch=main"]
-        done = subprocess.run(["git", *who, *args], cwd=folder, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        who = ("-c", "user.name=t", "-c", "user.email=t@t")
+        return hostgit.git(*who, *args, folder=folder / ".git", tree=folder).decode().strip()
 
     folder.mkdir()
-    git("init", "-q")
+    hostgit.git("init", "-q", "-b", "main", str(folder))
     git("config", "user.name", "t")
     git("config", "user.email", "t@t")
     for text in ("    return a - b\n", f"    return a + b  # {word}\n"):
@@ -491,7 +491,7 @@ def _repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
         git("add", "-A")
         git("commit", "-qm", text)
     fixed = git("rev-parse", "HEAD")
-    subprocess.run(["git", "clone", "-q", "--bare", folder, remote], check=True, capture_output=True)
+    hostgit.git("clone", "-q", "--bare", str(folder), str(remote))
     _give(remote, user)
     git("remote", "add", "origin", str(remote))
     git("branch", "fixed")

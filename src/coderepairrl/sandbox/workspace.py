@@ -10,113 +10,39 @@ reference patch can be reached. Two things come out of it:
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import hashlib
 import json
 import os
-import shlex
+import re
 import shutil
 import stat
 import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
-from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
-from coderepairrl.sandbox.interpreter import install_command
-from coderepairrl.sandbox.privileges import command_as
+from coderepairrl import hostgit
+from coderepairrl.errors import SandboxFault, TaskError
+from coderepairrl.hostgit import BARE_CONFIG, bare, git, reason
+from coderepairrl.printable import without_login
 
 Images = Callable[[str], Iterable["Entry"]]
 """What reads the files of an image by its name."""
 Entry = tuple[str, str, bytes]
 """Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
 
-_ENV = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": "/nonexistent",
-    "LC_ALL": "C",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_ATTR_NOSYSTEM": "1",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_OPTIONAL_LOCKS": "0",
-}
-_HARDENED = (
-    "core.hooksPath=/dev/null",
-    "core.fsmonitor=false",
-    "core.attributesFile=/dev/null",
-    "core.excludesFile=/dev/null",
-    "core.protectNTFS=false",
-    "fastimport.unpackLimit=0",
-    "protocol.ext.allow=never",
-    "gc.auto=0",
-    "safe.directory=*",
-)
-BYTES_AS_THEY_ARE = "* -text -ident !eol !filter !diff !merge !working-tree-encoding\n"
-"""For ``info/attributes``, which outranks every `.gitattributes` in the tree."""
-
-_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = %s\n"
 # Copies have new inodes and change times; the decoy's index must still recognise its files.
 _DECOY_CONFIG = (
-    _CONFIG % "false"
+    BARE_CONFIG.replace("bare = true", "bare = false")
     + "\ttrustctime = false\n\tcheckStat = minimal\n[user]\n\tname = agent\n\temail = agent@sandbox\n[gc]\n\tauto = 0\n"
 )
-
-
-def git(
-    *args: str,
-    then: Sequence[str] = (),
-    folder: Path | None = None,
-    stdin: bytes = b"",
-    user: int | None = None,
-    env: dict[str, str] | None = None,
-    timeout: float = 120.0,
-) -> bytes:
-    """Run git with nobody's configuration, hooks or filters; returns its output.
-
-    `folder` is a git directory. `then` are the arguments of a second git, started where the first succeeds and in the
-    same process, since giving up root costs more than git does. As root, `user` drops to that user id first. Raises
-    CalledProcessError with `stderr`, and `PrerequisiteError` when git is missing.
-    """
-    options = [part for setting in _HARDENED for part in ("-c", setting)]
-    where = [f"--git-dir={folder}"] if folder is not None else []
-    program = [shutil.which("git") or "git", *options, *where]
-    command = [*program, *args]
-    if then:
-        command = ["/bin/sh", "-c", f"{shlex.join(command)} && exec {shlex.join([*program, *then])}"]
-    try:
-        return subprocess.run(
-            command_as(user, command),
-            input=stdin,
-            capture_output=True,
-            check=True,
-            env=_ENV | (env or {}),
-            timeout=timeout,
-            cwd="/",
-        ).stdout
-    except FileNotFoundError as error:
-        raise PrerequisiteError("git is not installed", fix=install_command("git")) from error
-
-
-def reason(error: subprocess.CalledProcessError) -> str:
-    """The last line that a failed git wrote."""
-    lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {error.returncode}"
-
-
-def bare(folder: Path) -> Path:
-    """An empty bare repository at `folder`: what ``git init`` makes, without a process or a template."""
-    (folder / "objects" / "info").mkdir(parents=True)
-    (folder / "objects" / "pack").mkdir()
-    (folder / "refs" / "heads").mkdir(parents=True)
-    (folder / "info").mkdir()
-    (folder / "info" / "attributes").write_text(BYTES_AS_THEY_ARE)
-    (folder / "HEAD").write_text("ref: refs/heads/main\n")
-    (folder / "config").write_text(_CONFIG % "true")
-    return folder
 
 
 def quoted(path: str) -> bytes:
@@ -223,7 +149,9 @@ class Workspaces:
                     _pack(prepared)
             except OSError as error:  # the task's own files raise TaskError: this is our disk
                 shutil.rmtree(root, ignore_errors=True)
-                raise SandboxFault(f"cannot prepare {workspace}: {error}", fix="free some disk space") from error
+                raise SandboxFault(
+                    f"cannot prepare {without_login(workspace)}: {error}", fix="free some disk space"
+                ) from error
             except BaseException:
                 shutil.rmtree(root, ignore_errors=True)
                 raise
@@ -311,6 +239,9 @@ def _decoy(tree: Path, source: Path) -> None:
 
 # -- where files come from
 
+_COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
+_LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
+
 
 def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
     kind, _, where = workspace.partition(":")
@@ -323,12 +254,16 @@ def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
         return images(where)
     if kind == "image":
         raise TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="use a container sandbox")
-    raise TaskError(f"workspace {workspace!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+    raise TaskError(f"workspace {without_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
 
 
 def _from_folder(folder: Path) -> Iterator[Entry]:
     try:
-        yield from _from_commit(*_clean_head(folder)) if _is_repository(folder) else _plain(folder)
+        if _is_repository(folder):
+            with _clean(folder) as (home, commit):
+                yield from _from_commit(home, commit)
+        else:
+            yield from _plain(folder)
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
 
@@ -358,7 +293,8 @@ def check_workspace(workspace: str) -> None:
     kind, _, where = workspace.partition(":")
     folder = Path(where).expanduser()
     if kind == "dir" and _is_repository(folder):
-        _clean_head(folder)
+        with _clean(folder):
+            pass
 
 
 def _is_repository(folder: Path) -> bool:
@@ -373,26 +309,23 @@ def _is_repository(folder: Path) -> bool:
     )
 
 
-def _clean_head(folder: Path) -> tuple[Path, str]:
-    """The git directory of the repository at `folder`, and its HEAD. Raises `TaskError` if it is dirty or broken."""
-    try:
-        home = Path(os.fsdecode(git("-C", str(folder), "rev-parse", "--absolute-git-dir").strip()))
-        commit = git("rev-parse", "--verify", "HEAD^{commit}", folder=home).decode().strip()
-        status = git("-C", str(folder), "status", "--porcelain", "-z", "--untracked-files=normal")
-    except subprocess.CalledProcessError as error:
-        raise TaskError(
-            f"workspace {folder} is no usable git repository: {reason(error)}",
-            fix="commit its files (git add -A; git commit), or remove its .git to take the files as they are",
-        ) from error
-    if status:
-        some = ", ".join(os.fsdecode(line[3:]) for line in status.split(b"\0")[:3] if line)
-        raise TaskError(
-            f"workspace {folder} is dirty: {some}", fix="commit or stash the changes, then run the command again"
-        )
-    return home, commit
+@contextmanager
+def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
+    """A git directory of the repository at `folder`, and its HEAD. Raises `TaskError` if it is dirty or broken."""
+    with hostgit.view(hostgit.find(folder)) as view:
+        commit = view.head()
+        if changes := view.changes():
+            raise TaskError(
+                f"workspace {folder} is dirty: {', '.join(changes[:3])}",
+                fix="commit or stash the changes, then run the command again",
+            )
+        yield view.folder, commit
 
 
 def _from_url(url: str, commit: str) -> Iterator[Entry]:
+    named = without_login(url)
+    if not _COMMIT.fullmatch(commit):
+        raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     cache = base / "coderepairrl" / "git" / hashlib.sha256(url.encode()).hexdigest()[:20]
     cache.parent.mkdir(parents=True, exist_ok=True)
@@ -405,17 +338,38 @@ def _from_url(url: str, commit: str) -> Iterator[Entry]:
                 git("cat-file", "-e", f"{commit}^{{tree}}", folder=cache)
                 yield from _from_commit(cache, commit)
                 return
-            # The user's own environment: proxies, certificates, ssh keys. None of the task's code runs here.
-            mine = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
-            git("fetch", "--quiet", "--depth=1", "--no-tags", "--", url, commit, folder=cache, env=mine, timeout=1800)
+            _fetch(url, commit, cache)
         except subprocess.CalledProcessError as error:
-            why = reason(error)
+            why = without_login(reason(error))
             if any(sign in why for sign in ("not our ref", "couldn't find remote ref", "does not exist", "not found")):
-                raise TaskError(f"{url} has no commit {commit}: {why}") from error
-            raise SandboxFault(f"cannot fetch {commit} of {url}: {why}") from error
+                raise TaskError(f"{named} has no commit {commit}: {why}") from None  # its command line has the login
+            raise SandboxFault(f"cannot fetch {commit} of {named}: {why}") from None
         except subprocess.TimeoutExpired as error:
-            raise SandboxFault(f"fetching {commit} of {url} took more than {error.timeout:.0f} s") from error
+            raise SandboxFault(f"fetching {commit} of {named} took more than {error.timeout:.0f} s") from None
         yield from _from_commit(cache, commit)
+
+
+def _fetch(url: str, commit: str, cache: Path) -> None:
+    """Bring `commit` from `url` to the repository `cache`. Raises `TaskError` and what `git` raises."""
+
+    def fetch(place: str, env: dict[str, str]) -> None:
+        command = ("fetch", "--quiet", "--depth=1", "--no-tags", "--", place, commit)
+        git(*command, folder=cache, env=env, timeout=1800)
+
+    if (local := hostgit.find_local(url)) is not None:
+        with hostgit.view(local) as view:
+            return fetch(str(view.folder), {})
+    # The user's own environment: proxies, certificates, ssh keys. None of the task's code runs here.
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
+    login = _LOGIN.match(url)
+    if login is None:
+        return fetch(url, mine)
+    # A command line is for everybody to read (ps), the environment is not.
+    place = f"{login['scheme']}{url[login.end() :]}"
+    user, _, password = login["login"].partition(":")
+    basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    header = {"GIT_CONFIG_KEY_0": f"http.{place}.extraHeader", "GIT_CONFIG_VALUE_0": f"Authorization: Basic {basic}"}
+    return fetch(place, mine | header | {"GIT_CONFIG_COUNT": "1"})
 
 
 def check_path(path: str, source: str) -> None:
@@ -434,6 +388,8 @@ def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
     for path, mode, _ in wanted:
         check_path(path, f"commit {commit}")
         end = answer.index(b"\n", at)
+        if answer.endswith(b" missing", at, end):
+            raise TaskError(f"commit {commit} lacks the content of {path}", fix="clone its repository without a filter")
         size = int(answer[at:end].split()[2])
         yield path, "100644" if mode == "100664" else mode, answer[end + 1 : end + 1 + size]
         at = end + 1 + size + 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar, cast
 
+from coderepairrl import hostgit
 from coderepairrl.children import run
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import Outcome, Outcomes, reported, results_of
@@ -66,10 +66,10 @@ def _read_tree(root: Path) -> dict[str, bytes]:
     if not root.is_dir():
         raise TaskError(f"{root} is not a folder", fix="give the folder of a Python package or a git repository")
     if (root / ".git").exists():
-        listed = _git(root, "ls-tree", "-r", "-z", "--name-only", "HEAD")
-        names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
-        if _git(root, "status", "--porcelain", "--untracked-files=no"):
-            raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")
+        with hostgit.view(hostgit.find(root)) as view:
+            names = view.files(view.head())
+            if view.changes(untracked=False):
+                raise TaskError(f"{root} has uncommitted changes", fix="commit or stash them first")
         paths = [root / name for name in names]
     else:
         paths = [path for path in root.rglob("*") if not SKIPPED & set(path.relative_to(root).parts)]
@@ -225,16 +225,6 @@ def _at_once(asked: Coroutine[Any, Any, T]) -> T:
         found: T = end.value
         return found
     raise RuntimeError("it waited")
-
-
-def _git(root: Path, *arguments: str) -> bytes:
-    git = shutil.which("git")
-    if git is None:
-        raise TaskError("git is not installed", fix="sudo apt-get install git")
-    done = subprocess.run([git, "-C", str(root), *arguments], capture_output=True, check=False)
-    if done.returncode != 0:
-        raise TaskError(f"{root}: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout
 
 
 def _is_test(path: str) -> bool:

@@ -1,0 +1,49 @@
+"""Text that a model, a guest or a repository wrote, on its way to a terminal, a log or a page."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_JOINERS = frozenset("\u200d\ufe0f")
+"""Without them emoji fall apart; they hide and reorder nothing."""
+_USERINFO = re.compile(r"(?<=://)[^/?#\s@]+@")
+
+
+def visible(text: str) -> str:
+    r"""`text` with every character that would command, hide, reorder or break something written out.
+
+    Terminal escapes (C0 and C1), direction overrides, zero-width marks, line and paragraph separators and lone
+    surrogates show their code points; newlines and tabs stay.
+
+    >>> visible("a\x1b[2Jb\u202ec\x9d52;\n")
+    'a␛[2Jb⟨U+202E⟩c⟨U+009D⟩52;\n'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_shown(char) for char in text)
+
+
+def printable(text: str) -> str:
+    r"""`visible` text on one line: nobody forges a second line of a log, nor overwrites the first.
+
+    >>> printable("ok\nstep 9: reward 1.0\r\t")
+    'ok␊step 9: reward 1.0␍␉'
+    """
+    return visible(text).replace("\n", "␊").replace("\t", "␉")
+
+
+def without_login(text: str) -> str:
+    """`text`, in which URLs have no user name or password.
+
+    >>> without_login("cannot fetch https://me:secret@example.org/x")
+    'cannot fetch https://example.org/x'
+    """
+    return _USERINFO.sub("", text)
+
+
+def _shown(char: str) -> str:
+    if char in "\n\t" or char in _JOINERS or unicodedata.category(char) not in _HIDDEN:
+        return char
+    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"⟨U+{ord(char):04X}⟩"

@@ -215,7 +215,7 @@ async def play(
     limits: Limits | None = None,
     context: int = 1 << 20,
     forced: bool = False,
-    files: Mapping[str, str] = FILES,
+    files: Mapping[str, str | bytes] = FILES,
     delay: float = 0.0,
     prepare: Callable[[tokens.Codec], None] = lambda codec: None,
 ) -> Outcome:
@@ -241,7 +241,7 @@ async def play(
     )
     for name, text in files.items():
         (folder / "repo" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "repo" / name).write_text(text)
+        (folder / "repo" / name).write_bytes(text.encode() if isinstance(text, str) else text)
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
         codec,

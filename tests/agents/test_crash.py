@@ -239,7 +239,7 @@ async def returns_nothing(sandbox: Sandbox, endpoint: Endpoint) -> None:
 
 async def is_refused(sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
     return await ScriptedAgent([Say("more")]).run(
-        Task("t", "", "python", "", b""), sandbox, replace(endpoint, model="another")
+        Task("t", "", "python", "", b""), sandbox, replace(endpoint, base_url=f"{endpoint.base_url}/nowhere")
     )
 
 

@@ -5,6 +5,7 @@ CI runs some for each dialect (`make test-programs`); what is marked `by_hand` t
 
 from __future__ import annotations
 
+import base64
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import FIX, SCRIPTS, Outcome, Reply, Script, build_policy, call, check_repair, play
+from programs import FILES, FIX, SCRIPTS, Outcome, Reply, Script, build_policy, call, check_repair, play
 
 from coderepairrl import agents
 from coderepairrl.agents.install import install_named
@@ -22,6 +23,9 @@ from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Ending, Limits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+PNG = (  # 8 by 8, grey
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAADklEQVR4nGNogAIGyhgAgIQgAQ2AJGEAAAAASUVORK5CYII="
+)
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 
 
@@ -91,6 +95,29 @@ async def test_claude_code(tmp_path: Path, policy: Path, spelled_out: bool) -> N
     assert "    return a - b" in outcome.prompts[1]
     assert "passes" in outcome.prompts[4]
     train_on(outcome, policy)
+
+
+@pytest.mark.parametrize(
+    ("name", "look"),
+    [
+        ("codex", [call("view_image", path="/workspace/shot.png")]),
+        (
+            "claude-code",
+            [call("Read", file_path="/workspace/shot.png"), call("ToolSearch", query="select:NotebookEdit")],
+        ),
+    ],
+)
+async def test_who_opens_an_image_goes_on(tmp_path: Path, policy: Path, name: str, look: list[Reply]) -> None:
+    """It is named to the policy, the turn says so, and the episode stays one path: also when tools come later."""
+    files = {**FILES, "shot.png": base64.b64decode(PNG)}
+    outcome = await repair(name, [*look, *SCRIPTS[name]], tmp_path, policy, files=files)
+    turns = check_repair(outcome)
+    shown = f"image: image/png, {len(base64.b64decode(PNG))} bytes"
+    assert bases(outcome) == [None, *range(len(turns) - 1)]
+    assert f"[{shown}, not shown]" in outcome.prompts[1]
+    assert [f'not_shown=["{shown}"]' in turn.overridden for turn in turns] == [False, True] + [False] * (len(turns) - 2)
+    if name == "claude-code":
+        assert '"notebook_path"' not in outcome.prompts[0] and '"notebook_path"' in outcome.prompts[2]
 
 
 @pytest.mark.by_hand

@@ -176,9 +176,10 @@ async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
 
 
 async def test_an_unknown_model_a_wrong_key_and_the_list_of_models(world: World) -> None:
+    world.gateway.accept = frozenset(["gpt-8"])
     session = world.open()
     sdk = client(session.endpoint)
-    assert [model.id async for model in sdk.models.list()] == ["policy"]
+    assert [model.id async for model in sdk.models.list()] == ["policy", "gpt-8"]
     assert (await sdk.models.retrieve("policy")).id == "policy"
     with pytest.raises(openai.NotFoundError) as missing:
         await sdk.chat.completions.create(model="gpt-9", messages=ASK)

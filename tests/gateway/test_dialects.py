@@ -326,6 +326,7 @@ async def test_a_silent_stream_that_fails_tells_of_it(
 
 @EVERY
 async def test_every_refusal_has_the_dialects_shape(world: World, http: Http, name: str) -> None:
+    world.gateway.accept = frozenset(["known"])
     speech, session = SPEECHES[name], world.open()
 
     async def refused(body: Any, where: Session | str = session, path: str = "", **headers: str) -> tuple[int, str]:
@@ -336,7 +337,6 @@ async def test_every_refusal_has_the_dialects_shape(world: World, http: Http, na
     missing, closed = ("not_found_error", wrong) if name == "messages" else (wrong, wrong)
     assert await refused(b"{") == (400, wrong)
     assert await refused(b"") == (400, wrong)
-    assert await refused(b'{"model": "\xff"}') == (400, wrong)
     assert await refused(b'{"a":' * 50_000) == (400, wrong)
     assert await refused({"model": "policy"}) == (400, wrong)
     assert await refused(speech.plain | {"stream": "yes"}) == (400, wrong)

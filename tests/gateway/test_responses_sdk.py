@@ -216,15 +216,14 @@ async def test_a_request_may_name_the_response_that_it_follows(world: World, sai
     assert (missing.value.code, missing.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
-async def test_what_needs_a_memory_or_a_format_is_refused(world: World) -> None:
+async def test_what_needs_another_memory_is_refused(world: World) -> None:
+    world.gateway.accept = frozenset(["policy"])
     session = world.open()
     sdk = client(session.endpoint)
     refused: list[dict[str, Any]] = [
         {"conversation": "conv_1"},
         {"background": True},
-        {"text": {"format": {"type": "json_object"}}},
-        {"items": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:", "detail": "auto"}]}]},
-        {"items": [{"type": "item_reference", "id": "msg_1"}]},
+        {"items": [{"role": "judge", "content": "a"}]},
     ]
     for options in refused:
         with pytest.raises(openai.BadRequestError) as caught:

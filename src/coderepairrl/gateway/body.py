@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,35 +21,74 @@ class Lenient(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-def read(model: type[Model], raw: bytes, tags: Collection[str] = ()) -> Model:
+def read(model: type[Model], raw: bytes) -> Model:
     """The body as `model`. Raises `ApiError` (400) that names the field.
 
-    `tags` are the names of a union's members, which are no fields.
+    Half a character, which clients that cut text send, is read as the sign for an unknown one.
     """
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        raise refused(error, tags) from error
+        if error.errors()[0]["type"] != "json_invalid" or (mended := _mended(raw)) is None:
+            raise refused(error) from error
+    try:
+        return model.model_validate_json(mended)
+    except ValidationError as error:
+        raise refused(error) from error
 
 
-def refused(error: ValidationError, tags: Collection[str] = ()) -> ApiError:
-    """The deepest of what is wrong with a body, in a client's words."""
+def _mended(raw: bytes) -> bytes | None:
+    """JSON that is well-formed but for its characters, with those replaced that are none."""
+    try:
+        value = json.loads(raw.decode(errors="replace"))
+        text = json.dumps(value, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def refused(error: ValidationError) -> ApiError:
+    """The deepest of what is wrong with a body, in words that any client's author understands."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda found: len(found["loc"]))
-    path = first["loc"]
-    param = ".".join(
-        str(part)
-        for before, part in zip((None, *path), path, strict=False)
-        # a union adds the names of its types to the path of a field
-        if not (isinstance(part, str) and (part == "str" or part.startswith("list[")))
-        and not (isinstance(before, int) and part in tags)
-    )
-    code = "invalid_json" if first["type"] == "json_invalid" else "invalid_value"
-    return ApiError(400, code, f"{param}: {first['msg']}" if param else first["msg"], param=param or None)
+    if first["type"] == "json_invalid":
+        return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
+    # a union adds the names of its types to the path of a field
+    names = [str(part) for part in first["loc"] if not (part == "str" or str(part).startswith("list["))]
+    param = ".".join(names)
+    wrong = _WRONG.get(first["type"], "is not valid").format_map(first.get("ctx", {}))
+    return ApiError(400, "invalid_value", f"{param or 'the body'} {wrong}", param=param or None)
+
+
+_WRONG = {
+    "missing": "is required",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be an array",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "greater_than_equal": "must be at least {ge}",
+    "too_short": "must have at least {min_length} items",
+    "string_too_short": "must have at least {min_length} characters",
+}
+"""What is wrong, by pydantic's names of mistakes."""
 
 
 def unsupported(param: str, message: str) -> ApiError:
     """The refusal of something that clients may ask for elsewhere."""
     return ApiError(400, "unsupported_value", message, param=param)
+
+
+def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
+    """A format for replies, as Responses and Messages have it, in the words of Chat Completions."""
+    if wish.get("type") != "json_schema":
+        return dict(wish)
+    named = {"name": "reply", **{key: value for key, value in wish.items() if key != "type"}}
+    return {"type": "json_schema", "json_schema": named}
 
 
 class Telling(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coderepairrl.gateway.request import ApiError, Message
+from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Turn
 
@@ -38,6 +38,10 @@ class Outcome:
     remaining_tokens: int
     remaining_calls: int
     limit: str
+
+
+Find = Callable[[str], "tuple[Request, Call, Outcome] | None"]
+"""The stored call of a name (`Call.name`) that has ended with an outcome, with its request but for the messages."""
 
 
 class Call:

@@ -1,10 +1,12 @@
 """The dialect of OpenAI's Chat Completions, plain and streaming.
 
-A reply carries `body.extras` as ``crrl`` beside the standard fields.
+A reply carries `body.extras` as ``crrl`` beside the standard fields. A client that sends ``functions``, as before there
+were ``tools``, is answered with a ``function_call``: the first, if the policy makes several.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -12,7 +14,8 @@ from pydantic import Field, ValidationError
 
 from coderepairrl.gateway.body import Lenient, extras, read, refused, sse, unsupported
 from coderepairrl.gateway.call import Call, Outcome
-from coderepairrl.gateway.request import ApiError, Message, Request
+from coderepairrl.gateway.parts import Parts
+from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.tokens import Delta
 from coderepairrl.types import Finish
 
@@ -40,47 +43,45 @@ WISHES = (
 
 class _Function(Lenient):
     name: str
-    arguments: str
+    arguments: Any = None
 
 
 class _ToolCall(Lenient):
-    id: str
-    type: Literal["function"] = "function"
+    id: str = ""
     function: _Function
 
 
-class _Part(Lenient):
-    type: Literal["text", "refusal"]
-    text: str = ""
-    refusal: str = ""
-
-
 class _Message(Lenient):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Any = None
+    name: Any = None
     tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: Any = None
 
-    def normal(self) -> Message:
-        content = self.content or ""
-        if not isinstance(content, str):
-            content = "".join(part.text or part.refusal for part in content)
-        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        if self.role == "assistant" and self.reasoning_content:
-            message["reasoning_content"] = self.reasoning_content
-        if self.role == "assistant" and self.tool_calls:
+    def normal(self, parts: Parts) -> dict[str, Any]:
+        role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
+        message: dict[str, Any] = {"role": role, "content": parts.text(self.content)}
+        if self.role == "assistant" and (thoughts := parts.text(self.reasoning_content)):
+            message["reasoning_content"] = thoughts
+        calls = [(call.id, call.function) for call in self.tool_calls or ()]
+        if self.function_call is not None:
+            calls.append((self.function_call.name, self.function_call))
+        if self.role == "assistant" and calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.function.name, "arguments": call.function.arguments},
-                }
-                for call in self.tool_calls
+                {"id": key, "type": "function", "function": {"name": each.name, "arguments": _arguments(each)}}
+                for key, each in calls
             ]
-        if self.role == "tool" and self.tool_call_id is not None:
-            message["tool_call_id"] = self.tool_call_id
+        if role == "tool" and (key := self.tool_call_id or self.name):
+            message["tool_call_id"] = str(key)
         return message
+
+
+def _arguments(function: _Function) -> str:
+    """As JSON text, whoever wrote them."""
+    said = function.arguments
+    return said if isinstance(said, str) else json.dumps({} if said is None else said, ensure_ascii=False)
 
 
 class _Signature(Lenient):
@@ -90,12 +91,14 @@ class _Signature(Lenient):
 
 
 class _Tool(Lenient):
-    type: Literal["function"]
     function: _Signature
 
 
 class _Tools(Lenient):
-    tools: list[_Tool] | None
+    """Checked apart: the policy is shown them as the client wrote them."""
+
+    tools: list[_Tool]
+    functions: list[_Signature]
 
 
 class _StreamOptions(Lenient):
@@ -106,6 +109,7 @@ class _Body(Lenient):
     model: str
     messages: list[_Message] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
+    functions: list[dict[str, Any]] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stop: str | list[str] | None = None
@@ -120,35 +124,53 @@ class _Body(Lenient):
 def parse(raw: bytes) -> Request:
     """The request in a body. Raises `ApiError` (400) that names the field."""
     body = read(_Body, raw)
-    try:
-        _Tools.model_validate({"tools": body.tools})
-    except ValidationError as error:
-        raise refused(error) from error
     if body.n not in (None, 1):
         raise unsupported("n", "one choice per request; send the request again")
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise unsupported("response_format", "replies are not constrained to a format")
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if "" in stop:
         raise ApiError(400, "invalid_value", "a stop string has at least one character", param="stop")
+    tools, hosted = _tools(body)
     limits = [limit for limit in (body.max_tokens, body.max_completion_tokens) if limit is not None]
     fields: Mapping[str, Any] = {**(body.model_extra or {}), "temperature": body.temperature, "top_p": body.top_p}
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) is not None}
-    if wishes.get("tool_choice") == "auto" or not body.tools:
+    if (choice := fields.get("function_call")) is not None:
+        wishes["tool_choice"] = {"type": "function", "function": choice} if isinstance(choice, dict) else choice
+    if wishes.get("tool_choice") == "auto" or not tools:
         wishes.pop("tool_choice", None)
-    if wishes.get("parallel_tool_calls") is True or not body.tools:
+    if wishes.get("parallel_tool_calls") is True or not tools:
         wishes.pop("parallel_tool_calls", None)
+    if body.response_format is not None and body.response_format.get("type") != "text":
+        wishes["response_format"] = body.response_format
+    if hosted:
+        wishes["hosted_tools"] = hosted
+    parts = Parts()
+    messages = []
+    for parts.at, message in enumerate(body.messages):
+        messages.append(message.normal(parts))
     return Request(
         dialect=name,
         model=body.model,
-        messages=tuple(message.normal() for message in body.messages),
-        tools=tuple(body.tools or ()),  # as the client wrote them, field by field: they are part of the prompt
+        messages=tuple(messages),
+        tools=tools,
         max_tokens=min(limits, default=None),
         stop=tuple(stop),
         stream=bool(body.stream),
         stream_usage=bool(body.stream_options and body.stream_options.include_usage),
         wishes=wishes,
+        hidden=tuple(parts.hidden),
+        notes={"legacy": body.functions is not None and not body.tools},
     )
+
+
+def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
+    """Tools as the client wrote them, field by field, for they are part of the prompt; and kinds that are left out."""
+    shown = [tool for tool in body.tools or () if tool.get("type") == "function"]
+    try:
+        _Tools.model_validate({"tools": shown, "functions": body.functions or []})
+    except ValidationError as error:
+        raise refused(error) from error
+    shown += [{"type": "function", "function": function} for function in body.functions or ()]
+    return tuple(shown), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
 
 
 def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
@@ -156,7 +178,9 @@ def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
     message = {**outcome.message, "refusal": None}
     if "tool_calls" in message and not message["content"]:
         message["content"] = None
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(outcome)}
+    if request.notes["legacy"] and (calls := message.pop("tool_calls", ())):
+        message["function_call"] = calls[0]["function"]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(request, outcome)}
     return {
         **_header(request, call, "chat.completion"),
         "choices": [choice],
@@ -195,6 +219,10 @@ class Chunks:
             told += self._chunk({"content": delta.content})
         if delta.call:
             function = {"name": delta.call.name, "arguments": delta.call.arguments}
+            if self._request.notes["legacy"]:
+                told += b"" if self._calls else self._chunk({"function_call": function})
+                self._calls += 1
+                return told
             identity = {"index": self._calls, "id": self._call.tool_call_id(self._calls, delta.call)}
             told += self._chunk({"tool_calls": [{**identity, "type": "function", "function": function}]})
             self._calls += 1
@@ -206,7 +234,7 @@ class Chunks:
 
     def end(self, outcome: Outcome) -> bytes:
         """The finish reason, the usage if it is wanted, and the terminal event."""
-        told = self._beginning() + self._chunk({}, _finish_reason(outcome), crrl=extras(outcome))
+        told = self._beginning() + self._chunk({}, _finish_reason(self._request, outcome), crrl=extras(outcome))
         if self._request.stream_usage:
             told += sse({**self._header, "choices": [], "usage": _usage(outcome)})
         return told + b"data: [DONE]\n\n"
@@ -236,10 +264,12 @@ def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:
     }
 
 
-def _finish_reason(outcome: Outcome) -> str:
+def _finish_reason(request: Request, outcome: Outcome) -> str:
     if outcome.turn.finish is Finish.LENGTH:
         return "length"
-    return "tool_calls" if "tool_calls" in outcome.message else "stop"
+    if "tool_calls" not in outcome.message:
+        return "stop"
+    return "function_call" if request.notes["legacy"] else "tool_calls"
 
 
 def _usage(outcome: Outcome) -> dict[str, Any]:

@@ -1,21 +1,22 @@
 """The dialect of Anthropic's Messages, plain and streaming.
 
 Tools that the vendor would run or that only its models know (``web_search_...``, ``bash_...``) are not shown to the
-policy, and `Turn.overridden` says so. A conversation that ends with words of the assistant is refused: recorded
-replies begin where a prompt ends.
+policy, and `Turn.overridden` says so. Tools that the client holds back (``defer_loading``) are shown where it refers to
+them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic_core import from_json
 
-from coderepairrl.gateway.body import Lenient, extras, named, read, unsupported
+from coderepairrl.gateway.body import Lenient, extras, json_schema, named, read
 from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.parts import Parts
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Finish
@@ -39,51 +40,13 @@ SIGNATURE = "unsigned"
 """Clients hand thoughts back only if they are signed. Ours are looked up, not verified."""
 
 
-class _TextBlock(Lenient):
-    type: Literal["text"]
-    text: str
+_AROUND = 50
+"""Levels of a body that are reserved for what is around the arguments of a call."""
 
 
-class _Thinking(Lenient):
-    type: Literal["thinking"]
-    thinking: str
-
-
-class _Redacted(Lenient):
-    type: Literal["redacted_thinking"]
-
-
-class _ToolUse(Lenient):
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-
-
-class _ToolResult(Lenient):
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | list[_TextBlock] = ""
-
-
-TAGS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "user", "assistant", "system")
-_Said = Annotated[_TextBlock | _Thinking | _Redacted | _ToolUse, Field(discriminator="type")]
-_Heard = Annotated[_TextBlock | _ToolResult, Field(discriminator="type")]
-
-
-class _User(Lenient):
-    role: Literal["user"]
-    content: str | list[_Heard]
-
-
-class _Assistant(Lenient):
-    role: Literal["assistant"]
-    content: str | list[_Said]
-
-
-class _System(Lenient):
-    role: Literal["system"]
-    content: str | list[_TextBlock]
+class _Message(Lenient):
+    role: Literal["user", "assistant", "system"]
+    content: Any
 
 
 class _Tool(Lenient):
@@ -91,6 +54,7 @@ class _Tool(Lenient):
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
 
     @property
     def ours(self) -> bool:
@@ -104,8 +68,8 @@ class _OutputConfig(Lenient):
 
 class _Counted(Lenient):
     model: str
-    messages: list[Annotated[_User | _Assistant | _System, Field(discriminator="role")]] = Field(min_length=1)
-    system: str | list[_TextBlock] | None = None
+    messages: list[_Message] = Field(min_length=1)
+    system: Any = None
     tools: list[_Tool] | None = None
     output_config: _OutputConfig | None = None
 
@@ -118,35 +82,35 @@ class _Body(_Counted):
 
 def parse(raw: bytes) -> Request:
     """The request in a body. Raises `ApiError` (400) that names the field."""
-    body = read(_Body, raw, TAGS)
+    body = read(_Body, raw)
     stop = tuple(body.stop_sequences or ())
     return _request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
 
 
-counter = Counter(
-    "/messages/count_tokens", lambda raw: _request(read(_Counted, raw, TAGS)), lambda n: {"input_tokens": n}
-)
+counter = Counter("/messages/count_tokens", lambda raw: _request(read(_Counted, raw)), lambda n: {"input_tokens": n})
 
 
 def _request(body: _Counted, **more: Any) -> Request:
     fields = body.model_extra or {}
-    if body.output_config and body.output_config.format:
-        raise unsupported("output_config.format", "replies are not constrained to a format")
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
+    if body.output_config and (shape := body.output_config.format):
+        wishes["response_format"] = json_schema(shape)
     if hosted := [tool.type for tool in body.tools or () if not tool.ours]:
         wishes["hosted_tools"] = hosted
-    system = _words(body.system or "")
+    ours = [tool for tool in body.tools or () if tool.ours]
+    later = {tool.name: _tool(tool) for tool in ours if tool.defer_loading}
+    parts = Parts(lambda part: _loaded(part, later))
+    system = parts.text(body.system, "\n")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
-        messages += _assistant(message) if isinstance(message, _Assistant) else _others(message)
-    if messages[-1]["role"] == "assistant":
-        raise unsupported("messages", "the conversation must end with a user message")
+        _add(messages, message, parts)
     return Request(
         dialect=name,
         model=body.model,
         messages=tuple(messages),
-        tools=tuple(_tool(tool) for tool in body.tools or () if tool.ours),
+        tools=tuple(_tool(tool) for tool in ours if not tool.defer_loading),
         wishes=wishes,
+        hidden=tuple(parts.hidden),
         **more,
     )
 
@@ -307,8 +271,9 @@ def _object(arguments: str) -> dict[str, Any]:
     """Arguments as the object that this dialect asks for; what is none is called ``value``."""
     try:
         said = json.loads(arguments, parse_constant=str)  # NaN is no JSON
-        # with room for what is around it; no infinity (1e999) and no half characters, which are no JSON either
-        json.dumps(reduce(lambda inner, _: [inner], range(50), said), allow_nan=False, ensure_ascii=False).encode()
+        # no infinity (1e999) and no half characters, which are no JSON either
+        text = json.dumps(said, allow_nan=False, ensure_ascii=False).encode()
+        from_json(b"%s%s%s" % (b"[" * _AROUND, text, b"]" * _AROUND))  # nested so deep that we could not read it back
     except (ValueError, RecursionError):
         said = arguments
     return said if isinstance(said, dict) else {"value": said}
@@ -323,44 +288,58 @@ def _tool(tool: _Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _assistant(message: _Assistant) -> list[Message]:
-    blocks = [_TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
-    said: dict[str, Any] = {
-        "role": "assistant",
-        "content": "".join(block.text for block in blocks if isinstance(block, _TextBlock)),
-    }
-    if thoughts := "".join(block.thinking for block in blocks if isinstance(block, _Thinking)):
-        said["reasoning_content"] = thoughts
-    if uses := [block for block in blocks if isinstance(block, _ToolUse)]:
-        said["tool_calls"] = [
-            {
-                "id": use.id,
-                "type": "function",
-                "function": {"name": use.name, "arguments": json.dumps(use.input, ensure_ascii=False)},
-            }
-            for use in uses
-        ]
-    return [said]
+def _loaded(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
+    """A tool that the client held back (``defer_loading``) and now refers to, as the policy is shown tools."""
+    named = part.get("tool_name")
+    if part.get("type") != "tool_reference" or not isinstance(named, str) or named not in later:
+        return None
+    return json.dumps(later[named], ensure_ascii=False)
 
 
-def _others(message: _User | _System) -> list[Message]:
-    """Results of tools are messages of their own; words between them are, too."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
-    messages: list[Message] = []
-    words: list[_TextBlock] = []
-    for block in message.content:
-        if isinstance(block, _TextBlock):
+def _add(messages: list[Message], message: _Message, parts: Parts) -> None:
+    """`message` as one or more of ours: results of tools are messages of their own; words between them are, too."""
+    blocks = message.content if isinstance(message.content, list) else [message.content]
+    if message.role == "assistant":
+        parts.at = len(messages)
+        messages.append(_assistant(blocks, parts))
+        return
+    words: list[Any] = []
+
+    def said() -> None:
+        parts.at = len(messages)
+        messages.append({"role": message.role, "content": parts.text(words, "\n")})
+        words.clear()
+
+    before = len(messages)
+    for block in blocks:
+        if not isinstance(block, dict) or block.get("type") != "tool_result":
             words.append(block)
             continue
         if words:
-            messages.append({"role": message.role, "content": _words(words)})
-            words = []
-        messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _words(block.content)})
-    if words or not messages:
-        messages.append({"role": message.role, "content": _words(words)})
-    return messages
+            said()
+        parts.at = len(messages)
+        result = {"tool_call_id": str(block.get("tool_use_id", "")), "content": parts.text(block.get("content"), "\n")}
+        messages.append({"role": "tool", **result})
+    if words or len(messages) == before:
+        said()
 
 
-def _words(content: str | Sequence[_TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _assistant(blocks: Sequence[Any], parts: Parts) -> Message:
+    """What the assistant thought, said and called."""
+    words, thoughts, calls = [], [], []
+    for block in blocks:
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "thinking":
+            thoughts.append(block.get("thinking"))
+        elif kind == "tool_use" and isinstance(block.get("name"), str):
+            text = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            function = {"name": block["name"], "arguments": text}
+            calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
+        elif kind != "redacted_thinking":
+            words.append(block)
+    message: dict[str, Any] = {"role": "assistant", "content": parts.text(words)}
+    if thought := parts.text(thoughts):
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = calls
+    return message

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -29,7 +31,7 @@ from coderepairrl.tokens import Delta, FunctionCall, Reply
 from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 FORWARDED = ("tool_choice", "parallel_tool_calls", "reasoning_effort")
-"""Wishes of Chat Completions that the remote is told of."""
+"""Wishes of Chat Completions that the remote is told of; and the format of replies, from every dialect."""
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which the same request may succeed."""
 MAX_ANSWER = 64 << 20
@@ -164,10 +166,9 @@ class Remote:
         return TextTree()
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """What Chat Completions has words for, of a client that speaks it."""
-        if request.dialect != "chat":
-            return {}
-        return {name: request.wishes[name] for name in FORWARDED if name in request.wishes}
+        """What Chat Completions has words for, of a client that speaks it, and the format that any client asks for."""
+        names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
+        return {name: request.wishes[name] for name in names if name in request.wishes}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
         """A reply to the conversation as the client has it. The seed is not sent: few would honour it."""
@@ -246,7 +247,7 @@ class Remote:
             said = data[:200].decode(errors="replace")
             raise RemoteFault(f"{self.url} answers what is no chat completion: {said}") from error
         if answer.error is not None:
-            raise RemoteFault(f"{self.url} breaks off: {str(answer.error)[:500]}")
+            raise RemoteFault(f"{self.url} breaks off: {json.dumps(answer.error)[:500]}")
         return answer
 
     def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> Exception:
@@ -265,8 +266,9 @@ class Remote:
         return _Busy(fault, after) if after <= MAX_PAUSE else fault
 
     def _unreachable(self, error: Exception) -> RemoteFault:
-        why = f"{type(error).__name__}: {error}"  # not its repr, which has the headers of the request
-        return RemoteFault(f"{self.url} cannot be reached: {why}", fix="check the URL; it ends in /v1 with most")
+        return RemoteFault(
+            f"{self.url} cannot be reached: {_why(error)}", fix="check the URL; it ends in /v1 with most"
+        )
 
     async def _cards(self) -> list[dict[str, Any]]:
         """What it says of its models, which is nothing with some. Raises `RemoteFault`."""
@@ -446,6 +448,22 @@ class Relayed:
         """None: nobody knows the ids that were sampled under which logprobs."""
         nothing = TokenSpan((), Origin.POLICY)
         return nothing, nothing
+
+
+def _why(error: Exception) -> str:
+    """What a connection failed of, in words that need no Python, and without what was sent."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return "its certificate is not valid"
+    if isinstance(cause, socket.gaierror):
+        return "nobody knows this host"
+    if isinstance(cause, TimeoutError):
+        return "no answer in time"
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno)
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "it broke off in the middle of an answer"
+    return "it hung up" if isinstance(error, aiohttp.ServerDisconnectedError) else "it does not answer in HTTP"
 
 
 def _message(message: Message) -> Message:

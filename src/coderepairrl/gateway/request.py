@@ -6,7 +6,10 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coderepairrl.gateway.call import Find
 
 Message = Mapping[str, Any]
 """``role``, ``content`` (a string), and of an assistant ``tool_calls`` with JSON text as arguments."""
@@ -28,10 +31,16 @@ class Request:
     stream_usage: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the client chose and the run decides: temperature, seed, tool_choice, ..."""
+    hidden: tuple[tuple[int, str], ...] = ()
+    """What of the messages is no text and is not shown: the index of a message, and a few words."""
     after: str = ""
     """Name of the call (`Call.name`) whose conversation the messages go on from, where they are not all of it."""
     opening: int = 0
     """Messages at the beginning that stand for this request only: others that go on from it do not inherit them."""
+    store: bool = False
+    """Whether the client may ask for the reply again, by its name."""
+    recall: Callable[[Find], Request] | None = None
+    """Of a request that refers to parts of stored replies: gives it with its messages, or raises `ApiError`."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect remembers of the request for its reply."""
 

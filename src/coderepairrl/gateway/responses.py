@@ -2,21 +2,25 @@
 
 A request brings its whole conversation as ``input``, or names the response after which it comes
 (``previous_response_id``): an episode remembers its responses whether or not a client asks to ``store`` them. Custom
-tools, whose input is free text, are shown to the policy as functions of one string. Tools that the vendor would run
-(web search, ...) are not shown, and `Turn.overridden` says so.
+tools, whose input is free text, are shown to the policy as functions of one string, and so are tools that the vendor
+spells in a way of its own (`vendor_tools`). Tools that the vendor would run (web search, ...) are not shown, and
+`Turn.overridden` says so.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
-from coderepairrl.gateway.body import Lenient, extras, named, read, unsupported
-from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.body import Lenient, extras, json_schema, named, read, unsupported
+from coderepairrl.gateway.call import Call, Find, Outcome
+from coderepairrl.gateway.parts import Parts
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
+from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS, printed
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Finish
 
@@ -42,61 +46,6 @@ STORED = ("conversation", "prompt", "background")
 _ID = "resp_"
 
 
-class _Part(Lenient):
-    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal"]
-    text: str = ""
-    refusal: str = ""
-
-
-class _Message(Lenient):
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_Part]
-
-
-class _Reasoning(Lenient):
-    type: Literal["reasoning"]
-    content: list[_Part] | None = None
-
-
-class _FunctionCall(Lenient):
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    arguments: str
-
-
-class _CustomCall(Lenient):
-    type: Literal["custom_tool_call"]
-    call_id: str
-    name: str
-    namespace: str | None = None
-    input: str
-
-
-class _CallOutput(Lenient):
-    type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
-    output: str | list[_Part]
-
-
-def _kind(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-    return "output" if kind in ("function_call_output", "custom_tool_call_output") else str(kind)
-
-
-TAGS = ("message", "reasoning", "function_call", "custom_tool_call", "output")
-_Item = Annotated[
-    Annotated[_Message, Tag("message")]
-    | Annotated[_Reasoning, Tag("reasoning")]
-    | Annotated[_FunctionCall, Tag("function_call")]
-    | Annotated[_CustomCall, Tag("custom_tool_call")]
-    | Annotated[_CallOutput, Tag("output")],
-    Discriminator(_kind),
-]
-
-
 class _Tool(Lenient):
     type: str
     name: str = ""
@@ -105,50 +54,48 @@ class _Tool(Lenient):
     tools: list[_Tool] | None = None
 
 
-class _Format(Lenient):
-    type: str = "text"
-
-
 class _Text(Lenient):
-    format: _Format | None = None
+    format: dict[str, Any] | None = None
 
 
 class _Body(Lenient):
     model: str
-    input: str | list[_Item] = Field(min_length=1)
+    input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
     tools: list[_Tool] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     stream: bool | None = None
+    store: bool | None = None
     text: _Text | None = None
-    previous_response_id: str | None = Field(None, pattern=f"^{_ID}.")
+    previous_response_id: str | None = None
 
 
 def parse(raw: bytes) -> Request:
     """The request in a body. Raises `ApiError` (400) that names the field."""
-    body = read(_Body, raw, TAGS)
+    body = read(_Body, raw)
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
         if fields.get(field):
             raise unsupported(field, "nothing but responses is stored here")
-    if body.text and body.text.format and body.text.format.type != "text":
-        raise unsupported("text.format", "replies are not constrained to a format")
     tools, known, hosted = _tools(body.tools or ())
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
+    if body.text and (shape := body.text.format) and shape.get("type") != "text":
+        wishes["response_format"] = json_schema(shape)
     if hosted:
         wishes["hosted_tools"] = hosted
     opening: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    items = [_Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    return Request(
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    request = Request(
         dialect=name,
         model=body.model,
-        messages=(*opening, *_messages(items)),
+        messages=(),
         tools=tools,
         max_tokens=body.max_output_tokens,
         stream=bool(body.stream),
         wishes=wishes,
         after=(body.previous_response_id or "").removeprefix(_ID),
         opening=len(opening),
+        store=body.store is not False,
         notes={
             "tools": known,
             "echo": {
@@ -159,9 +106,51 @@ def parse(raw: bytes) -> Request:
                 "parallel_tool_calls": fields.get("parallel_tool_calls") is not False,
                 "previous_response_id": body.previous_response_id,
                 "metadata": fields.get("metadata") or {},
+                "store": body.store is not False,
             },
         },
     )
+
+    def said(items: Sequence[Mapping[str, Any]]) -> Request:
+        parts = Parts(printed)
+        messages = _messages(items, opening, parts)
+        return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))
+
+    if any(item.get("type") == "item_reference" for item in items):
+        return replace(request, recall=lambda find: said([_recalled(item, find) for item in items]))
+    return said(items)
+
+
+def stored(response: str, find: Find) -> dict[str, Any]:
+    """The response of the id `response`. Raises `ApiError` (404)."""
+    found = find(response_name(response))
+    if found is None:
+        raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
+    request, call, outcome = found
+    return Response(request, call).whole(outcome)
+
+
+def deleted(response: str) -> dict[str, Any]:
+    """What is said of a response that is no longer stored."""
+    return {"id": response, "object": "response", "deleted": True}
+
+
+def response_name(response: str) -> str:
+    """The call's name in the id of its response."""
+    return response.removeprefix(_ID)
+
+
+def _recalled(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
+    """`item`, or the one that it refers to: something that was said in a response of this episode's."""
+    if item.get("type") != "item_reference":
+        return item
+    wanted = item.get("id")
+    if isinstance(wanted, str) and (found := find(wanted.partition("_")[2].rpartition("-")[0])):
+        request, call, outcome = found
+        for said in Response(request, call).whole(outcome)["output"]:
+            if said["id"] == wanted:
+                return dict(said)
+    raise ApiError(404, "item_not_found", f"this episode stores no item {wanted}", param="input")
 
 
 counter = Counter("/responses/input_tokens", parse, lambda n: {"object": "response.input_tokens", "input_tokens": n})
@@ -189,7 +178,7 @@ class Response:
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
         self._call = call
-        self._known: Mapping[str, tuple[str, str, bool]] = request.notes["tools"]
+        self._known: Mapping[str, tuple[str, str, str]] = request.notes["tools"]
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
         """The item that is being said, if one is."""
@@ -270,15 +259,20 @@ class Response:
     def _function(self, function: FunctionCall) -> None:
         """A whole tool call."""
         self._close()
-        namespace, tool, custom = self._known.get(function.name, ("", function.name, False))
-        kind, key = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
-        identity = {"call_id": self._call.tool_call_id(self._calls, function), "name": tool}
-        if namespace:
-            identity["namespace"] = namespace
+        namespace, tool, kind = self._known.get(function.name, ("", function.name, "function"))
+        identity = {"call_id": self._call.tool_call_id(self._calls, function)}
         self._calls += 1
+        if kind in VENDOR_TOOLS and (special := VENDOR_TOOLS[kind].item(function.arguments)):
+            self._start("vc", {"type": f"{kind}_call", "status": "in_progress", **identity, **special})
+            self._close()
+            return
+        identity |= {"name": tool, **({"namespace": namespace} if namespace else {})}
+        custom = kind == "custom"
+        key = "input" if custom else "arguments"
+        event = f"response.{'custom_tool' if custom else 'function'}_call_{key}"
         text = _free_text(function.arguments) if custom else function.arguments
-        self._start("ctc" if custom else "fc", {"type": kind, "status": "in_progress", **identity, key: ""})
-        event = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
+        item = {"type": "custom_tool_call" if custom else "function_call", "status": "in_progress", **identity}
+        self._start("ctc" if custom else "fc", {**item, key: ""})
         self._event(f"{event}.delta", **self._at, delta=text)
         self._event(f"{event}.done", **self._at, **{key: text}, **({} if custom else {"name": tool}))
         self._open[key] = text
@@ -327,7 +321,6 @@ class Response:
             "incomplete_details": None,
             "model": self._request.model,
             "output": list(self._items),
-            "store": True,
             "text": {"format": {"type": "text"}},
             "temperature": None,
             "top_p": None,
@@ -359,15 +352,18 @@ def _logprobs(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools(
     tools: Sequence[_Tool], namespace: str = ""
-) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, bool]], list[str]]:
-    """Tools as the policy is shown them; what its names mean (namespace, name, custom); and kinds that are left out."""
+) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
+    """Tools as the policy is shown them; what its names mean (namespace, name, type); and kinds that are left out."""
     shown: list[Mapping[str, Any]] = []
-    known: dict[str, tuple[str, str, bool]] = {}
+    known: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []
     for tool in tools:
         if tool.type == "namespace":
             more, names, others = _tools(tool.tools or (), tool.name)
             shown, known, hosted = [*shown, *more], known | names, [*hosted, *others]
+        elif (vendor := VENDOR_TOOLS.get(tool.type)) is not None:
+            shown.append({"type": "function", "function": vendor.function})
+            known[vendor.name] = ("", vendor.name, tool.type)
         elif tool.type not in ("function", "custom"):
             hosted.append(tool.type)
         elif not tool.name:
@@ -381,7 +377,7 @@ def _tools(
             if parameters is not None:
                 function["parameters"] = parameters
             shown.append({"type": "function", "function": function})
-            known[function["name"]] = (namespace, tool.name, custom)
+            known[function["name"]] = (namespace, tool.name, tool.type)
     return tuple(shown), known, hosted
 
 
@@ -401,43 +397,81 @@ def _free_text(arguments: str) -> str:
     return said["input"] if isinstance(said, dict) and isinstance(said.get("input"), str) else arguments
 
 
-def _messages(items: Sequence[Any]) -> list[Message]:
-    """Items as messages: what one reply said (thoughts, words, calls) is one message."""
-    messages: list[dict[str, Any]] = []
+def _messages(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: Parts) -> list[Message]:
+    """Items as messages after `opening`: what one reply said (thoughts, words, calls) is one message."""
+    messages: list[dict[str, Any]] = [dict(message) for message in opening]
     last = ""
-    for item in items:
-        said = isinstance(item, _Reasoning | _FunctionCall | _CustomCall) or getattr(item, "role", "") == "assistant"
-        if not said:
-            messages.append(_heard(item))
-        elif not last or item.type == "reasoning" or item.type == last == "message":
-            messages.append({"role": "assistant", "content": ""})
-        if said:
-            _say(messages[-1], item)
-        last = item.type if said else ""
+    for number, item in enumerate(items):
+        kind = _kind(item)
+        if kind in ("words", "thoughts", "call"):
+            if not last or kind == "thoughts" or kind == last == "words":
+                messages.append({"role": "assistant", "content": ""})
+            parts.at = len(messages) - 1
+            _say(messages[-1], item, kind, parts)
+            last = kind
+        else:
+            parts.at = len(messages)
+            messages.append(_heard(item, kind, number, parts))
+            last = ""
     return list(messages)
 
 
-def _heard(item: _Message | _CallOutput) -> dict[str, Any]:
-    """What others say to the policy."""
-    if isinstance(item, _CallOutput):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _words(item.output, "\n")}
-    role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": _words(item.content, "\n")}
+def _kind(item: Mapping[str, Any]) -> str:
+    """``words``, ``thoughts`` or ``call`` of the assistant's, a ``result``, a ``message`` of others, or else."""
+    kind = item.get("type") or "message"
+    if kind == "message":
+        return "words" if item.get("role") == "assistant" else "message"
+    if kind == "reasoning":
+        return "thoughts"
+    if _call(item):
+        return "call"
+    if not isinstance(kind, str):
+        return "else"
+    if kind.endswith("_output"):
+        return "result"
+    return "words" if kind.endswith("_call") else "else"
 
 
-def _say(message: dict[str, Any], item: _Message | _Reasoning | _FunctionCall | _CustomCall) -> None:
+def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The call that an item is, if it is one that the policy could make."""
+    kind, tool, arguments = item.get("type"), item.get("name"), item.get("arguments")
+    vendor = VENDOR_TOOLS.get(str(kind).removesuffix("_call"))
+    if vendor is not None and str(kind).endswith("_call"):
+        tool, arguments = vendor.name, vendor.arguments(item)
+    elif kind == "custom_tool_call" and isinstance(item.get("input"), str):
+        arguments = json.dumps({"input": item["input"]})
+    elif kind != "function_call":
+        return None
+    if not isinstance(tool, str) or not isinstance(arguments, str):
+        return None
+    namespace = item.get("namespace")
+    function = {"name": _full(namespace if isinstance(namespace, str) else "", tool), "arguments": arguments}
+    return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
+
+
+def _heard(item: Mapping[str, Any], kind: str, number: int, parts: Parts) -> dict[str, Any]:
+    """What others say to the policy. Raises `ApiError` for a role that nobody has."""
+    if kind == "result":
+        said = item.get("output")
+        content = parts.text(said, "\n") if said is not None else parts.placeholder(item)
+        return {"role": "tool", "tool_call_id": str(item.get("call_id") or item.get("id") or ""), "content": content}
+    if kind == "else":
+        return {"role": "system" if item.get("role") == "developer" else "user", "content": parts.placeholder(item)}
+    role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
+    if role not in ("system", "user"):
+        where = f"input.{number}.role"
+        raise ApiError(400, "invalid_value", f"{where} must be system, developer, user or assistant", param=where)
+    return {"role": role, "content": parts.text(item.get("content"), "\n")}
+
+
+def _say(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: Parts) -> None:
     """Add an item to the assistant's message."""
-    if isinstance(item, _Message):
-        message["content"] += _words(item.content, "")
-    elif isinstance(item, _Reasoning):
-        if thoughts := _words(item.content or [], ""):
+    if kind == "call":
+        message.setdefault("tool_calls", []).append(_call(item))
+    elif kind == "thoughts":
+        if thoughts := parts.text(item.get("content")):
             message["reasoning_content"] = thoughts
+    elif item.get("type", "message") == "message":
+        message["content"] += parts.text(item.get("content"))
     else:
-        text = item.arguments if isinstance(item, _FunctionCall) else json.dumps({"input": item.input})
-        function = {"name": _full(item.namespace, item.name), "arguments": text}
-        calls = message.setdefault("tool_calls", [])
-        calls.append({"id": item.call_id, "type": "function", "function": function})
-
-
-def _words(content: str | Sequence[_Part], between: str) -> str:
-    return content if isinstance(content, str) else between.join(part.text or part.refusal for part in content)
+        message["content"] += parts.placeholder(item)

@@ -9,7 +9,7 @@ import json
 import logging
 import secrets
 import socket as sockets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,7 +78,8 @@ class Server:
     """Serves sessions over HTTP, by TCP and by a Unix socket; `source` is who replies in them.
 
     A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
-    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end.
+    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end. The
+    model is called `model_name`, and answers to every other name, too, or to those of `accept` if there are any.
 
         server = Server(source, sampling=Sampling(), on_turn=record)
         await server.start()
@@ -88,10 +89,19 @@ class Server:
         await server.stop()
     """
 
-    def __init__(self, source: Source, *, sampling: Sampling, on_turn: OnTurn, model_name: str = "policy") -> None:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        sampling: Sampling,
+        on_turn: OnTurn,
+        model_name: str = "policy",
+        accept: Collection[str] = (),
+    ) -> None:
         self.source = source
         self.sampling = sampling
         self.model_name = model_name
+        self.accept = frozenset(accept)
         self.url = ""
         self.socket: Path | None = None
         self._on_turn = on_turn
@@ -107,8 +117,12 @@ class Server:
                 app.router.add_post(f"{prefix}/v1{dialect.path}", self._completion(dialect))
                 if dialect.counter is not None:
                     app.router.add_post(f"{prefix}/v1{dialect.counter.path}", self._count(dialect.counter))
+            app.router.add_get(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._stored)
+            app.router.add_delete(f"{prefix}/v1/responses/{{response:resp_[^/]+}}", self._delete)
             app.router.add_get(f"{prefix}/v1/models", self._models)
-            app.router.add_get(f"{prefix}/v1/models/{{model}}", self._model)
+            app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
+            for root in {f"{prefix}/", prefix or "/", f"{prefix}/v1"}:
+                app.router.add_get(root, _present)
         app.router.add_get("/health", self._health)
         # a handler is cancelled when its client goes away: that is how a disconnect reaches the engine
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
@@ -195,30 +209,46 @@ class Server:
         return handle
 
     def _known(self, model: str) -> None:
-        if model != self.model_name:
-            message = f"the model {model!r} does not exist; there is {self.model_name!r}"
-            raise ApiError(404, "model_not_found", message, param="model")
+        if self.accept and model not in self.accept and model != self.model_name:
+            there = ", ".join(sorted(self.accept | {self.model_name}))
+            raise ApiError(404, "model_not_found", f"the model {model} does not exist; there is {there}", param="model")
+
+    async def _stored(self, request: web.Request) -> web.Response:
+        """A response once more, as long as its client has not deleted it or asked not to store it."""
+        session = self._session(request)
+        if request.query.get("stream") == "true":
+            raise ApiError(400, "unsupported_value", "a stored response is not streamed", param="stream")
+        with _ours(session):
+            return web.json_response(responses.stored(request.match_info["response"], session.find))
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        session, response = self._session(request), request.match_info["response"]
+        with _ours(session):
+            responses.stored(response, session.find)
+            session.forget(responses.response_name(response))
+            return web.json_response(responses.deleted(response))
 
     async def _models(self, request: web.Request) -> web.Response:
         self._session(request)
-        ends = {"has_more": False, "first_id": self.model_name, "last_id": self.model_name}
-        return web.json_response({"object": "list", "data": [self._card()], **ends})
+        names = [self.model_name, *sorted(self.accept - {self.model_name})]
+        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return web.json_response({"object": "list", "data": [self._card(name) for name in names], **ends})
 
     async def _model(self, request: web.Request) -> web.Response:
         self._session(request)
         self._known(request.match_info["model"])
-        return web.json_response(self._card())
+        return web.json_response(self._card(request.match_info["model"]))
 
-    def _card(self) -> dict[str, Any]:
-        """The model, as the clients of every provider know models."""
+    def _card(self, name: str) -> dict[str, Any]:
+        """The model by one of its names, as the clients of every provider know models."""
         context = self.source.context
         return {
-            "id": self.model_name,
+            "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "coderepairrl",
             "type": "model",
-            "display_name": self.model_name,
+            "display_name": name,
             "created_at": "1970-01-01T00:00:00Z",
             "lifecycle": "active",
             **({} if context is None else {"max_model_len": context, "max_input_tokens": context}),
@@ -246,10 +276,16 @@ class Gateway(Server):
         sampling: Sampling,
         on_turn: OnTurn,
         model_name: str = "policy",
+        accept: Collection[str] = (),
         history_policy: HistoryPolicy = "splice",
     ) -> None:
         policy = Policy(codec, engine, history_policy)
-        super().__init__(policy, sampling=sampling, on_turn=on_turn, model_name=model_name)
+        super().__init__(policy, sampling=sampling, on_turn=on_turn, model_name=model_name, accept=accept)
+
+
+async def _present(request: web.Request) -> web.Response:
+    """For clients that look whether a server is there before they ask it anything."""
+    return web.json_response({"status": "ok"})
 
 
 async def _plain(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
@@ -322,11 +358,15 @@ async def _errors(
         failure = ApiError(400, "invalid_body", "the body is not in the encoding that its headers name")
     except web.HTTPException as error:
         failure = ApiError(error.status, "not_found" if error.status == 404 else "invalid_request", error.reason)
-    except (ConnectionError, TimeoutError):
+    except ConnectionError:  # the client went away
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response(status=499)  # which nobody gets
+    except TimeoutError:
         raise
-    except Exception as error:
+    except Exception:
         log.exception("%s %s", request.method, request.path)
-        failure = ApiError(500, "gateway_fault", f"{type(error).__name__}: {error}")
+        failure = ApiError(500, "gateway_fault", "the gateway failed")
     response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
     if failure.code == "invalid_body":
         response.force_close()  # nobody knows where on this connection the next request begins

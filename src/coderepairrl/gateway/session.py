@@ -64,7 +64,8 @@ class Session:
         self._deadline = asyncio.get_running_loop().time() + endpoint.limits.seconds
         self._started = 0
         self._calls: dict[str, Call] = {}
-        self._named: dict[str, tuple[Call, int]] = {}
+        self._named: dict[str, tuple[Call, Request]] = {}
+        self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
         self._commits = asyncio.Lock()
 
@@ -115,9 +116,20 @@ class Session:
         call = Call(digest, self._started, prompt=prompt, cached=placement.cached)
         self._start(call, request, placement, budget)  # before it can be joined
         self._calls[digest] = call
-        self._named[call.name] = call, request.opening
+        self._named[call.name] = call, self._remembered(request)
         self._started += 1
         return call
+
+    def find(self, name: str) -> tuple[Request, Call, Outcome] | None:
+        """The call of that name, if its client may ask for it again and it has ended with an outcome."""
+        call, request = self._named.get(name, (None, None))
+        if call is None or request is None or call.outcome is None or not request.store:
+            return None
+        return request, call, call.outcome
+
+    def forget(self, name: str) -> None:
+        """No longer answer for the call of that name. What was recorded of it stays."""
+        self._named.pop(name, None)
 
     def count(self, request: Request) -> int:
         """Tokens that the engine would be given for `request`; nothing is recorded. Raises `ApiError`."""
@@ -150,17 +162,28 @@ class Session:
 
     def _whole(self, request: Request) -> Request:
         """`request` with all messages of its conversation, those that it only refers to included."""
+        if request.recall is not None:
+            request = replace(request.recall(self.find), recall=None)
         if not request.after:
             return request
-        call, inherited = self._named.get(request.after, (None, 0))
-        if call is None or call.outcome is None:
-            message = f"there is no finished response {request.after!r} in this episode"
+        call, asked = self._named.get(request.after, (None, None))
+        if call is None or asked is None or call.outcome is None:
+            message = f"there is no finished response {request.after} in this episode"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
-        before = conversation(self._tree.turns, call.outcome.turn.index)
-        opening = request.messages[: request.opening]
+        before = conversation(self._tree.turns, call.outcome.turn.index)[asked.opening :]
+        at = request.opening
         return replace(
-            request, messages=(*opening, *before[inherited:], *request.messages[request.opening :]), after=""
+            request,
+            messages=(*request.messages[:at], *before, *request.messages[at:]),
+            hidden=tuple((index + len(before), what) for index, what in request.hidden),
+            after="",
         )
+
+    def _remembered(self, request: Request) -> Request:
+        """What later requests may need of `request`. What it has in common with the last one is kept once."""
+        notes = _shared(self._notes, request.notes) if request.store else {}
+        self._notes = notes or self._notes
+        return replace(request, messages=(), tools=(), wishes={}, hidden=(), notes=notes)
 
     def _repeated(self, digest: str, retry: int | None) -> Call | None:
         call = self._calls.get(digest)
@@ -222,7 +245,8 @@ class Session:
         message = _message(call, reply)
         unfit = self._source.masked or ("" if self._sampling.trainable else "sampling")
         fulfilled = self._source.forwarded(request)
-        wishes = {name: value for name, value in request.wishes.items() if name not in fulfilled}
+        wishes = self._wishes(request, placement)
+        wishes = {name: value for name, value in wishes.items() if name not in fulfilled}
         output, tail = generation.spans()
         async with self._commits:  # one at a time: the log's order is the tree's
             turn = Turn(
@@ -278,6 +302,18 @@ class Session:
             limit=self.limit,
         )
 
+    def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
+        """What the client asked for that the dialects have in common, and what it asked for in its own."""
+        wishes = dict(request.wishes)
+        if request.model != self.endpoint.model:
+            wishes["model"] = request.model
+        if request.messages[-1]["role"] == "assistant":
+            wishes["prefill"] = True
+        seen = len(request.messages) - len(placement.news)
+        if hidden := [what for index, what in request.hidden if index >= seen]:
+            wishes["not_shown"] = hidden
+        return wishes
+
     def _failed(self, error: BaseException) -> Fault:
         """The session's fault, which is its first."""
         if isinstance(error, Fault):
@@ -300,6 +336,15 @@ def request_seed(seed: int, ordinal: int) -> int:
     True
     """
     return int.from_bytes(hashlib.blake2b(f"{seed}/{ordinal}".encode(), digest_size=8).digest()) >> 1
+
+
+def _shared(old: Any, new: Any) -> Any:
+    """`new`, in which what `old` has, too, is the same object."""
+    if old == new:
+        return old
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return {key: _shared(old.get(key), value) for key, value in new.items()}
+    return new
 
 
 def _too_long(prompt: int, most: int) -> str:
@@ -333,4 +378,6 @@ def _message(call: Call, reply: Reply) -> Message:
 
 
 def _unavailable(fault: Fault) -> ApiError:
-    return ApiError(503, f"{fault.boundary}_fault", f"the {fault.boundary} failed: {fault}")
+    """What a client is told of a fault. What broke in the gateway itself is for its log, not for agents."""
+    told = f"the {fault.boundary} failed" + ("" if isinstance(fault, GatewayFault) else f": {fault}")
+    return ApiError(503, f"{fault.boundary}_fault", told)

@@ -1,0 +1,127 @@
+"""The content of messages as text, in every dialect.
+
+A policy reads text only. What else clients send (images, documents, audio, files, kinds that were invented since) is
+named by a short placeholder, the same for the same content: ``[image: image/png, 12345 bytes, not shown]``. Nothing is
+refused: what is in a message comes from tools that the policy called, as often as not.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+WORDS = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal"))
+"""Kinds of parts that are text."""
+KINDS = {
+    **dict.fromkeys(("image_url", "input_image", "output_image"), "image"),
+    **dict.fromkeys(("input_audio", "output_audio"), "audio"),
+    **dict.fromkeys(("video_url", "input_video"), "video"),
+    "input_file": "file",
+}
+"""What a placeholder calls a kind, if not by its own name."""
+LONGEST = 100
+"""Characters of a name or an address in a placeholder."""
+
+
+class Parts:
+    """Reads the content of one request's messages; `hidden` says what of it was left out, in the message `at` which.
+
+    `known` reads kinds of parts that only one dialect has; it returns None for one that it does not know.
+
+    >>> parts = Parts()
+    >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}])
+    'Look:\\n[image: https://a.b/c.png, not shown]'
+    >>> parts.hidden
+    [(0, 'image: https://a.b/c.png')]
+    """
+
+    def __init__(self, known: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> None:
+        self.at = 0
+        self.hidden: list[tuple[int, str]] = []
+        self._known = known
+
+    def text(self, content: object, between: str = "") -> str:
+        """`content` (a string, parts, or whatever a client sent) with `between` its parts; a placeholder has a line."""
+        if isinstance(content, str):
+            return content
+        said, after_placeholder = "", False
+        for part in content if isinstance(content, list) else [] if content is None else [content]:
+            before = len(self.hidden)
+            words = self._words(part)
+            placeholder = len(self.hidden) > before
+            if said:
+                said += between or ("\n" if placeholder or after_placeholder else "")
+            said, after_placeholder = said + words, placeholder
+        return said
+
+    def placeholder(self, part: Mapping[str, Any]) -> str:
+        """What stands for something that is no text."""
+        what = described(part)
+        self.hidden.append((self.at, what))
+        return f"[{what}, not shown]"
+
+    def _words(self, part: Any) -> str:
+        if isinstance(part, str) or part is None:
+            return part or ""
+        if not isinstance(part, dict):
+            return json.dumps(part)
+        kind = str(part.get("type"))
+        if (known := self._known(part)) is not None:
+            return known
+        if isinstance(words := part.get("refusal" if kind == "refusal" else "text"), str):
+            return words
+        if kind in WORDS:
+            return ""
+        if kind == "document" and isinstance(source := part.get("source"), dict):
+            if source.get("type") == "text" and isinstance(source.get("data"), str):
+                return str(source["data"])
+            if source.get("type") == "content":
+                return self.text(source.get("content"), "\n")
+        if kind == "search_result":
+            heads = [each for each in (part.get("title"), part.get("source")) if isinstance(each, str)]
+            return "\n".join([*heads, self.text(part.get("content"), "\n")])
+        return self.placeholder(part)
+
+
+def described(part: Mapping[str, Any]) -> str:
+    """What a part is, in a few words: its kind, then name, type and size, as far as it says.
+
+    >>> described({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
+    'file: a.pdf, application/pdf, 3 bytes'
+    """
+    said = part.get("type")
+    kind = KINDS.get(said) or _plain(said) or "part" if isinstance(said, str) else "part"
+    inner = (part.get(key) for key in ("source", "image_url", "input_audio", "file", "video_url"))
+    fields = {**part, **{key: value for each in inner if isinstance(each, dict) for key, value in each.items()}}
+    texts: dict[str, str] = {key: value for key, value in fields.items() if isinstance(value, str) and value}
+    name = texts.get("filename") or texts.get("title") or texts.get("name")
+    media = texts.get("media_type") or texts.get("mime_type") or texts.get("format")
+    keys = ("data", "file_data", "url", "image_url", "file_url")
+    data: str = next((texts[key] for key in keys if key in texts), "")
+    size = -1
+    if found := re.match(r"data:([^,;]*)([^,]*),", data):
+        media = found[1] or media
+        payload = data[found.end() :]
+        size = _decoded(payload) if found[2].endswith(";base64") else len(unquote_to_bytes(payload))
+    elif re.match(r"[a-z][a-z0-9+.-]*://", data):
+        name = name or data
+    elif data:
+        size = _decoded(data)
+    else:
+        name = name or texts.get("file_id") or texts.get("tool_name")
+    details = [_plain(text) for text in (name, media) if text] + ([] if size < 0 else [f"{size} bytes"])
+    return f"{kind}: {', '.join(details)}" if details else kind
+
+
+def _decoded(base64: str) -> int:
+    """Bytes that so much base64 says."""
+    return (len(base64) - base64.count("\n") - base64[-2:].count("=")) * 3 // 4
+
+
+def _plain(text: str) -> str:
+    """A short line without brackets."""
+    line = re.sub(r"[^\w ./:+@#%&=?~,()-]+", " ", text[: 2 * LONGEST]).strip()
+    return line if len(line) <= LONGEST and len(text) <= 2 * LONGEST else f"{line[:LONGEST]}..."

@@ -1,0 +1,431 @@
+"""What clients of each vendor ask for beside a reply, by the official SDKs: names, formats, old spellings, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import struct
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from coderepairrl.gateway import server
+from coderepairrl.types import Finish
+
+from .clients import anthropic_client, openai_client
+from .conftest import SHELL, Said, World, identical
+from .speech import SPEAKERS
+from .test_remote import completion, listening, post, relay
+
+ASK: list[Any] = [{"role": "user", "content": "Fix it."}]
+EVERY = pytest.mark.parametrize("name", SPEAKERS)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+
+
+@EVERY
+async def test_any_name_is_the_model_and_is_recorded(world: World, name: str) -> None:
+    session = world.open()
+    body = SPEAKERS[name].body(ASK) | {"model": "vendor/model-9"}
+    status, reply = await post(session, name, body)
+    assert (status, json.loads(reply)["model"]) == (200, "vendor/model-9")
+    assert (await post(session, name, SPEAKERS[name].body(ASK)))[0] == 200
+    assert [turn.overridden for turn in session.turns] == [('model="vendor/model-9"',), ()]
+    assert (await openai_client(session.endpoint).models.retrieve("vendor/model-9")).id == "vendor/model-9"
+
+
+@EVERY
+async def test_a_list_restricts_the_names(world: World, name: str) -> None:
+    world.gateway.accept = frozenset(["a", "b"])
+    session = world.open()
+    for model, status in (("a", 200), ("policy", 200), ("c", 404)):
+        assert (await post(session, name, SPEAKERS[name].body(ASK) | {"model": model}))[0] == status
+    models = [model.id async for model in anthropic_client(session.endpoint).models.list()]
+    assert models == ["policy", "a", "b"]
+
+
+FORMATS: dict[str, Any] = {
+    "chat": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
+    },
+    "responses": {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}}},
+    "messages": {"output_config": {"effort": "high", "format": {"type": "json_schema", "schema": SCHEMA}}},
+}
+
+
+@EVERY
+async def test_a_format_is_a_wish_and_a_remote_is_told(world: World, name: str) -> None:
+    session = world.open()
+    body = SPEAKERS[name].body(ASK) | FORMATS[name]
+    assert (await post(session, name, body))[0] == 200
+    wanted = {"name": "reply" if name == "messages" else "n", "schema": SCHEMA}
+    wanted |= {} if name == "messages" else {"strict": True}
+    wish = {"type": "json_schema", "json_schema": wanted}
+    assert session.turns[0].overridden == (f"response_format={json.dumps(wish, sort_keys=True)}",)
+    told: list[Any] = []
+
+    async def handler(request: aiohttp.web.Request) -> aiohttp.web.Response:
+        told.append(await request.json())
+        return aiohttp.web.json_response(completion())
+
+    async with listening(handler) as url, relay(url) as remote:
+        assert (await post(remote, name, body | {"model": "policy"}))[0] == 200
+    assert told[0]["response_format"] == wish
+    assert remote.turns[0].overridden == ()
+
+
+async def test_a_plain_format_is_no_wish(world: World) -> None:
+    session = world.open()
+    plain: dict[str, Any] = {
+        "chat": {"response_format": {"type": "text"}},
+        "responses": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+        "messages": {"output_config": {"effort": "high"}},
+    }
+    for name, more in plain.items():
+        assert (await post(session, name, SPEAKERS[name].body(ASK) | more))[0] == 200
+    assert {turn.overridden for turn in session.turns} == {()}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_functions_of_before_there_were_tools(world: World, said: Said, stream: bool) -> None:
+    replies = [said("I look.", ("shell", {"cmd": "ls"})), said("Done.")]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    session = world.open()
+    completions = openai_client(session.endpoint).chat.completions
+    options: Any = {"functions": [SHELL["function"]], "function_call": {"name": "shell"}, "model": "policy"}
+    if stream:
+        chunks = [chunk async for chunk in await completions.create(messages=ASK, stream=True, **options)]
+        [called] = [chunk.choices[0].delta.function_call for chunk in chunks if chunk.choices[0].delta.function_call]
+        finish, text = chunks[-1].choices[0].finish_reason, "I look."
+    else:
+        reply = await completions.create(messages=ASK, **options)
+        called, finish = reply.choices[0].message.function_call, reply.choices[0].finish_reason
+        text = reply.choices[0].message.content
+        assert reply.choices[0].message.tool_calls is None
+    assert (called.name, json.loads(called.arguments), finish) == ("shell", {"cmd": "ls"}, "function_call")
+    back = {"role": "assistant", "content": text, "function_call": {"name": "shell", "arguments": called.arguments}}
+    result = {"role": "function", "name": "shell", "content": "a.py"}
+    last = await completions.create(messages=[*ASK, back, result], **options)
+    assert last.choices[0].finish_reason == "stop"
+    assert [turn.base for turn in session.turns] == [None, 0]
+    assert session.turns[1].messages[0] == {"role": "tool", "tool_call_id": "shell", "content": "a.py"}
+    assert session.turns[0].overridden == ('tool_choice={"function": {"name": "shell"}, "type": "function"}',)
+    identical(session.turns, world.engine)
+
+
+async def test_a_response_is_there_until_it_is_deleted(world: World, said: Said) -> None:
+    world.engine.script = lambda *_: said("I look.", ("shell", {"cmd": "ls"}))
+    session, other = world.open(), world.open("other")
+    api = openai_client(session.endpoint).responses
+    tool: Any = {"type": "function", "strict": False, **SHELL["function"]}
+    made = await api.create(model="policy", input="Fix it.", tools=[tool], metadata={"a": "b"})
+    assert made.store is True  # type: ignore[attr-defined]
+    assert (await api.retrieve(made.id)).to_dict() == made.to_dict()
+    streamed = [event async for event in await api.create(model="policy", input="Fix it.", stream=True)]
+    last = streamed[-1].response  # type: ignore[union-attr]
+    assert (await api.retrieve(last.id)).output_text == "I look."
+    await api.delete(made.id)
+    asked = [
+        lambda: api.retrieve(made.id),
+        lambda: api.delete(made.id),
+        lambda: api.create(model="policy", input="Go on.", previous_response_id=made.id),
+        lambda: api.create(model="policy", input=[{"type": "item_reference", "id": made.output[0].id}]),
+        lambda: openai_client(other.endpoint).responses.retrieve(last.id),
+        lambda: api.retrieve("resp_nothing"),
+    ]
+    for each in asked:
+        with pytest.raises(openai.NotFoundError):
+            await each()
+    assert len(session.turns) == 2
+    assert await api.retrieve(last.id)
+
+
+async def test_what_is_not_stored_is_not_there_and_says_so(world: World) -> None:
+    session = world.open()
+    api = openai_client(session.endpoint).responses
+    made = await api.create(model="policy", input="Fix it.", store=False)
+    assert made.store is False  # type: ignore[attr-defined]
+    with pytest.raises(openai.NotFoundError):
+        await api.retrieve(made.id)
+    await api.create(model="policy", input="Go on.", previous_response_id=made.id)
+    assert session.turns[1].base == 0
+
+
+async def test_items_may_be_referred_to(world: World, said: Said) -> None:
+    """As clients do that leave the conversation to the server: what they refer to is what was said, and one path."""
+    added = said.codec.tokenizer.added
+    thoughts = [added["<think>"], *said("hm", end=False), added["</think>"]]
+    replies = [[*thoughts, *said("\n\nI look.", ("shell", {"cmd": "ls"}))], said("Done.")]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    session = world.open()
+    api = openai_client(session.endpoint).responses
+    tool: Any = {"type": "function", "strict": False, **SHELL["function"]}
+    first = await api.create(model="policy", input=ASK, tools=[tool])
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+    references: list[Any] = [{"type": "item_reference", "id": item.id} for item in first.output]
+    result = {"type": "function_call_output", "call_id": first.output[2].call_id, "output": "a.py"}  # type: ignore[union-attr]
+    await api.create(model="policy", input=[*ASK, *references, result], tools=[tool])
+    assert [turn.base for turn in session.turns] == [None, 0]
+    identical(session.turns, world.engine)
+
+
+VENDOR: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "local_shell": (
+        {"command": ["ls", "-l"], "timeout_ms": 5},
+        {"action": {"type": "exec", "command": ["ls", "-l"], "timeout_ms": 5, "env": {}}},
+        {"id": "ID", "output": "a.py"},
+        "a.py",
+    ),
+    "shell": (
+        {"commands": ["ls", "pwd"]},
+        {"action": {"commands": ["ls", "pwd"], "timeout_ms": None, "max_output_length": None}},
+        {
+            "call_id": "ID",
+            "output": [
+                {"stdout": "a.py\n", "stderr": "no\n", "outcome": {"type": "exit", "exit_code": 2}},
+                {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
+            ],
+        },
+        "a.py\nno\n[exit code 2]\n[timed out]",
+    ),
+    "apply_patch": (
+        {"type": "update_file", "path": "a.py", "diff": "@@\n-a\n+b"},
+        {"operation": {"type": "update_file", "path": "a.py", "diff": "@@\n-a\n+b"}},
+        {"call_id": "ID", "status": "completed", "output": "Done!"},
+        "Done!",
+    ),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", VENDOR)
+async def test_a_tool_that_is_named_by_its_type_is_called_by_an_item_of_its_own(
+    world: World, said: Said, kind: str, stream: bool
+) -> None:
+    arguments, fields, output, text = VENDOR[kind]
+    replies = [said("", (kind, arguments)), said("Done.")]
+    world.engine.script = lambda *_: replies[len(world.engine.seen) - 1]
+    session = world.open()
+    api = openai_client(session.endpoint).responses
+    options: Any = {"model": "policy", "tools": [{"type": kind}]}
+    if stream:
+        events = [event async for event in await api.create(input=ASK, stream=True, **options)]
+        [item] = [event.item for event in events if event.type == "response.output_item.done"]  # type: ignore[union-attr]
+    else:
+        [item] = (await api.create(input=ASK, **options)).output
+    told = item.to_dict()
+    assert (told["type"], told["status"]) == (f"{kind}_call", "completed")
+    assert {key: told[key] for key in fields} == fields
+    result = {"type": f"{kind}_call_output", **output}
+    result |= {key: told["call_id"] for key in ("id", "call_id") if result.get(key) == "ID"}
+    await api.create(input=[*ASK, told, result], **options)
+    assert [turn.base for turn in session.turns] == [None, 0]
+    assert session.turns[1].messages[0]["content"] == text
+    assert {turn.overridden for turn in session.turns} == {()}
+    identical(session.turns, world.engine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [("local_shell", {"command": 3}), ("shell", {}), ("apply_patch", {"type": "update_file"}), ("apply_patch", [])],
+)
+async def test_arguments_that_do_not_fit_stay_a_function_call(
+    world: World, said: Said, kind: str, arguments: Any
+) -> None:
+    world.engine.script = lambda *_: said("", (kind, arguments))
+    api = openai_client(world.open().endpoint).responses
+    [item] = (await api.create(model="policy", input=ASK, tools=[{"type": kind}])).output  # type: ignore[list-item]
+    assert (item.type, json.loads(item.arguments)) == ("function_call", arguments)  # type: ignore[union-attr]
+
+
+async def test_whoever_looks_whether_a_server_is_there_finds_one(world: World) -> None:
+    session = world.open()
+    root = session.endpoint.base_url.removesuffix("/v1")
+    async with aiohttp.ClientSession() as client:
+        for url in (world.gateway.url, f"{world.gateway.url}/v1", root, f"{root}/", f"{root}/v1"):
+            for method in ("HEAD", "GET"):
+                async with client.request(method, url) as answer:
+                    assert answer.status == 200
+    assert session.turns == ()
+
+
+PYTHON = re.compile(
+    r"Traceback|\b[A-Z]\w*(Error|Exception)\b|NoneType|<class|<\w+ object|\bdict\b|dictionary|instance of|\b_[A-Z]\w+|"
+    r"\bNone\b|\bTrue\b|\bFalse\b|pydantic|aiohttp|\btuple\b|\bstr\b|\bint\b|b'"
+)
+WRONG: list[Any] = [
+    b"{",
+    b"",
+    b"[]",
+    b'{"a":' * 3000,
+    {},
+    {"model": 3},
+    {"model": None},
+    {"model": "policy"},
+    {"model": "policy", "messages": 3, "input": 3, "max_tokens": 3},
+    {"model": "policy", "messages": [], "input": [], "max_tokens": 3},
+    {"model": "policy", "messages": [3], "input": [3], "max_tokens": 3},
+    {"model": "policy", "messages": [{"role": None}], "input": [{"role": None}], "max_tokens": 3},
+    {"stream": "yes"},
+    {"tools": [{}], "tool_choice": 3},
+    {"tools": 3},
+    {"tools": [{"type": "function", "function": {"name": 3}, "name": 3}]},
+    {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}, "name": "a", "input_schema": []}]},
+    {"max_tokens": "a", "max_output_tokens": "a"},
+    {"max_tokens": 0, "max_output_tokens": 0},
+    {"max_tokens": 1.5, "max_output_tokens": 1.5},
+    {"stop": 3, "stop_sequences": 3, "text": 3},
+    {"stop": [""], "stop_sequences": [""], "previous_response_id": "resp_'x'"},
+    {"response_format": 3, "text": {"format": 3}, "output_config": 3},
+    {"n": 2, "background": True},
+    {"temperature": "warm"},
+]
+
+
+@EVERY
+async def test_no_error_speaks_python(world: World, said: Said, name: str) -> None:
+    """Whatever is wrong with a body, or breaks in here, is said in the shape and in the words of an API."""
+    speaker, session = SPEAKERS[name], world.open()
+    texts = []
+
+    async def told(where: Any, body: Any) -> None:
+        status, raw = await post(where, name, body)
+        if status != 200:
+            reply = json.loads(raw)
+            assert speaker.code(reply)
+            texts.append(reply["error"]["message"])
+
+    async with aiohttp.ClientSession() as client:
+        for wrong in WRONG:
+            whole = isinstance(wrong, bytes) or "model" in wrong or not wrong
+            data = wrong if isinstance(wrong, bytes) else json.dumps(wrong if whole else speaker.body(ASK) | wrong)
+            async with client.post(session.endpoint.base_url + speaker.path, data=data) as answer:
+                if answer.status != 200:
+                    texts.append((await answer.json())["error"]["message"])
+    assert len(texts) > 15
+    broken = world.open("broken")
+    broken._tree.place = None  # type: ignore[assignment,method-assign]
+    await told(broken, speaker.body(ASK))
+    dead = world.open("dead")
+    world.engine.script = lambda *_: {}["x"]  # type: ignore[index]
+    await told(dead, speaker.body(ASK))
+    assert dead.fault is not None and "KeyError" in str(dead.fault), "the log has it"
+    async with listening(lambda request: {}["x"]) as url, relay(url, attempts=1) as session:  # type: ignore[index]
+        await told(session, speaker.body(ASK))
+    async with AsyncExitStack() as stack:
+        async with listening(lambda request: {}["x"]) as url:  # type: ignore[index]
+            gone = await stack.enter_async_context(relay(url, attempts=1))
+        await told(gone, speaker.body(ASK))
+    assert [text for text in texts if PYTHON.search(text)] == []
+
+
+async def _gone(world: World, name: str, body: dict[str, Any], how: str) -> None:
+    """A client that sends a request, or half of it, and goes away once the reply has begun."""
+    session = next(iter(world.gateway._sessions.values()))
+    data = json.dumps(body).encode()
+    port = int(world.gateway.url.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    path = f"/s/{session.key}/v1{SPEAKERS[name].path}"
+    writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode())
+    writer.write(data[: len(data) // 2 if how == "half a body" else None])
+    await writer.drain()
+    if how != "half a body":
+        while not any(emitted for _, emitted, _ in world.engine.seen):
+            await asyncio.sleep(0.005)
+        if body["stream"]:
+            assert b"200 OK" in await reader.read(100)
+    _leave(writer, reset=how == "reset")
+
+
+def _leave(writer: asyncio.StreamWriter, *, reset: bool) -> None:
+    if reset:
+        raw = writer.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.close()
+
+
+async def test_clients_that_vanish_at_any_moment_leave_no_traceback(
+    world: World, said: Said, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the end of a connection and our learning of it something may be written to it."""
+    monkeypatch.setattr(server, "HEARTBEAT", 0.003)
+    world.engine.script = lambda *_: said("a long story " * 30)
+    world.engine.delay = 0.001
+    port, random = int(world.gateway.url.rpartition(":")[2]), Random(0)
+
+    async def visit(number: int) -> None:
+        session = world.open(f"e{number}")
+        name = random.choice(list(SPEAKERS))
+        data = json.dumps(SPEAKERS[name].body(ASK, stream=random.random() < 0.5)).encode()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        path = f"/s/{session.key}/v1{SPEAKERS[name].path}"
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        await asyncio.sleep(random.random() * 0.2)
+        _leave(writer, reset=random.random() < 0.5)
+        await asyncio.sleep(0.1)
+        await world.gateway.close(session)
+        assert session.fault is None
+
+    for _ in range(2):
+        await asyncio.gather(*map(visit, range(60)))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@EVERY
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["close", "reset", "half a body"])
+async def test_a_client_that_vanishes_leaves_a_turn_and_no_traceback(
+    world: World, said: Said, caplog: pytest.LogCaptureFixture, name: str, stream: bool, how: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    loose: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: loose.append(context))
+    world.engine.script = lambda *_: said("a long story " * 30)
+    world.engine.delay = 0.002
+    session = world.open()
+    await _gone(world, name, SPEAKERS[name].body(ASK, stream=stream), how)
+    if how != "half a body":
+        async with asyncio.timeout(5):
+            while not world.committed:
+                await asyncio.sleep(0.005)
+        ((_, turn),) = world.committed
+        assert (turn.finish, turn.masked) == (Finish.ABORT, "aborted")
+        assert world.engine.closed == 1
+    world.engine.script = lambda *_: said("ok")
+    assert (await post(session, name, SPEAKERS[name].body(ASK)))[0] == 200
+    assert session.fault is None
+    assert [record.getMessage() for record in caplog.records] == []
+    assert loose == []
+
+
+@EVERY
+async def test_a_client_that_vanishes_as_its_reply_ends_has_a_whole_turn(
+    world: World, said: Said, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """What was sampled to its end is recorded as such, whether or not somebody still listens."""
+    caplog.set_level(logging.WARNING)
+    session = world.open()
+    recording, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(episode: str, turn: Any) -> None:
+        world.committed.append((episode, turn))
+        recording.set()
+        await go_on.wait()
+
+    session._on_turn = slowly
+    world.engine.script = lambda *_: said("a story")
+    await _gone(world, name, SPEAKERS[name].body(ASK, stream=True), "reset")
+    await recording.wait()
+    await asyncio.sleep(0.02)
+    go_on.set()
+    async with asyncio.timeout(5):
+        while not session.turns:
+            await asyncio.sleep(0.005)
+    assert (session.turns[0].finish, session.turns[0].masked, session.fault) == (Finish.STOP, "", None)
+    assert [record.getMessage() for record in caplog.records] == []

@@ -94,7 +94,8 @@ class SandboxBackend(Protocol):
 class Agent(Protocol):
     """Something that repairs code by calling a model.
 
-    One placed in the sandbox may name folders of the host that it must see there in an attribute `binds`.
+    One placed in the sandbox may name folders of the host that it must see there in an attribute `binds`. One that
+    makes calls beside its main conversation may say in an attribute `side_calls` what becomes of them (`SideCalls`).
     """
 
     name: str

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 
 class Origin(StrEnum):
@@ -103,6 +103,11 @@ class Finish(StrEnum):
     """The client went away; what was sampled by then is recorded and not trained."""
 
 
+SideCalls = Literal["mask", "tools", "train"]
+"""What becomes of calls beside an agent's main conversation (titles, summaries, sub-agents): none is trained, those are
+that were given tools to work with, or all are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fork:
     """Where a prompt leaves what was recorded, inside a turn: it begins with the first `tokens` ids of the sequence of
@@ -149,6 +154,8 @@ class Turn:
     """Unix seconds."""
     masked: str = ""
     """Why this turn's sampled tokens are not trained (``aborted``, ``sampling``, ``relayed``); empty if they are."""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that the request offered."""
     fork: Fork | None = None
     """Of a turn without `base`: where it branches off inside another. None of a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
@@ -306,6 +313,8 @@ class Episode:
     printed: str = ""
     """What an agent program printed, both streams in the order they were written: the beginning and the end of it."""
     turns: tuple[Turn, ...] = ()
+    side: tuple[int, ...] = ()
+    """Turns beside the main conversation, which are not trained (`SideCalls`), by index."""
     tool_calls: tuple[ToolCall, ...] = ()
     patch: bytes = b""
     scores: tuple[Score, ...] = ()

@@ -83,7 +83,8 @@ async def test_aider(tmp_path: Path, policy: Path) -> None:
 
 @pytest.mark.parametrize("spelled_out", [pytest.param(True, marks=pytest.mark.by_hand), False])
 async def test_claude_code(tmp_path: Path, policy: Path, spelled_out: bool) -> None:
-    """It sends an Edit back with its default filled in, which is no fork: the default is in the tool's schema."""
+    """It sends an Edit back with its default filled in, which is no fork: the default is in the tool's schema. And at
+    32,768 tokens it asks for no summaries, as it would from its second step on."""
     script = list(SCRIPTS["claude-code"])
     if spelled_out:
         [(tool, arguments)] = script[2].calls

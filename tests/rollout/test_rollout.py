@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import rewards, sandbox, tokens
+from coderepairrl.agents.chat import Chat
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault, SandboxFault
@@ -66,6 +67,19 @@ class Breaking:
         return AgentReport("submitted")
 
 
+class Titling:
+    """An agent that asks for a title between two steps of its own, by its opinion without training on that."""
+
+    name, placement, side_calls = "titling", "host", "mask"
+
+    async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:
+        for opening in (["You repair."], ["Generate a title."], ["You repair."]):
+            messages = [{"role": "system", "content": text} for text in opening]
+            async with Chat(endpoint, {}) as chat:
+                await chat.complete([*messages, {"role": "user", "content": task.prompt}], [], 8, 5.0)
+        return AgentReport("submitted")
+
+
 @pytest.fixture
 async def gateway(miniature: Path) -> AsyncIterator[Gateway]:
     def reply(ids: object, sampling: Sampling, seed: int) -> list[int]:
@@ -79,7 +93,9 @@ async def gateway(miniature: Path) -> AsyncIterator[Gateway]:
     await gateway.stop()
 
 
-def make(gateway: Gateway, tmp_path: Path, agent: Any, backend: Any = None, reward: Any = None) -> Rollout:
+def make(
+    gateway: Gateway, tmp_path: Path, agent: Any, backend: Any = None, reward: Any = None, side_calls: Any = None
+) -> Rollout:
     log = Log(tmp_path / "log.jsonl")
     OPEN.append(log)
     gateway._on_turn = lambda episode, turn: log.append("turn", episode=episode, turn=turn)
@@ -91,7 +107,23 @@ def make(gateway: Gateway, tmp_path: Path, agent: Any, backend: Any = None, rewa
         log=log,
         limits=Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16),
         concurrency=3,
+        side_calls=side_calls,
     )
+
+
+@pytest.mark.parametrize(("side_calls", "side"), [(None, (1,)), ("train", ())])
+async def test_calls_beside_the_main_conversation_are_not_trained_but_where_that_is_asked_for(
+    gateway: Gateway, tmp_path: Path, side_calls: Any, side: tuple[int, ...]
+) -> None:
+    """A setting decides before the agent, and the log says which they were."""
+    rollout = make(gateway, tmp_path, Titling(), side_calls=side_calls)
+    [group] = await groups_of(rollout, TASKS[:1])
+    assert [episode.side for episode in group.episodes] == [side] * 3
+    account = batch(group.episodes, max_tokens=2000).account
+    lost = sum(episode.turns[index].sampled for episode in group.episodes for index in side)
+    assert account.balanced and account.dropped.get("side", 0) == lost == account.sampled - account.trained
+    logged = list(logged_episodes(read(tmp_path / "log.jsonl")))
+    assert sorted(logged, key=lambda episode: episode.id) == sorted(group.episodes, key=lambda episode: episode.id)
 
 
 async def groups_of(rollout: Rollout, tasks: list[Task], retries: int = 2, **kwargs: Any) -> list[Group]:

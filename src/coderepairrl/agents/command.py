@@ -40,6 +40,7 @@ class Program:
         self.name = name
         self.recipe = recipe
         self.not_in = recipe.not_in
+        self.side_calls = recipe.side_calls
         self.binds: tuple[str, ...] = ()
         """Folders of the host that the program needs to see, read-only."""
         if recipe.install:

@@ -12,6 +12,7 @@ from coderepairrl.agents.options import parse
 from coderepairrl.agents.texts import placeholders
 from coderepairrl.errors import ConfigError
 from coderepairrl.registry import nearest
+from coderepairrl.types import SideCalls
 
 SHIPPED = Path(__file__).with_name("recipes")
 
@@ -63,6 +64,8 @@ class Recipe:
     """Paths in the repository that the program leaves there for itself: deleted before the diff."""
     output_bytes: int = 1 << 20
     """So much of what it prints is kept in the log."""
+    side_calls: SideCalls = "mask"
+    """What becomes of its calls beside the main conversation, where ``rollout.side_calls`` does not say."""
     not_in: Mapping[str, str] = field(default_factory=dict)
     """Sandboxes in which the program does not work, each with the reason: there it is refused before a run starts."""
 

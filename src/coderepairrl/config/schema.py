@@ -170,6 +170,9 @@ class Rollout(Section):
     history_policy: Literal["splice", "honor"] = "splice"
     """What the policy sees of its own replies: the tokens it sampled, wherever a client repeats their text, or the
     conversation as the client sent it, rendered anew at each call (docs/gateway.md)."""
+    side_calls: Literal["mask", "tools", "train"] | None = None
+    """What becomes of calls beside the agent's main conversation: no training on any, on those that were given tools,
+    on all. Unset is what the agent's recipe says (docs/agents.md)."""
 
 
 class Lora(Section):

@@ -265,6 +265,7 @@ class Session:
                 started=call.started,
                 ended=time.time(),
                 masked="aborted" if aborted else "fault" if fault else unfit,
+                tools=tuple(tool["function"]["name"] for tool in request.tools),
                 fork=placement.fork,
                 remote=generation.remote,
             )

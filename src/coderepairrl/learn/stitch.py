@@ -130,7 +130,8 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
     """Rows of one episode and the account of its tokens.
 
     A void episode is dropped as ``void``; one without an advantage as ``flat_group``. Turns whose path is longer
-    than `max_tokens` are dropped as ``overlong``, and the row ends before them. A turn drawn with anything but a
+    than `max_tokens` are dropped as ``overlong``, and the row ends before them. Those beside the main conversation
+    (`Episode.side`) are not trained for ``side``. A turn drawn with anything but a
     bare temperature counts as masked for ``sampling``, a stop string's tail as dropped for ``stop_string``.
     Raises ValueError for a turn without a prompt, or with a token of no version.
     """
@@ -139,7 +140,7 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
         return (), Account(sampled=episode.sampled, dropped=_counts([(reason, episode.sampled)]))
     turns = episode.turns
     forest = _Forest(turns)
-    why = [_untrained(turn, forest.lengths[turn.index], max_tokens) for turn in turns]
+    why = _untrained(episode, forest.lengths, max_tokens)
     kept = forest.leading_to(turn.index for turn in turns if not why[turn.index])
     within = {forest.before[index] for index in kept}
     rows: list[Sample] = []
@@ -174,7 +175,7 @@ def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
     if episode.ending is Ending.VOID:
         return (("dropped", "void"),) * len(turns)
     forest = _Forest(turns)
-    why = [_untrained(turn, forest.lengths[turn.index], max_tokens) for turn in turns]
+    why = _untrained(episode, forest.lengths, max_tokens)
     kept = forest.leading_to(turn.index for turn in turns if not why[turn.index])
     return tuple(
         (("masked" if index in kept else "dropped") if reason else "trained", reason)
@@ -182,13 +183,20 @@ def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _untrained(turn: Turn, length: int, max_tokens: int) -> str:
-    """Why the turn's output is not trained; empty if it is."""
-    if turn.masked or not turn.sampling.trainable:
-        return turn.masked or "sampling"
-    if length > max_tokens:
-        return "overlong"
-    return "" if turn.output else "empty"
+def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> list[str]:
+    """Why the output of each turn is not trained; empty if it is."""
+    side = set(episode.side)
+
+    def why(turn: Turn) -> str:
+        if turn.masked or turn.index in side:
+            return turn.masked or "side"
+        if not turn.sampling.trainable:
+            return "sampling"
+        if lengths[turn.index] > max_tokens:
+            return "overlong"
+        return "" if turn.output else "empty"
+
+    return [why(turn) for turn in episode.turns]
 
 
 class _Forest:

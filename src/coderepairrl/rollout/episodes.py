@@ -12,10 +12,11 @@ from typing import cast
 
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
 from coderepairrl.gateway import Server, Session
+from coderepairrl.gateway.side import side_turns
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import score
 from coderepairrl.runs import Log
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task, Verified
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, SideCalls, Task, Verified
 
 _GRACE = 5.0
 """Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
@@ -51,7 +52,10 @@ def derive_seed(*parts: object) -> int:
 
 
 class Rollout:
-    """Makes episodes. Everything that happens is in the log before anything else is done with it."""
+    """Makes episodes. Everything that happens is in the log before anything else is done with it.
+
+    `side_calls` is the agent's own, else ``mask``, where it is None.
+    """
 
     def __init__(
         self,
@@ -63,6 +67,7 @@ class Rollout:
         log: Log,
         limits: Limits,
         concurrency: int,
+        side_calls: SideCalls | None = None,
         on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> None:
         self.gateway = gateway
@@ -71,6 +76,8 @@ class Rollout:
         self.rewards = rewards
         self.log = log
         self.limits = limits
+        own: SideCalls = getattr(agent, "side_calls", "mask")
+        self.side_calls = side_calls or own
         self.on_episode = on_episode
         self._slots = asyncio.Semaphore(concurrency)
 
@@ -119,7 +126,8 @@ class Rollout:
                     timings["diff"] = clock() - at
             finally:
                 turns = await self.gateway.close(session)
-                episode = replace(episode, turns=turns)
+                side = side_turns(turns, self.side_calls, ticket.task.prompt)
+                episode = replace(episode, turns=turns, side=side)
                 timings["generate"] = sum(turn.ended - turn.started for turn in turns)
             episode = replace(episode, printed=self._printed(outcome))
             if session.fault is not None:

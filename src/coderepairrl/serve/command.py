@@ -29,7 +29,7 @@ DEFAULTS = ("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rol
 USED = (
     *("engine", "model.renderer", "model.thinking", "run.retries"),
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
-    "rollout.history_policy",
+    *("rollout.history_policy", "rollout.side_calls"),
 )
 """Settings that mean something here."""
 TOKEN = "CRRL_ADMIN_TOKEN"
@@ -96,7 +96,7 @@ async def _serve(
         await server.start(places.host, places.port, places.socket)
         if places.socket is not None:
             parts.callback(places.socket.unlink, missing_ok=True)
-        sessions = Sessions(server, limits(config), record)
+        sessions = Sessions(server, limits(config), record, side_calls=rollout.side_calls)
         parts.push_async_callback(sessions.close_all)
         by_port = places.admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""

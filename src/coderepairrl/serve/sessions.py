@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from coderepairrl.gateway import Server, Session
+from coderepairrl.gateway.side import side_turns
 from coderepairrl.learn.stitch import fates, stitch
 from coderepairrl.runs import Log
 from coderepairrl.runs.codec import dump
-from coderepairrl.types import Ending, Episode, Limits, Sampling, Turn
+from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Turn
 
 
 class _Given(BaseModel):
@@ -54,8 +55,11 @@ class Asked(_Given):
 class Sessions:
     """The open sessions of `server` by id. A session that is closed is told of once more, and forgotten."""
 
-    def __init__(self, server: Server, limits: Limits, log: Log | None = None) -> None:
+    def __init__(
+        self, server: Server, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
+    ) -> None:
         self._server = server
+        self._side_calls: SideCalls = side_calls or "mask"
         self._limits = limits
         self._log = log
         self._open: dict[str, tuple[Session, Sampling]] = {}
@@ -97,7 +101,7 @@ class Sessions:
 
     async def told(self, name: str) -> dict[str, Any]:
         """Everything about the session `name`, put together beside the serving of agents. Raises KeyError."""
-        return await asyncio.to_thread(_told, *self._open[name])
+        return await asyncio.to_thread(_told, *self._open[name], self._side_calls)
 
     async def close(self, name: str) -> dict[str, Any]:
         """End the session `name`, its running calls aborted: `told` for the last time. Raises KeyError.
@@ -110,9 +114,9 @@ class Sessions:
         if self._open.get(name) is entry:  # nobody was quicker, and this is not another one of that name
             del self._open[name]
             if self._log is not None:
-                self._log.append("verdict", verdict=replace(_episode(session, turns), turns=()))
+                self._log.append("verdict", verdict=replace(_episode(session, turns, self._side_calls), turns=()))
                 self._log.sync()
-        return await asyncio.to_thread(_told, *entry)
+        return await asyncio.to_thread(_told, *entry, self._side_calls)
 
     async def close_all(self) -> None:
         """End every session."""
@@ -120,9 +124,9 @@ class Sessions:
             await self.close(name)
 
 
-def _told(session: Session, sampling: Sampling) -> dict[str, Any]:
+def _told(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
     turns, most = session.turns, session.limits.tokens
-    episode = _episode(session, turns)
+    episode = _episode(session, turns, side_calls)
     rows, account = stitch(episode, 1.0, max_tokens=most)
     each = zip(turns, fates(episode, max_tokens=most), strict=True)
     return {
@@ -144,7 +148,7 @@ def _state(session: Session) -> dict[str, Any]:
     }
 
 
-def _episode(session: Session, turns: tuple[Turn, ...]) -> Episode:
+def _episode(session: Session, turns: tuple[Turn, ...], side_calls: SideCalls) -> Episode:
     ending = Ending.VOID if session.fault else Ending.LIMIT if session.limit else Ending.DONE
     reason = session.fault.boundary if session.fault else session.limit or "closed"
     return Episode(
@@ -158,6 +162,7 @@ def _episode(session: Session, turns: tuple[Turn, ...]) -> Episode:
         reason=reason,
         fault=f"{type(session.fault).__name__}: {session.fault}" if session.fault else "",
         turns=turns,
+        side=side_turns(turns, side_calls),
     )
 
 

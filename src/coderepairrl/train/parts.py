@@ -102,6 +102,7 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             log=log,
             limits=limits(config),
             concurrency=config.rollout.concurrency,
+            side_calls=config.rollout.side_calls,
             on_episode=progress.episode,
         )
         yield Parts(config, folder, log, train_tasks, eval_tasks, rollout, policy, engine, progress)

@@ -1,0 +1,108 @@
+"""Which of an episode's calls are no part of the agent's main conversation: titles, summaries, sub-agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coderepairrl.gateway.request import next_key
+from coderepairrl.types import SideCalls, Turn, conversation
+
+Kind = tuple[tuple[str, ...], str]
+"""Tools, and a system prompt."""
+
+
+def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -> tuple[int, ...]:
+    """Indices of the turns that are not trained because they are beside the main conversation, in order.
+
+    The main conversation is the one with tools, if any has some; of several the one that states the task's `prompt`; of
+    several the one with the most turns; of several the first. A turn belongs to it that has its tools and at least half
+    of its system prompt, since agents write dates and lists of files into that. It may have other tools, since agents
+    load some when they need them, where a reply of the main conversation is in its history.
+
+    `side_calls` says what is done with the others: ``mask`` all, ``tools`` those that were given no tools (titles,
+    summaries; sub-agents that work are trained), ``train`` none. Time is linear in what was said.
+    """
+    if side_calls == "train" or not turns:
+        return ()
+    kinds = [(tuple(sorted(turn.tools)), system) for turn, system in zip(turns, _systems(turns), strict=True)]
+    members: dict[Kind, list[int]] = {}
+    for index, kind in enumerate(kinds):
+        members.setdefault(kind, []).append(index)
+    main = max(members, key=lambda kind: (bool(kind[0]), _states(turns, members[kind][0], prompt), len(members[kind])))
+    same = {kind: kind == main or _alike(kind[1], main[1]) for kind in members}
+    belongs = {index for index, kind in enumerate(kinds) if same[kind] and kind[0] == main[0]}
+    history = _Histories(turns, belongs)
+    return tuple(
+        index
+        for index, kind in enumerate(kinds)
+        if index not in belongs
+        and not (kind[0] and side_calls == "tools")
+        and not (kind[0] and same[kind] and history.goes_on(index))
+    )
+
+
+class _Histories:
+    """Whether a turn was asked with something in its history that `belongs` to the main conversation."""
+
+    def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
+        self._turns = turns
+        self._names: dict[int, bytes] = {}
+        self._said = {self._name(turns[index].messages[-1]) for index in belongs}
+
+    def goes_on(self, index: int) -> bool:
+        asked = conversation(self._turns, index)[:-1]
+        return any(message["role"] == "assistant" and self._name(message) in self._said for message in asked)
+
+    def _name(self, reply: Mapping[str, Any]) -> bytes:
+        if id(reply) not in self._names:  # conversations share their messages
+            self._names[id(reply)] = next_key(b"", reply, {})
+        return self._names[id(reply)]
+
+
+def _systems(turns: Sequence[Turn]) -> list[str]:
+    """The system prompt of each turn: what the system says before anybody else does."""
+    opening: list[tuple[str, ...]] = []
+    for turn in turns:
+        if turn.base is not None:
+            opening.append(opening[turn.base])
+            continue
+        shared = turn.fork.messages if turn.fork else 0
+        found = list(opening[turn.fork.turn][:shared]) if turn.fork else []
+        for message in turn.messages if len(found) == shared else ():  # else somebody has said something before
+            if message["role"] != "system":
+                break
+            found.append(str(message["content"]))
+        opening.append(tuple(found))
+    return ["\n".join(texts) for texts in opening]
+
+
+def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
+    asked = conversation(turns, index)[:-1]
+    wanted = prompt.strip()
+    return bool(wanted) and any(message["role"] == "user" and wanted in str(message["content"]) for message in asked)
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two system prompts differ in less than half of the longer one, at one place.
+
+    >>> _alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _alike("Repair code.", "Summarize.")
+    (True, False)
+    """
+    start = _common(one, other)
+    end = _common(one[start:][::-1], other[start:][::-1])
+    return 2 * (start + end) > max(len(one), len(other))
+
+
+def _common(one: str, other: str) -> int:
+    """Length of what two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    if one[:high] == other[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

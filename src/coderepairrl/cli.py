@@ -8,17 +8,21 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from coderepairrl import __version__
 from coderepairrl.errors import ExitCode, UsageError, told
+from coderepairrl.printable import LogFormatter, logged, printable, visible
 
 app = typer.Typer(
     name="crrl",
@@ -38,7 +42,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="continue where the run o
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(__version__)
+        _show(__version__)
         raise typer.Exit
 
 
@@ -52,7 +56,7 @@ def hello(overrides: Overrides = None, resume: Resume = False, as_json: Json = F
     """The main job on this machine: reinforcement learning of a tiny policy, nothing else needed."""
     from coderepairrl.hello import hello as run
 
-    print(run(overrides or [], resume=resume, as_json=as_json))
+    _show(run(overrides or [], resume=resume, as_json=as_json))
 
 
 @app.command()
@@ -77,12 +81,12 @@ def train(
             plan |= train.plan(resolved, folder)
         finally:  # what is known, though the rest is refused
             if plan:
-                print(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
+                _show(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
         if lacking:
             raise lacking
         return
     result = asyncio.run(train.run(resolved, resume=resume, folder=folder))
-    print(json.dumps(result) if as_json else _table(result))
+    _show(json.dumps(result) if as_json else _table(result))
 
 
 @app.command()
@@ -118,7 +122,7 @@ def fix(
         applied = apply and fix.apply(repository, fixed.patch)
     finally:
         if as_json:
-            print(json.dumps({**fixed.as_json(), "applied": applied}))
+            _show(json.dumps({**fixed.as_json(), "applied": applied}))
     if not fixed.patch:
         raise typer.Exit(ExitCode.RUN_FAILED)
 
@@ -153,10 +157,10 @@ def serve(
     )
 
     def ready(where: dict[str, Any]) -> None:
-        print(json.dumps(where) if as_json else _table(where), flush=True)
+        _show(json.dumps(where) if as_json else _table(where))
 
     def say(text: str) -> None:
-        print(text, file=sys.stderr)
+        print(logged(text), file=sys.stderr)
 
     places = served.Places(host, port, socket, admin, admin_port)
     asyncio.run(served.serve(choice, places, log=log, ready=ready, say=say))
@@ -175,7 +179,7 @@ def score(
     value = rewards.score_files(reward, oracle, patch)
     [version] = rewards.versions(reward).values()
     found = {"reward": reward, "version": version, "value": value}
-    print(json.dumps(found) if as_json else f"{value:.6f}")
+    _show(json.dumps(found) if as_json else f"{value:.6f}")
 
 
 @app.command()
@@ -189,13 +193,13 @@ def view(
 
     page = view.render(run, episode)
     if output is None:
-        print(page)
+        _show(page)
     else:
         try:
             output.write_text(page)
         except OSError as error:
             raise UsageError(f"cannot write {output}: {error.strerror}", fix="name another file with -o") from error
-        print(output)
+        _show(output)
 
 
 @app.command()
@@ -211,11 +215,11 @@ def report(
 
     loaded = reports.load(runs)
     if as_json:
-        print(json.dumps(reports.numbers(loaded), allow_nan=False))
+        _show(json.dumps(reports.numbers(loaded), allow_nan=False))
     elif figure is not None:
-        print(reports.write_figure(loaded, baseline or [], figure))
+        _show(reports.write_figure(loaded, baseline or [], figure))
     else:
-        print(reports.write_page(loaded, output))
+        _show(reports.write_page(loaded, output))
 
 
 @app.command()
@@ -239,7 +243,7 @@ def check(
     def show(entry: checks.Entry) -> None:
         report.append(entry)
         if not as_json:
-            print(checks.line(entry), flush=True)
+            _show(checks.line(entry))
 
     async def sit(entries: AsyncIterator[checks.Entry]) -> None:
         async for entry in entries:
@@ -253,7 +257,7 @@ def check(
         for entry in checks.machine():
             show(entry)
     if as_json:
-        print(json.dumps([entry._asdict() for entry in report]))
+        _show(json.dumps([entry._asdict() for entry in report]))
     if not all(entry.ok for entry in report if entry.required):
         raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)
 
@@ -270,7 +274,7 @@ def data_list(as_json: Json = False) -> None:
 
     listing = data.shipped()
     rows = {entry.source: f"{_counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
-    print(json.dumps([entry._asdict() for entry in listing]) if as_json else _table(rows))
+    _show(json.dumps([entry._asdict() for entry in listing]) if as_json else _table(rows))
 
 
 @data.command("prepare")
@@ -279,7 +283,7 @@ def data_prepare(source: Source, options: Options = None, as_json: Json = False)
     from coderepairrl import config, data
 
     splits = data.splits(data.load(source, config.parse_options(options or [])))
-    print(json.dumps({"source": source, "splits": splits}) if as_json else _counts(splits))
+    _show(json.dumps({"source": source, "splits": splits}) if as_json else _counts(splits))
 
 
 @data.command("verify")
@@ -303,12 +307,12 @@ def data_verify(
     made = data.load(source, config.parse_options(options or []))
     choice = sandboxes.choose(sandbox)
     if choice.fix:  # checks may fail there that pass elsewhere
-        print(choice, file=sys.stderr)
+        print(logged(str(choice)), file=sys.stderr)
     backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
     verdicts = _run(data.verify(made, backend, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
     if output is not None:
         data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
-    print(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
+    _show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
     if any(entry.lacks for entry in verdicts):
         raise typer.Exit(ExitCode.PREREQUISITE)
     if not all(entry.ok for entry in verdicts):
@@ -329,7 +333,7 @@ def data_audit(
     verdicts = data.audit(rows, reward or ["patch_similarity", "patch_lines", "patch_edits"])
     if figure is not None:
         figure.write_text(data.figure(verdicts))
-    print(json.dumps([found.as_json() for found in verdicts]) if as_json else data.report(rows, verdicts))
+    _show(json.dumps([found.as_json() for found in verdicts]) if as_json else data.report(rows, verdicts))
 
 
 @data.command("export")
@@ -343,7 +347,7 @@ def data_export(
     from coderepairrl import config, data
 
     count = data.export(data.load(source, config.parse_options(options or [])), file)
-    print(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")
+    _show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")
 
 
 agents = typer.Typer(help="Agents: which there are; install the programs of others.", no_args_is_help=True)
@@ -356,7 +360,7 @@ def agents_list(as_json: Json = False) -> None:
     from coderepairrl.agents import listing
 
     entries = listing.listing()
-    print(json.dumps([entry._asdict() for entry in entries]) if as_json else listing.table(entries))
+    _show(json.dumps([entry._asdict() for entry in entries]) if as_json else listing.table(entries))
 
 
 @agents.command("install")
@@ -368,7 +372,12 @@ def agents_install(
     from coderepairrl.agents import install, recipe
 
     folder, versions = install.install_named(name)
-    print(json.dumps({"agent": recipe.label(name), "folder": str(folder), **versions}) if as_json else folder)
+    _show(json.dumps({"agent": recipe.label(name), "folder": str(folder), **versions}) if as_json else folder)
+
+
+def _show(text: object) -> None:
+    """Print what may be somebody else's words; JSON has its own escapes."""
+    print(visible(str(text)), flush=True)
 
 
 def _counts(splits: dict[str, int]) -> str:
@@ -386,13 +395,13 @@ def _table(data: dict[Any, Any], indent: str = "") -> str:
 
     lines = []
     for key, value in data.items():
-        name = f"{indent}{key}"
+        name = f"{indent}{printable(str(key))}"
         if isinstance(value, dict) and {"value", "low", "high"} == set(value):
             lines.append(f"{name:<28} {Interval(**value)}")
         elif isinstance(value, dict) and value:
             lines.append(f"{name}\n{_table(value, indent + '  ')}")
         else:
-            lines.append(f"{name:<28} {value:.6g}" if isinstance(value, float) else f"{name:<28} {value}")
+            lines.append(f"{name:<28} {value:.6g}" if isinstance(value, float) else f"{name:<28} {logged(str(value))}")
     return "\n".join(lines)
 
 
@@ -412,17 +421,28 @@ def _deafen() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback as Python prints it, but for what would command the terminal: it may quote a model."""
+    print(logged("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)
+
+
 def main() -> None:
     """Entry point: turns this project's errors into a message, a fix and an exit code."""
     for number in _SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, _interrupt)
+    logs = logging.StreamHandler()
+    logs.setFormatter(LogFormatter())
+    logging.basicConfig(handlers=[logs])
     try:
         with told():
             app()
     except BrokenPipeError:  # `crrl view RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.RUN_FAILED)
+    except Exception:
+        sys.excepthook = _unexpected  # typer has set its own
+        raise
     finally:
         atexit.register(_deafen)  # before all that was registered earlier: what is done at exit is done
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+from coderepairrl.printable import logged
+
 
 class ExitCode(IntEnum):
     """What a `crrl` command returns to the shell (DESIGN 7)."""
@@ -49,14 +51,14 @@ def told() -> Iterator[None]:
     try:
         yield
     except CodeRepairError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {logged(str(error))}", file=sys.stderr)
         if error.fix:
-            print(f"  fix: {error.fix}", file=sys.stderr)
+            print(f"  fix: {logged(error.fix)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:  # of paths that a user names, which are looked at in many places
         if error.errno not in _CLOSED or error.filename is None:
             raise
-        print(f"error: {os.fsdecode(error.filename)}: {error.strerror}", file=sys.stderr)
+        print(f"error: {logged(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
 
+_UNUSUAL = re.compile(r"[^\n\t -~]")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _JOINERS = frozenset("\u200d\ufe0f")
 """Without them emoji fall apart; they hide and reorder nothing."""
@@ -20,9 +22,7 @@ def visible(text: str) -> str:
     >>> visible("a\x1b[2Jb\u202ec\x9d52;\n")
     'a␛[2Jb⟨U+202E⟩c⟨U+009D⟩52;\n'
     """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_shown(char) for char in text)
+    return _UNUSUAL.sub(_shown, text)
 
 
 def printable(text: str) -> str:
@@ -34,6 +34,23 @@ def printable(text: str) -> str:
     return visible(text).replace("\n", "␊").replace("\t", "␉")
 
 
+def logged(text: str) -> str:
+    r"""`visible` text as one entry of a log, whose further lines are indented: none looks like an entry of its own.
+
+    >>> logged("it broke:\nstep 9: reward 1.0")
+    'it broke:\n    step 9: reward 1.0'
+    """
+    return visible(text).replace("\n", "\n    ")
+
+
+class LogFormatter(logging.Formatter):
+    """Formats records of `logging`, tracebacks included, as `logged` does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As `logged`."""
+        return logged(super().format(record))
+
+
 def without_login(text: str) -> str:
     """`text`, in which URLs have no user name or password.
 
@@ -43,7 +60,8 @@ def without_login(text: str) -> str:
     return _USERINFO.sub("", text)
 
 
-def _shown(char: str) -> str:
-    if char in "\n\t" or char in _JOINERS or unicodedata.category(char) not in _HIDDEN:
+def _shown(found: re.Match[str]) -> str:
+    char = found[0]
+    if char in _JOINERS or unicodedata.category(char) not in _HIDDEN:
         return char
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"⟨U+{ord(char):04X}⟩"

@@ -108,7 +108,7 @@ def test_without_a_patch_the_end_of_what_the_program_printed_is_shown(home: Home
     program = ["agent=command", f"agent.options.argv={json.dumps(['sh', '-c', words])}"]
     done = home.fix(miniature, *program, *says("unasked"), code=1)
     shown = done.stderr.decode()
-    assert "21 lines" in shown and "  20\n  no such \ufffd[2J model\n" in shown and "  9\n" not in shown
+    assert "21 lines" in shown and "  20\n  no such \u241b[2J model\n" in shown and "  9\n" not in shown
 
 
 def test_a_limit_keeps_what_was_done(home: Home, miniature: Path) -> None:

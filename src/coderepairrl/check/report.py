@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from coderepairrl import hostgit, sandbox
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.printable import logged
 from coderepairrl.sandbox.interpreter import install_command
 
 
@@ -36,7 +37,7 @@ def line(entry: Entry) -> str:
     mark = "ok  " if entry.ok else "FAIL" if entry.required else "no  "
     fix = f"\n      {'':<28} fix: {entry.fix}" if entry.fix and not entry.ok else ""
     name = entry.name if len(entry.name) <= 28 else f"{entry.name}:"
-    return f"{mark}  {name:<28} {entry.detail}{fix}"
+    return f"{mark}  {name:<28} {logged(entry.detail)}{fix}"
 
 
 def _python() -> Entry:

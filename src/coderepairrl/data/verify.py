@@ -11,6 +11,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 from coderepairrl import rewards, tasks
 from coderepairrl.errors import UsageError
+from coderepairrl.printable import logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Check
 from coderepairrl.rewards.tests import TO_INSTALL
@@ -100,7 +101,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
 
         def on_task(task: Task) -> None:
             nonlocal begun
-            bar.update(row, completed=begun, name=task.id)
+            bar.update(row, completed=begun, name=printable(task.id))
             begun += 1
 
         yield on_task
@@ -111,9 +112,11 @@ def table(verdicts: Sequence[Verdict]) -> str:
     lines = []
     for verdict in verdicts:
         passed = sum(check.ok for check in verdict.checks)
-        name = verdict.task or "the source"
+        name = printable(verdict.task) or "the source"
         lines.append(f"{'ok  ' if verdict.ok else 'FAIL'}  {name}  {passed}/{len(verdict.checks)}")
-        lines += [f"        {check.name}: no ({check.detail})" for check in verdict.checks if not check.ok]
+        lines += [
+            f"        {printable(check.name)}: no ({logged(check.detail)})" for check in verdict.checks if not check.ok
+        ]
     failed = sum(not verdict.ok for verdict in verdicts[1:])
     lines.append(f"{len(verdicts) - 1} tasks, {failed} failed")
     if any(verdict.lacks for verdict in verdicts):

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from coderepairrl.printable import logged, printable, visible
 from coderepairrl.types import AgentReport, Turn
 
 SHOWN_LINES = 8
@@ -23,7 +24,7 @@ class Trace:
 
     def say(self, name: str, text: str) -> None:
         """A fact about the whole job."""
-        self._print(Text.assemble((f"{name:<12}", "bold"), printable(text)))
+        self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
     def turn(self, turn: Turn) -> None:
         """Show what the tools answered and what the model replied; the opening is not shown.
@@ -63,7 +64,7 @@ class Trace:
     def _message(self, message: Mapping[str, Any]) -> None:
         said = message.get("content")
         if said and message.get("role") == "assistant":
-            self._print(Text(beginning(said), "italic"))
+            self._print(Text("\n".join(f"> {line}" for line in beginning(said).split("\n")), "italic"))
         elif said:
             self._print(Text(_indented(beginning(said)), "dim"))
         for call in message.get("tool_calls") or ():
@@ -77,7 +78,7 @@ class Trace:
 def show(patch: bytes, to: TextIO) -> None:
     """Write a patch: byte for byte, but on a terminal without what would command it."""
     if to.isatty():
-        to.write(printable(patch.decode(errors="replace")))
+        to.write(visible(patch.decode(errors="replace")))
     else:
         to.flush()
         to.buffer.write(patch)
@@ -92,19 +93,10 @@ def beginning(content: Any) -> str:
     """
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    lines = printable(str(content)).strip("\n").split("\n")
+    lines = visible(str(content)).strip("\n").split("\n")
     shown = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:SHOWN_LINES]]
     more = len(lines) - len(shown)
     return "\n".join([*shown, *([f"... {more} more lines"] if more else [])])
-
-
-def printable(text: str) -> str:
-    """`text` without characters that would command a terminal: whoever wrote the repository is not to be trusted.
-
-    >>> printable("a\\tb\\x1b[2J")
-    'a\\tb\\ufffd[2J'
-    """
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
 def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
@@ -115,7 +107,7 @@ def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
         arguments = raw
     title: list[str | tuple[str, str]] = [(printable(str(name)), "bold cyan")]
     if not isinstance(arguments, Mapping):
-        return [*title, f"  {beginning(arguments)}"]
+        return [*title, _behind(beginning(arguments))]
     values = {printable(str(key)): beginning(value) for key, value in arguments.items()}
     if len(values) == 1:
         return [*title, *(_behind(value) for value in values.values())]

@@ -23,6 +23,7 @@ from coderepairrl.gateway.request import ApiError, Counter, Request, digest
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import Policy, Source
 from coderepairrl.gateway.tree import HistoryPolicy
+from coderepairrl.printable import printable
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
@@ -365,7 +366,7 @@ async def _errors(
     except TimeoutError:
         raise
     except Exception:
-        log.exception("%s %s", request.method, request.path)
+        log.exception("%s %s", request.method, printable(request.path))
         failure = ApiError(500, "gateway_fault", "the gateway failed")
     response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
     if failure.code == "invalid_body":

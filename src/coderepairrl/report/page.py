@@ -12,12 +12,13 @@ from markupsafe import Markup
 
 from coderepairrl import plots
 from coderepairrl.evaluate import COUNTS
+from coderepairrl.printable import visible
 from coderepairrl.report.analysis import Change, Comparison, Report, compare_runs, differences
 from coderepairrl.report.charts import is_reward, sections
 from coderepairrl.report.ledger import ACTIVITIES
 from coderepairrl.report.names import LESS_IS_BETTER, SECONDARY, spoken
 from coderepairrl.stats import TOO_FEW, Interval
-from coderepairrl.view.text import templates, visible
+from coderepairrl.view.text import templates
 
 _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coderepairrl.errors import ConfigError, SandboxFault
+from coderepairrl.printable import printable
 from coderepairrl.registry import nearest
 from coderepairrl.sandbox.guesthost import GuestProcess, Header
 from coderepairrl.sandbox.patch import compose
@@ -174,7 +175,9 @@ class GuestSandbox:
         """As `Sandbox.diff`: the guest first kills and reaps every other process; see `patch` for what counts."""
         changed, last = await self._exclusively(self._collect())
         if last["left_out"]:
-            _log.warning("diff of %s: too large, left out: %s", self.workdir, ", ".join(last["left_out"]))
+            _log.warning(
+                "diff of %s: too large, left out: %s", self.workdir, ", ".join(map(printable, last["left_out"]))
+            )
         self._diffs += 1
         scratch = self.box / f"diff-{self._diffs}"
         return await asyncio.to_thread(compose, self.prepared, changed, last["deleted"], scratch, user=self.user)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from coderepairrl.evaluate import Notes
 from coderepairrl.evaluate.notes import plain
+from coderepairrl.printable import logged, printable
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2
@@ -96,7 +97,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(Text(logged(text)), soft_wrap=True)
 
     def _count_broken(self) -> None:
         for (ending, _), (first, *more) in self._broken.items():
@@ -109,7 +110,8 @@ class Progress:
         steps = self._step - self._first_step
         left = (now - self._started) / steps * (self.total_steps - self._step) if steps else None
         table = Table.grid(padding=(0, 2))
-        table.add_row("phase", f"{self._phase} {self._done}/{self._expected}" if self._expected else self._phase)
+        done = f" {self._done}/{self._expected}" if self._expected else ""
+        table.add_row("phase", Text(printable(self._phase) + done))
         table.add_row("step", f"{self._step}/{self.total_steps}")
         table.add_row("", _line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
@@ -117,7 +119,7 @@ class Progress:
             if count := sum(len(alike) for (kind, _), alike in self._broken.items() if kind is ending):
                 table.add_row(str(ending), f"{count}")
         if self._alarm:
-            table.add_row("ALARM", Text(self._alarm))
+            table.add_row("ALARM", Text(printable(self._alarm)))
         table.add_row("time", f"{now - self._started:,.0f} s" + (f", about {left:,.0f} s left" if left else ""))
         return table
 

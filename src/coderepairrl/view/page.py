@@ -16,8 +16,9 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from coderepairrl.agents.stats import tally
+from coderepairrl.printable import visible
 from coderepairrl.types import Episode, TokenSpan, ToolCall, Turn
-from coderepairrl.view.text import diff_lines, marked, pieces, templates, visible
+from coderepairrl.view.text import diff_lines, marked, pieces, templates
 
 Decode = Callable[[Sequence[int]], str]
 

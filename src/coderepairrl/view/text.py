@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn"})
-_KEPT = frozenset("\n\t\u200d\ufe0f")
+from coderepairrl.printable import visible
+
 _NEWLINE = Markup('<b class="nl"></b>\n')
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
 
@@ -22,25 +21,6 @@ def templates(package: str, **filters: Callable[..., Any]) -> Environment:
     )
     environment.filters |= filters
     return environment
-
-
-def visible(text: str) -> str:
-    r"""`text` with every character that would hide, reorder or break something written out.
-
-    Terminal escapes, direction overrides, zero-width marks and lone surrogates show their code points.
-
-    >>> visible("a\x1b[2Jb\u202ec\n")
-    'a␛[2Jb⟨U+202E⟩c\n'
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_shown(char) for char in text)
-
-
-def _shown(char: str) -> str:
-    if char in _KEPT or unicodedata.category(char) not in _HIDDEN:
-        return char
-    return chr(0x2400 + ord(char)) if ord(char) < 0x20 else f"⟨U+{ord(char):04X}⟩"
 
 
 def marked(text: str) -> Markup:

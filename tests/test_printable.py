@@ -1,0 +1,169 @@
+"""What a model, a guest or a repository wrote does nothing to a terminal, and looks like nothing else in a log."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+import coderepairrl
+from coderepairrl import check, data
+from coderepairrl.fix import Trace
+from coderepairrl.printable import LogFormatter, logged, printable, visible, without_login
+from coderepairrl.registry import Check
+from coderepairrl.train.progress import Progress
+from coderepairrl.types import AgentReport, Ending, Episode
+
+HOSTILE = (
+    "a\x1b[2J\x1b]0;title\x07\x1b]52;c;aGk=\x07\x1b]8;;http://x\x1b\\b\x9b2J\x9d52;c;aGk=\x9c\x90q\x84"
+    "\u202ec\u2066d\u200be\x08\x7f\rf\x0b\x0c\u2028g\u2029h\ud800 [red]i[/red] [link=http://x]j[/link] :smile:"
+    "\nerror: forged\nstep    9/9  reward 1"
+)
+FORGED = re.compile(r"^(error: forged|step    9/9)", re.MULTILINE)
+
+
+def harmless(text: str) -> bool:
+    """Whether a terminal would show `text` and nothing else, in order."""
+    return all(char in "\n\t\u200d\ufe0f" or unicodedata.category(char)[0] not in "C" for char in text) and not set(
+        text
+    ) & {"\u2028", "\u2029"}
+
+
+def shown(text: str) -> None:
+    assert harmless(text), ascii(text)
+    assert not FORGED.search(text), text
+    assert "[red]i[/red]" in text and "[link=http://x]j[/link]" in text and ":smile:" in text
+
+
+def test_the_hostile_text_would_do_all_that() -> None:
+    assert not harmless(HOSTILE) and FORGED.search(HOSTILE)
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print("[red]i[/red] :smile:")
+    assert "[red]" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@given(st.text(st.characters()))
+def test_any_text(text: str) -> None:
+    assert harmless(visible(text)) and harmless(logged(text))
+    assert len(printable(text).splitlines()) <= 1 and "\t" not in printable(text)
+    assert all(line.startswith("    ") for line in logged(text).split("\n")[1:])
+    assert visible(visible(text)) == visible(text)
+
+
+def test_ordinary_text_is_left_alone() -> None:
+    text = "naïve Ünïcode 漢字 🧑\u200d🔬 ❤\ufe0f\n\tdef f(): return 'x'\n"
+    assert visible(text) == text
+
+
+def test_logins_in_urls() -> None:
+    assert without_login("of https://me:p%40ss@host/x?a=b and ssh://git@host/x, mail a@b") == (
+        "of https://host/x?a=b and ssh://host/x, mail a@b"
+    )
+    assert without_login("https://host/path@1.0 (a://b)") == "https://host/path@1.0 (a://b)"
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(9) as progress:
+        progress.say(HOSTILE)
+        progress.alarm(HOSTILE)
+        progress.phase(HOSTILE)
+        progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 0, Ending.VOID, fault=HOSTILE))
+        panel = Console(file=io.StringIO(), width=2000)
+        panel.print(progress._panel())
+    shown(capsys.readouterr().err)
+    shown(panel.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Trace()
+    trace.say("model", HOSTILE)
+    calls = [
+        {"function": {"name": HOSTILE, "arguments": arguments}}
+        for arguments in (HOSTILE, json.dumps({HOSTILE: HOSTILE}), json.dumps({"a": HOSTILE, HOSTILE: 1}), HOSTILE)
+    ]
+    for message in (
+        {"role": "assistant", "content": HOSTILE, "tool_calls": calls},
+        {"role": "tool", "content": HOSTILE},
+    ):
+        trace._message(message)
+    trace.ended(AgentReport("crash", log=HOSTILE), 1.0)
+    trace.ended(AgentReport(HOSTILE), 1.0)
+    shown(capsys.readouterr().err)
+
+
+def test_tables() -> None:
+    shown(data.table([data.Verdict(HOSTILE, (Check(HOSTILE, False, HOSTILE),))]))
+    shown(check.line(check.Entry("x", False, HOSTILE, "a fix")))
+
+
+def test_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    handler = logging.StreamHandler(stream := io.StringIO())
+    handler.setFormatter(LogFormatter())
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        record = logging.LogRecord("x", logging.ERROR, "x", 1, "%s", (HOSTILE,), (type(error), error, None))
+    handler.handle(record)
+    shown(stream.getvalue())
+
+
+COMMANDS = {
+    "an error with a fix": "raise SandboxFault(text, fix=text)",
+    "a file that may not be opened": "raise PermissionError(13, 'Permission denied', text)",
+    "what nobody expected": "raise ValueError(text)",
+    "a log of the library": "logging.getLogger('coderepairrl.x').warning('%s', text); raise SandboxFault('x')",
+    "a log of asyncio": "import asyncio; asyncio.run(late(text)); raise SandboxFault('x')",
+    "a result": "print_result(text)",
+}
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_the_command_line(what: str) -> None:
+    """Whatever ends a command, and whatever it prints."""
+    script = f"""
+import logging, sys
+from coderepairrl import cli, train, config
+from coderepairrl.errors import SandboxFault
+text = {HOSTILE!r}.replace("\\ud800", "\\ud800".encode("utf-8", "replace").decode())
+async def late(text):
+    import asyncio
+    asyncio.get_running_loop().call_exception_handler({{"message": text, "exception": ValueError(text)}})
+def print_result(text):
+    cli._show(cli._table({{text: text, "deeper": {{text: [text]}}}}))
+@cli.app.command()
+def attack() -> None:
+    {COMMANDS[what]}
+sys.argv = ["crrl", "attack"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    text = (done.stderr + done.stdout).decode()
+    assert harmless(text) and not FORGED.search(text), ascii(text)
+    assert "[red]i[/red]" in text
+
+
+def test_no_command_prints_but_through_it() -> None:
+    """In `cli`, where results are printed, and in modules that write to a terminal."""
+    root = Path(coderepairrl.__file__).parent
+    prints = set()
+    for path in root.rglob("*.py"):
+        if "corpus" in path.parts or "handmade" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+                safe = node.args and ast.unparse(node.args[0]).split("(")[0] in ("logged", "visible", "json.dumps")
+                if not safe:
+                    prints.add(str(path.relative_to(root)))
+    assert prints <= {"errors.py", "hello/bar.py", "hello/command.py", "hello/warmstart.py", "config/reference.py",
+                      "tasks/mutants/judge.py"}, prints  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import io
 import json
+import pickle
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -441,6 +442,18 @@ async def test_a_conversation_may_go_on_in_another_dialect(world: World, said: S
     await http.send(session, RESPONSES, {"model": "policy", "input": [ask, reply, more, reply, more]})
     assert [(turn.dialect, turn.base) for turn in session.turns] == [("chat", None), ("messages", 0), ("responses", 1)]
     identical(session.turns, world.engine)
+
+
+@EVERY
+def test_a_request_is_plain_data(name: str) -> None:
+    """It may be read in one process and answered in another."""
+    [dialect] = [each for each in server.DIALECTS if each.name == name]
+    body = copy.deepcopy(SPEECHES[name].body)
+    for _ in range(2):
+        request = dialect.parse(json.dumps(body).encode())
+        assert pickle.loads(pickle.dumps(request)) == request
+        if name == "responses":
+            body["input"].append({"type": "item_reference", "id": "msg_a-0-0"})
 
 
 async def test_half_open_and_slow_clients_hold_nobody_up(world: World, said: Said, http: Http) -> None:

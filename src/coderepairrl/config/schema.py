@@ -175,6 +175,14 @@ class Rollout(Section):
     on all. Unset is what the agent's recipe says (docs/agents.md)."""
 
 
+class Gateway(Section):
+    """What agents talk to."""
+
+    accept: tuple[str, ...] = ()
+    """Names of models that agents may ask for beside `policy`; empty is all names. Whatever the name, the policy
+    replies, and each turn has the name that was asked for (docs/gateway.md)."""
+
+
 class Lora(Section):
     """Adapters on linear layers, without dropout, for the engine samples without."""
 
@@ -352,6 +360,7 @@ class Config(Section):
     reward: dict[str, float] = {"patch_edits": 1.0}
     """Rewards by name with their weights; weight 0 measures without paying."""
     rollout: Rollout = Rollout()
+    gateway: Gateway = Gateway()
     train: Train = Train()
     eval: Eval = Eval()
     gpu: Gpu = Gpu()

@@ -24,7 +24,7 @@ DEFAULTS = ("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768")
 USED = (
     *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
-    "rollout.history_policy",
+    *("rollout.history_policy", "gateway.accept"),
 )
 """Settings that mean something here."""
 
@@ -73,7 +73,9 @@ async def fix(
         home = Path(folder)
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with replying(choice, home) as source:
-            server = Server(source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn))
+            server = Server(
+                source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn), accept=config.gateway.accept
+            )
             try:
                 await server.start(socket=home / "gateway.sock")
                 session = server.open("fix", limits=allowed, seed=0)

@@ -6,10 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from coderepairrl.gateway.call import Find
+from typing import Any
 
 Message = Mapping[str, Any]
 """``role``, ``content`` (a string), and of an assistant ``tool_calls`` with JSON text as arguments."""
@@ -39,8 +36,8 @@ class Request:
     """Messages at the beginning that stand for this request only: others that go on from it do not inherit them."""
     store: bool = False
     """Whether the client may ask for the reply again, by its name."""
-    recall: Callable[[Find], Request] | None = None
-    """Of a request that refers to parts of stored replies: gives it with its messages, or raises `ApiError`."""
+    unread: bool = False
+    """Its messages are items of its dialect as JSON, some of which refer to stored replies: the dialect reads them."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect remembers of the request for its reply."""
 

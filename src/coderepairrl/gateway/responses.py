@@ -111,14 +111,26 @@ def parse(raw: bytes) -> Request:
         },
     )
 
-    def said(items: Sequence[Mapping[str, Any]]) -> Request:
-        parts = Parts(printed)
-        messages = _messages(items, opening, parts)
-        return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))
-
     if any(item.get("type") == "item_reference" for item in items):
-        return replace(request, recall=lambda find: said([_recalled(item, find) for item in items]))
-    return said(items)
+        unread = tuple({"role": "user", "content": json.dumps(item)} for item in items)
+        return replace(request, messages=(*opening, *unread), unread=True)
+    return _read(request, opening, items)
+
+
+def recalled(request: Request, find: Find) -> Request:
+    """A request whose items refer to what was said in responses of its episode, with its messages.
+
+    Raises `ApiError` (404) where there is no such item.
+    """
+    at = request.opening
+    items = [_recalled(json.loads(item["content"]), find) for item in request.messages[at:]]
+    return _read(replace(request, unread=False), request.messages[:at], items)
+
+
+def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
+    parts = Parts(printed)
+    messages = _messages(items, opening, parts)
+    return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))
 
 
 def stored(response: str, find: Find) -> dict[str, Any]:

@@ -193,6 +193,7 @@ class Server:
                 raw = await request.read()
                 asked = dialect.parse(raw)
                 self._known(asked.model)
+                asked = responses.recalled(asked, session.find) if asked.unread else asked
                 call = session.admit(asked, digest(dialect.name, raw), _retry_count(request))
                 with call.follower():
                     return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
@@ -205,6 +206,7 @@ class Server:
             with _ours(session):
                 asked = counter.parse(await request.read())
                 self._known(asked.model)
+                asked = responses.recalled(asked, session.find) if asked.unread else asked
                 return web.json_response(counter.reply(session.count(asked)))
 
         return handle

@@ -162,8 +162,6 @@ class Session:
 
     def _whole(self, request: Request) -> Request:
         """`request` with all messages of its conversation, those that it only refers to included."""
-        if request.recall is not None:
-            request = replace(request.recall(self.find), recall=None)
         if not request.after:
             return request
         call, asked = self._named.get(request.after, (None, None))

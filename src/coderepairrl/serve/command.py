@@ -29,7 +29,7 @@ DEFAULTS = ("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rol
 USED = (
     *("engine", "model.renderer", "model.thinking", "run.retries"),
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
-    *("rollout.history_policy", "rollout.side_calls"),
+    *("rollout.history_policy", "rollout.side_calls", "gateway.accept"),
 )
 """Settings that mean something here."""
 TOKEN = "CRRL_ADMIN_TOKEN"
@@ -91,7 +91,7 @@ async def _serve(
             if record is not None:
                 record.append("turn", episode=episode, turn=turn)
 
-        server = Server(source, sampling=sampling, on_turn=on_turn)
+        server = Server(source, sampling=sampling, on_turn=on_turn, accept=config.gateway.accept)
         parts.push_async_callback(server.stop)
         await server.start(places.host, places.port, places.socket)
         if places.socket is not None:

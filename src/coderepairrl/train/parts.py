@@ -90,7 +90,12 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
             log.append("turn", episode=episode, turn=turn)
 
         gateway = Gateway(
-            codec, engine, sampling=Sampling(), on_turn=record, history_policy=config.rollout.history_policy
+            codec,
+            engine,
+            sampling=Sampling(),
+            on_turn=record,
+            accept=config.gateway.accept,
+            history_policy=config.rollout.history_policy,
         )
         parts.push_async_callback(gateway.stop)
         await gateway.start(socket=shared / "gateway.sock")

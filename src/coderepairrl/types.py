@@ -190,13 +190,18 @@ def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
     >>> sequence((first, other), 1)
     (1, 2, 7, 3, 7, 8)
     """
+    return tuple(sequence_list(turns, leaf))
+
+
+def sequence_list(turns: Sequence[Turn], leaf: int) -> list[int]:
+    """`sequence`, to be added to."""
     ids: list[int] = []
     for turn, kept in _lineage(turns, leaf):
         ids += turn.given.ids
         ids += turn.output.ids
         if kept is not None:
             del ids[kept.tokens :]
-    return tuple(ids)
+    return ids
 
 
 def conversation(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:

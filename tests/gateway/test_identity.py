@@ -223,10 +223,10 @@ async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
         session = gateway.open("e", limits=Limits(tokens=2000), seed=5)
         async with aiohttp.ClientSession() as http:
             client = Client(http, session.endpoint.base_url, random.Random(1))
-            for action in ("go on", "tool results", "parallel", "fork", "stop"):
+            for action in ("go on", "tool results", "parallel", "fork", "stop", "go on", "prune", "forget", "rewrite"):
                 await client.act(action)
         turns = await gateway.close(session)
-        assert len(turns) == 7
+        assert len(turns) == 11
         turn = turns[1]
         prompt = sequence(turns, 1)[: -len(turn.output)]
         ids: list[int] = []
@@ -236,6 +236,21 @@ async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
             logprobs += chunk.logprobs
         assert tuple(ids) == turn.output.ids
         assert logprobs == pytest.approx(turn.output.logprobs, abs=1e-5)
+        learner_agrees(miniature, turns)
     finally:
         await gateway.stop()
         await engine.close()
+
+
+def learner_agrees(model: Path, turns: tuple[Turn, ...]) -> None:
+    """On the rows of a conversation that forks inside turns, too."""
+    from coderepairrl.learn import LearnSettings
+    from coderepairrl.learn.trainer import Trainer
+
+    assert sum(turn.fork is not None for turn in turns) >= 3
+    rows, account = stitch(Episode("e", "t", "train", 0, "g", 0, Ending.DONE, turns=turns), 1.0, max_tokens=4000)
+    assert len(rows) > 4 and account.delivered > 0.9
+    found = Trainer(model, LearnSettings()).logprobs([row.ids for row in rows], 1.0)
+    for row, scored in zip(rows, found, strict=True):
+        pairs = zip(row.trained[1:], row.logprobs[1:], scored, strict=True)
+        assert max(abs(old - new) for on, old, new in pairs if on) < 1e-5

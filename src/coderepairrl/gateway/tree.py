@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from coderepairrl.gateway.request import Defaults, Message, Names, next_key
 from coderepairrl.tokens import GENERATION_PROMPT, Codec
 from coderepairrl.tokens.trie import Node, Trie
-from coderepairrl.types import Fork, Turn, conversation, sequence
+from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
 HistoryPolicy = Literal["splice", "honor"]
 """Whether recorded tokens stand for text that a client repeats, or what the client sent is rendered."""
@@ -48,8 +49,8 @@ class Tree(ABC):
         self.turns: list[Turn] = []
         self._replies: dict[bytes, list[int]] = {}
         """Turns by the conversation that they end."""
-        self._said: dict[bytes, list[int]] = {}
-        """Turns by what their reply says, to whatever."""
+        self._said: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
+        """Turns by what their reply says, to whatever, and the ids of its calls; by None for whichever ids."""
         self._names = Names()
 
     @abstractmethod
@@ -66,7 +67,9 @@ class Tree(ABC):
         if placement is not None:
             reply, defaults = turn.messages[-1], placement.defaults
             self._replies.setdefault(next_key(placement.key, reply, defaults), []).append(turn.index)
-            self._said.setdefault(next_key(b"", reply, defaults), []).append(turn.index)
+            name = next_key(b"", reply, defaults)
+            for ids in (tuple(_call_ids(reply)), None):
+                self._said.setdefault((name, ids), []).append(turn.index)
 
     def extended(self, index: int) -> bool:
         """Whether a later turn goes on from `index`."""
@@ -128,11 +131,12 @@ class TurnTree(Tree):
         if self._splice:
             with suppress(ValueError):  # of parts that cannot stand alone; if all cannot be written, rendering says so
                 prompt = self._spliced(messages, tools, base, seen, before)
-        if prompt is None:
-            prompt = self._codec.render(messages, tools)
         goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
         start, fork = len(before), None
-        if not (goes_on and start < len(prompt) and prompt[:start] == before):
+        if prompt is None:
+            prompt = self._codec.render(messages, tools)
+            goes_on = goes_on and start < len(prompt) and prompt[:start] == before
+        if not goes_on:
             base, fork, start, seen = self._attached(prompt, messages, tools, keys)
         return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._names.defaults, fork)
 
@@ -142,7 +146,7 @@ class TurnTree(Tree):
 
     def sequence(self, index: int) -> list[int]:
         """Every id in context after turn `index`."""
-        return list(sequence(self.turns, index))
+        return sequence_list(self.turns, index)
 
     def _spliced(
         self,
@@ -188,10 +192,9 @@ class TurnTree(Tree):
 
     def _recorded(self, reply: Message, last: int) -> int | None:
         """The turn that said what `reply` says, if one did: the next one after turn `last`, if there are several."""
-        candidates = self._said.get(next_key(b"", reply, self._names.defaults), [])
-        ids = _call_ids(reply)
-        same = [index for index in candidates if _call_ids(self.turns[index].messages[-1]) == ids] or candidates
-        return next((index for index in same if index > last), same[-1] if same else None)
+        name = next_key(b"", reply, self._names.defaults)
+        found = self._said.get((name, tuple(_call_ids(reply)))) or self._said.get((name, None))
+        return found[min(bisect_right(found, last), len(found) - 1)] if found else None
 
     def _attached(
         self,

@@ -133,7 +133,7 @@ def _state(turn: Turn, trained: Mapping[int, str] | None) -> tuple[str, str]:
 def _turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], calls: list[ToolCall], decode: Decode) -> TurnView:
     forks = turn.base is not None and any(other.base == turn.base for other in turns[: turn.index])
     relation = "new conversation" if turn.base is None else f"{'forks from' if forks else 'extends'} turn {turn.base}"
-    if turn.fork is not None:
+    if turn.fork is not None and turn.fork.messages:
         forks, relation = True, f"forks inside turn {turn.fork.turn}, whose first {turn.fork.tokens} tokens it shares"
     output = _sampled(turn, turn.output, 0, state, decode)
     tail = _sampled(turn, turn.tail, len(turn.output), ("dropped", "stop_string"), decode)

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar hello-short test lint test-slow test-programs test-extras test-vllm benchmarks vllm-cpu clean
+.PHONY: hello hello-bar hello-short test crash lint test-slow test-programs test-extras test-vllm benchmarks vllm-cpu clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -15,6 +15,9 @@ hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; fai
 
 hello-short: .venv/.base  ## two seeds, a few steps, quoted issues: has anything been learned?
 	$(BIN)/python -m coderepairrl.hello.bar --short --seeds 0 1
+
+crash: .venv/.base  ## kill a small run twelve times, resume it, compare its weights (50 times: crrl check crash)
+	$(BIN)/crrl check crash each kills=12
 
 lint: .venv/.dev
 	$(BIN)/ruff check src tests benchmarks examples

@@ -225,9 +225,11 @@ def report(
 @app.command()
 def check(
     kind: Annotated[
-        str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks, model; none: the machine")
+        str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks, model, crash; none: the machine")
     ] = None,
-    name: Annotated[str | None, typer.Argument(help="an implementation, module:Class, or a model's folder")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="an implementation, module:Class, a model's folder, or whom to kill")
+    ] = None,
     options: Options = None,
     every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
     as_json: Json = False,

@@ -114,39 +114,6 @@ def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) 
     assert abs(entropy[2] - entropy[1]) > 1.0, entropy
 
 
-@pytest.mark.parametrize("moment", ["in an episode", "while learning", "after a step"])
-async def test_kill_and_resume_accounts_for_everything_once(project: Project, moment: str) -> None:
-    """Property 6: kill -9 anywhere; no task is lost, none is trained twice, replay gives equal weights."""
-
-    def reached() -> bool:
-        steps = sum(record["type"] == "step" for record in project.records())
-        verdicts = sum(r["type"] == "verdict" and r["verdict"]["step"] == steps + 1 for r in project.records())
-        among = {"in an episode": range(1, 6), "while learning": [6], "after a step": [0]}
-        return steps >= 2 and verdicts in among[moment]
-
-    with project.started("train", str(project.config), "run.steps=50") as process:
-        await frozen(process, reached)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    last = sum(record["type"] == "step" for record in project.records()) + 2
-    done = project.crrl("train", str(project.run.path), f"run.steps={last}", "--resume", "--json")
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert summary["steps"] == last
-    assert summary["account"]["balanced"]
-
-    records = project.records()
-    steps = [record for record in records if record["type"] == "step"]
-    assert [step["step"] for step in steps] == [*range(1, last + 1)]
-    consumed = [episode for step in steps for episode in step["episodes"]]
-    assert len(consumed) == len(set(consumed)) == last * 6
-    slots = [episode.split("-retry")[0] for episode in consumed]
-    assert len(set(slots)) == last * 6, "every attempt at every task is trained exactly once"
-
-    # Replaying the log from its last checkpoint gives the same weights again, bit for bit: resuming checks it.
-    again = project.crrl("train", str(project.run.path), f"run.steps={last}", "--resume", "--json")
-    assert json.loads(again.stdout.splitlines()[-1])["version"] == summary["version"]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 async def test_a_signal_finishes_the_log(project: Project, number: signal.Signals) -> None:
     with project.started("train", str(project.config), "run.steps=50") as process:

@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl import config as configs
+from coderepairrl import train
+from coderepairrl.train.parts import load_tasks
+from coderepairrl.train.progress import Progress
+from coderepairrl.train.verify import verify
+
 from .conftest import Project
 
 CALC = "def add(a, b):\n    return a - b\n"
@@ -57,14 +63,23 @@ def test_a_grader_that_cannot_run_stops_the_run_before_it_begins(
     assert not project.run.path.exists()
 
 
-def test_what_is_verified_is_said_and_remembered(project: Project, tasked: list[str], isolating: None) -> None:
+async def test_what_is_verified_is_said_and_remembered(
+    project: Project,
+    tasked: list[str],
+    isolating: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     write(project, ["python3", "-m", "unittest", "-q"], UNITTEST)
-    plan = json.loads(project.crrl("train", str(project.config), *tasked, "--dry-run", "--json").stdout)
-    assert plan["verify"] == "references of 1 tasks by tests (tasks.verify)"
-    first = project.crrl("train", str(project.config), *tasked).stderr
-    assert "to verify: references of 1 tasks by tests" in first
-    assert "0 of 1 from an earlier run" in first
-    again = project.crrl("train", str(project.config), *tasked, "run.name=again").stderr
-    assert "1 of 1 from an earlier run" in again
-    off = project.crrl("train", str(project.config), *tasked, "tasks.verify=false", "--dry-run", "--json").stdout
-    assert json.loads(off)["verify"] == "off: tasks.verify=false"
+    monkeypatch.chdir(project.path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    config = configs.load(project.config, tasked)
+    assert train.plan(config)["verify"] == "references of 1 tasks by tests (tasks.verify)"
+    for known in (0, 1):
+        with Progress(1) as progress:
+            await verify(config, *load_tasks(config), progress)
+        said = capsys.readouterr().err
+        assert "to verify: references of 1 tasks by tests" in said
+        assert f"{known} of 1 from an earlier run" in said
+    off = train.plan(configs.load(project.config, [*tasked, "tasks.verify=false"]))
+    assert off["verify"] == "off: tasks.verify=false"

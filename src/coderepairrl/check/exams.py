@@ -14,7 +14,7 @@ from coderepairrl.check.report import Entry
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, Published, Receiving, Route, Streamed, init_random
 from coderepairrl.protocols import TaskSource
-from coderepairrl.registry import Check, check_options, nearest
+from coderepairrl.registry import Check, check_options, check_types, nearest
 from coderepairrl.types import Sample
 
 Options = Mapping[str, Any]
@@ -175,6 +175,14 @@ async def _model(name: str, options: Options) -> AsyncIterator[Check]:
         yield check
 
 
+def _crash(name: str, options: Options) -> AsyncIterator[Check]:
+    from coderepairrl.check.crash import examine as sit
+
+    check_options("crash", name, sit, options)
+    check_types("crash", name, sit, options)
+    return sit(name, **options)
+
+
 KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Check]]]] = {
     "sandbox": ("bwrap", _sandbox),
     "engine": ("tiny", _engine),
@@ -182,5 +190,6 @@ KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Check]]]] = {
     "reward": ("patch_edits", _reward),
     "tasks": ("handmade", _tasks),
     "model": ("builtin:tiny", _model),
+    "crash": ("each", _crash),
 }
-"""Seams, and models, with the one that ships as their default."""
+"""Seams, models, and the crash test, with what is examined where nothing is named."""

@@ -1,0 +1,94 @@
+"""The crash test (``crrl check crash``), in short, and that it sees what it is there to see."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl.check import crash
+from coderepairrl.learn.stitch import Account
+from coderepairrl.runs import Log, RunFolder
+from coderepairrl.runs.storage import SUMS
+
+
+def test_killed_and_resumed_a_run_comes_to_the_same_weights(isolating: None) -> None:
+    """Property 6 (DESIGN 9): nothing is lost, nothing trained twice, nothing left."""
+    command = [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "each", "kills=4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["name"]: row["detail"] for row in json.loads(done.stdout.splitlines()[-1])}
+    assert list(rows) == ["untouched", *crash.VICTIMS[:4], "orphans end"]
+    assert all("1 kills,   1 recovered" in rows[name] for name in crash.VICTIMS[:4]), rows
+    assert done.stderr.count("kill ") == 4
+
+
+def made(
+    folder: Path,
+    *,
+    weights: str = "a",
+    trained: int = 5,
+    attempts: tuple[str, ...] = ("-00", "-01-retry2"),
+    sums: str = "",
+) -> RunFolder:
+    """A run of `crash.STEPS` steps, as its log has it."""
+    run = RunFolder(folder)
+    saved = run.checkpoints / "00003"
+    saved.mkdir(parents=True)
+    (saved / SUMS).write_text(sums)
+    with closing(Log(run.log)) as log:
+        for step in range(1, crash.STEPS + 1):
+            last = step == crash.STEPS
+            groups = [f"train-{step:05d}-{position:03d}" for position in range(crash.TASKS)]
+            log.append(
+                "step",
+                step=step,
+                checksum=weights if last else "same",
+                account=asdict(Account(sampled=trained if last else 5, trained=trained if last else 5)),
+                episodes=[group + attempt for group in groups for attempt in attempts],
+            )
+    return run
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "said"),
+    [
+        ({}, []),
+        ({"weights": "b"}, ["other weights after step 3"]),
+        ({"trained": 6}, ["step 3 trained 6 tokens"]),
+        ({"sums": "c  model.safetensors\n"}, ["other files in the last checkpoint"]),
+        ({"attempts": ("-00", "-00-retry1")}, ["12 attempts trained, 6 different ones"]),
+        ({"attempts": ("-00",)}, ["6 attempts trained, 6 different ones"]),
+    ],
+    ids=["equal", "weights", "tokens", "files", "twice", "lost"],
+)
+def test_it_sees_what_differs(tmp_path: Path, otherwise: dict[str, Any], said: list[str]) -> None:
+    untouched = crash.Outcome.of(made(tmp_path / "untouched"))
+    assert untouched.differences(made(tmp_path / "run", **otherwise)) == said
+
+
+ORPHANED = """
+import asyncio, subprocess, sys
+from coderepairrl.check import crash
+with crash.adopting():
+    subprocess.run(["sh", "-c", f"sleep {sys.argv[1]} > /dev/null & exit 0"])
+    print(asyncio.run(crash.all_gone()))
+"""
+
+
+def test_it_sees_an_orphan() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHANED, "0.7"], capture_output=True, text=True)
+    assert 0.3 < float(done.stdout) < 60, done.stderr
+
+
+def test_whom_it_does_not_know_it_does_not_kill() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "lerner"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "learner" in done.stderr

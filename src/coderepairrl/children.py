@@ -1,8 +1,9 @@
 """Child processes that talk in frames: how the controller runs an engine or a learner (DESIGN 3).
 
-A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair. The child is a module run
-with ``python -m``; it dies with its parent (`child`), ignores the terminal's Ctrl-C (the controller decides when to
-stop), and writes what it has to say to a log file of its own. Programs of others talk to nobody: `run`.
+A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair; what is large goes as pieces, bytes
+behind their number and their lengths. The child is a module run with ``python -m``; it dies with its parent (`child`),
+ignores the terminal's Ctrl-C (the controller decides when to stop), and writes what it has to say to a log file of its
+own. Programs of others talk to nobody: `run`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from types import FrameType
 from typing import IO, Any, Self
 
 _LENGTH = struct.Struct(">I")
+_SLICE = 1 << 18
+"""Bytes that are written to a child at a time: whoever else is on the event loop gets a turn in between."""
 _FD = "CRRL_FRAMES_FD"
 
 Frame = dict[str, Any]
@@ -179,6 +182,26 @@ class Child:
             raise await self._obituary() from error
         return frame
 
+    async def send_pieces(self, pieces: Sequence[bytes]) -> None:
+        """Send some bytes objects. Raises `ChildDied`."""
+        try:
+            self._writer.write(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
+            for piece in pieces:
+                for start in range(0, len(piece), _SLICE):
+                    self._writer.write(piece if len(piece) <= _SLICE else piece[start : start + _SLICE])
+                    await self._writer.drain()
+        except (ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+
+    async def receive_pieces(self) -> list[bytes]:
+        """What the child sent with `Parent.send_pieces`. Raises `ChildDied`; not to be cancelled."""
+        try:
+            (count,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            sizes = struct.unpack(f">{count}I", await self._reader.readexactly(_LENGTH.size * count))
+            return [await self._reader.readexactly(size) for size in sizes]
+        except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+
     async def close(self, grace: float = 5.0) -> None:
         """Hang up, which asks the child to end; kill it after `grace` seconds.
 
@@ -249,3 +272,24 @@ class Parent:
             if not data:
                 raise EOFError("the parent hung up")
             self._buffer += data
+
+    def send_pieces(self, pieces: Sequence[bytes]) -> None:
+        """Send some bytes objects. Raises BrokenPipeError when the parent hung up."""
+        self._socket.sendall(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
+        for piece in pieces:
+            self._socket.sendall(piece)
+
+    def receive_pieces(self) -> list[bytes]:
+        """What the parent sent with `Child.send_pieces`. Raises EOFError when the parent hung up."""
+        (count,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return [self._exactly(size) for size in struct.unpack(f">{count}I", self._exactly(_LENGTH.size * count))]
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise EOFError("the parent hung up")
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken

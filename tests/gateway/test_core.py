@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import GatewayFault, RunError, UsageError
 from coderepairrl.gateway import Gateway, Session, chat, generation, request_seed
+from coderepairrl.gateway.incoming import MAX_BODY
 from coderepairrl.gateway.request import Names
-from coderepairrl.gateway.server import MAX_BODY
 from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.types import Finish, Fork, Sampling, conversation
 
@@ -111,7 +111,7 @@ async def test_a_call_that_our_own_bug_ends_is_a_fault_and_joined_by_nobody(
     session = world.open()
     with monkeypatch.context() as broken:
         broken.setattr(world.gateway.source, "begin", None)
-        assert [(await http.try_(session, retry=count))[0] for count in (0, 1)] == [500, 503]
+        assert [(await http.try_(session, retry=count))[0] for count in (0, 1)] == [503, 503]
     assert isinstance(session.fault, GatewayFault) and "NoneType" in str(session.fault)
     assert (await http.try_(session, retry=2))[0] == 503
     assert session.turns == ()
@@ -500,9 +500,7 @@ class TestLifetime:
             pass
         await call.wait()
         assert call.failure is not None and call.failure.code == "client_closed_request"
-        (turn,) = session.turns
-        assert (turn.finish, turn.masked, len(turn.output)) == (Finish.ABORT, "aborted", 0)
-        assert world.engine.seen == []
+        assert (session.turns, world.engine.seen) == ((), [])
 
     async def test_an_engine_that_cancels_itself_is_a_fault(self, world: World, http: Http) -> None:
         def cancel(*_: object) -> list[int]:

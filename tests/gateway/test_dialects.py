@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, Session, server
+from coderepairrl.gateway import Gateway, Session, incoming, server
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 
 from .conftest import SHELL, Fake, Said, World, identical
@@ -394,11 +394,11 @@ async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, 
 async def test_a_huge_body_is_refused_however_small_it_is_packed(
     world: World, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_BODY", 1 << 20)
+    monkeypatch.setattr(incoming, "MAX_BODY", 1 << 20)
     gateway = Gateway(world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
     await gateway.start()
     session, speech = gateway.open("e", limits=Limits(), seed=0), SPEECHES[name]
-    huge = b" " * (server.MAX_BODY + 1)
+    huge = b" " * (incoming.MAX_BODY + 1)
     for body, headers in ((io.BytesIO(huge), {}), (zlib.compress(huge), {"Content_Encoding": "deflate"})):
         status, reply = await http.send(session, speech, body, **headers)
         assert (status, speech.error(json.loads(reply))) == (

@@ -48,14 +48,14 @@ class Call:
     """A generation and its followers. When the last follower leaves early, it is aborted.
 
     `prompt` counts the tokens before the reply, `cached` those of them that were recorded before, as far as they are
-    known while it runs; `Outcome.usage` has them all.
+    known while it runs and has found its place; `Outcome.usage` has them all.
     """
 
-    def __init__(self, digest: str, ordinal: int, *, prompt: int, cached: int) -> None:
+    def __init__(self, digest: str, ordinal: int) -> None:
         self.digest = digest
         self.ordinal = ordinal
-        self.prompt = prompt
-        self.cached = cached
+        self.prompt = 0
+        self.cached = 0
         self.started = time.time()
         self.deltas: list[Delta] = []
         self.outcome: Outcome | None = None

@@ -27,6 +27,7 @@ from coderepairrl.gateway.body import Lenient
 from coderepairrl.gateway.call import Usage
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.tree import Placement, TextTree
+from coderepairrl.gateway.workers import Desk
 from coderepairrl.tokens import Delta, FunctionCall, Reply
 from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
@@ -161,9 +162,13 @@ class Remote:
     ) -> None:
         await self._client.close()
 
-    def tree(self) -> TextTree:
+    @property
+    def writer(self) -> None:
+        """Nobody here: the remote writes them."""
+
+    def tree(self, desk: Desk) -> TextTree:
         """Of text only."""
-        return TextTree()
+        return TextTree(desk)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
         """What Chat Completions has words for, of a client that speaks it, and the format that any client asks for."""

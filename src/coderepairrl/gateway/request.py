@@ -74,11 +74,26 @@ class ApiError(Exception):
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
+class Digest:
+    """Name of a request body, by which a retry is recognised, as it comes."""
+
+    def __init__(self, dialect: str) -> None:
+        self._hash = hashlib.sha256(dialect.encode())  # which processors have instructions for
+
+    def update(self, data: bytes) -> None:
+        """What comes next."""
+        self._hash.update(data)
+
+    def name(self) -> str:
+        """32 hexadecimal digits."""
+        return self._hash.hexdigest()[:32]
+
+
 def digest(dialect: str, body: bytes) -> str:
-    """Name of a request body, by which a retry is recognised."""
-    named = hashlib.sha256(dialect.encode())  # which processors have instructions for
+    """The name of a whole body."""
+    named = Digest(dialect)
     named.update(body)
-    return named.hexdigest()[:32]
+    return named.name()
 
 
 class Names:
@@ -95,18 +110,50 @@ class Names:
         self._messages: tuple[Message, ...] = ()
         self._keys = [b""]
 
+    def unseen(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
+        """What `of` would have to name: the messages that the last conversation did not begin with, new tools."""
+        if tools_name(tools) != self._keys[0]:
+            return tools, messages
+        return messages[self._same(messages) :]
+
+    def remember(self, messages: tuple[Message, ...], keys: list[bytes], defaults: Defaults) -> None:
+        """Somebody else has named a conversation."""
+        self._messages, self._keys, self.defaults = messages, list(keys), defaults
+
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
         """The nth is that of the first n messages. What the last conversation began with is not named again."""
-        root = hashlib.blake2b(_json(list(tools)), digest_size=16).digest()
+        root = tools_name(tools)
         if root != self._keys[0]:
             self.defaults, self._messages, self._keys = argument_defaults(tools), (), [root]
-        pairs = enumerate(zip(self._messages, messages, strict=False))
-        same = next((at for at, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
+        same = self._same(messages)
         keys = self._keys[: same + 1]
         for message in messages[same:]:
             keys.append(next_key(keys[-1], message, self.defaults))
         self._messages, self._keys = (*self._messages[:same], *messages[same:]), keys  # not if one has no name
         return list(keys)
+
+    def _same(self, messages: tuple[Message, ...]) -> int:
+        """How many of `messages` the last conversation began with."""
+        pairs = enumerate(zip(self._messages, messages, strict=False))
+        return next((at for at, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
+
+
+class Tools(tuple[Mapping[str, Any], ...]):
+    """Tools whose name is known: they may be large, and come with every request."""
+
+    name: bytes
+
+
+def named(tools: Sequence[Mapping[str, Any]]) -> Tools:
+    """`tools`, named."""
+    found = Tools(tools)
+    found.name = tools_name(tools)
+    return found
+
+
+def tools_name(tools: Sequence[Mapping[str, Any]]) -> bytes:
+    """Name of the empty conversation under `tools`."""
+    return tools.name if isinstance(tools, Tools) else hashlib.blake2b(_json(list(tools)), digest_size=16).digest()
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
@@ -130,15 +177,19 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
     role, text = message["role"], message["content"]
     if role != "assistant":
         return f"{role}\n{text}".encode()
-    calls = []
-    for call in message.get("tool_calls", ()):
-        name, said = call["function"]["name"], _parsed(call["function"]["arguments"])
+    calls: list[tuple[str, object]] = []
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    for function in functions:
+        name, said = function["name"], _parsed(function["arguments"])
         if isinstance(said, dict) and (usual := defaults.get(name)):
             said = {argument: value for argument, value in said.items() if (argument, value) not in usual.items()}
         calls.append((name, said))
     if not calls:
         return f"assistant\n{text.strip()}".encode()
-    return b"calls\n" + _json([text.strip(), *calls])
+    try:
+        return b"calls\n" + _json([text.strip(), *calls])
+    except RecursionError:  # nested deeper than can be written
+        return b"calls\n" + _json([text.strip(), *((each["name"], each["arguments"]) for each in functions)])
 
 
 def _parsed(arguments: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -14,27 +15,46 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from coderepairrl.errors import Fault, GatewayFault, UsageError
 from coderepairrl.gateway import chat, messages, responses
 from coderepairrl.gateway.body import Telling, stream
 from coderepairrl.gateway.call import Call, Outcome
-from coderepairrl.gateway.request import ApiError, Counter, Request, digest
+from coderepairrl.gateway.request import ApiError, Counter, Request
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import Policy, Source
 from coderepairrl.gateway.tree import HistoryPolicy
+from coderepairrl.gateway.workers import Workers
 from coderepairrl.printable import printable
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
-MAX_BODY = 64 << 20
-"""Bytes of a request: a context of a million tokens and its JSON."""
 HEARTBEAT = 10.0
 """Seconds of silence after which a response says that it is alive."""
+STRANGERS = 512
+"""Connections that have not shown a key yet: of more, the oldest are closed."""
+STRANGE_SECONDS = 10.0
+"""How long one may do without."""
+REMEMBERED = 1 << 16
+"""Keys of closed sessions that are told from made-up ones."""
+CLOSING = 408, 410, 413, 429
+"""Statuses after which a connection is closed: what else is on its way there is of no use."""
 _NO_RETRY = {"x-should-retry": "false"}
 
 log = logging.getLogger(__name__)
+
+
+class _Quiet(logging.LoggerAdapter):  # type: ignore[type-arg]
+    """What is no HTTP is its sender's mistake, in a line, and no traceback of ours."""
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        """As `Logger.exception`, unless the bytes were at fault."""
+        if isinstance(exc_info, HttpProcessingError):
+            self.debug("bad HTTP: %s", type(exc_info).__name__)
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **more)
 
 
 class Dialect(Protocol):
@@ -107,12 +127,15 @@ class Server:
         self.socket: Path | None = None
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
-        self._closed: set[str] = set()
+        self._closed: dict[str, None] = {}
         self._runner: web.AppRunner | None = None
+        self._doors: list[asyncio.Server] = []
+        self._strangers: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+        self._workers = Workers()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
         """Listen on `host`:`port` (0: any free one) and on `socket`. Raises `UsageError` when one is taken."""
-        app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
+        app = web.Application(middlewares=[_errors])
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
                 app.router.add_post(f"{prefix}/v1{dialect.path}", self._completion(dialect))
@@ -126,21 +149,24 @@ class Server:
                 app.router.add_get(root, _present)
         app.router.add_get("/health", self._health)
         # a handler is cancelled when its client goes away: that is how a disconnect reaches the engine
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_Quiet(log, {})
+        )
         await self._runner.setup()
+        loop = asyncio.get_running_loop()
         try:
-            site = web.TCPSite(self._runner, host, port)
-            await site.start()
+            self._doors.append(await loop.create_server(self._greet, host, port, backlog=1024))
             if socket is not None:
                 check_free(socket)
-                await web.UnixSite(self._runner, str(socket)).start()
+                socket.unlink(missing_ok=True)
+                self._doors.append(await loop.create_unix_server(self._greet, str(socket), backlog=1024))
                 socket.chmod(0o666)  # guests run as another user; who gets in without a key gets nothing
         except OSError as error:
-            await self._runner.cleanup()
+            await self.stop()
             raise _cannot_listen(error, host, port, socket) from error
         # What is there by now stays: scanning it for garbage again and again would stall every call for 0.2 s.
         gc.freeze()
-        self.url = f"http://{host}:{site.port}"
+        self.url = f"http://{host}:{self._doors[0].sockets[0].getsockname()[1]}"
         self.socket = socket
 
     def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
@@ -157,6 +183,7 @@ class Server:
             episode_id,
             endpoint,
             source=self.source,
+            workers=self._workers,
             sampling=sampling or self.sampling,
             seed=seed,
             on_turn=self._on_turn,
@@ -167,20 +194,47 @@ class Server:
         """End a session: running calls are aborted and recorded, later ones refused; all its turns."""
         turns = await session.close()
         self._sessions.pop(session.key, None)
-        self._closed.add(session.key)
+        self._closed[session.key] = None
+        if len(self._closed) > REMEMBERED:
+            del self._closed[next(iter(self._closed))]
         return turns
 
     async def stop(self) -> None:
         """Close every session and the server."""
         for session in list(self._sessions.values()):
             await self.close(session)
+        for door in self._doors:
+            door.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        for timer in self._strangers.values():
+            timer.cancel()
+        self._strangers.clear()
+        await self._workers.close()
+
+    def _greet(self) -> asyncio.Protocol:
+        """A new connection, which has some seconds to show a key: whoever sends half a line forever has none."""
+        if self._runner is None or self._runner.server is None:
+            raise AssertionError("the server does not run")
+        handler = self._runner.server()
+        if len(self._strangers) >= STRANGERS:
+            self._dismiss(next(iter(self._strangers)))
+        later = asyncio.get_running_loop().call_later(STRANGE_SECONDS, self._dismiss, handler)
+        self._strangers[handler] = later
+        return handler
+
+    def _dismiss(self, handler: asyncio.BaseProtocol) -> None:
+        self._strangers.pop(handler).cancel()
+        if isinstance(handler, web.RequestHandler):
+            handler.force_close()
 
     def _session(self, request: web.Request) -> Session:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
         if session := self._sessions.get(key):
+            if (timer := self._strangers.pop(request.protocol, None)) is not None:
+                timer.cancel()
+            session.incoming.greet(request.protocol)
             return session
         if key in self._closed:
             raise ApiError(410, "episode_closed", "the episode is over")
@@ -190,11 +244,12 @@ class Server:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request)
             with _ours(session):
-                raw = await request.read()
-                asked = dialect.parse(raw)
-                self._known(asked.model)
-                asked = responses.recalled(asked, session.find) if asked.unread else asked
-                call = session.admit(asked, digest(dialect.name, raw), _retry_count(request))
+                with _charged(session):
+                    body = await session.incoming.body(request, dialect.name)
+                    asked = await session.read(dialect.name, body)
+                    self._known(asked.model)
+                    asked = responses.recalled(asked, session.find) if asked.unread else asked
+                    call = session.admit(asked, body.digest, _retry_count(request))
                 with call.follower():
                     return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
 
@@ -203,11 +258,11 @@ class Server:
     def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request)
-            with _ours(session):
-                asked = counter.parse(await request.read())
+            with _ours(session), _charged(session):
+                asked = await session.read(counter.path, await session.incoming.body(request, counter.path))
                 self._known(asked.model)
                 asked = responses.recalled(asked, session.find) if asked.unread else asked
-                return web.json_response(counter.reply(session.count(asked)))
+                return web.json_response(counter.reply(await session.count(asked)))
 
         return handle
 
@@ -334,6 +389,17 @@ def _retry_count(request: web.Request) -> int | None:
 
 
 @contextlib.contextmanager
+def _charged(session: Session) -> Iterator[None]:
+    """A refusal is counted as a call. Whoever has none left is told before anything is read."""
+    session.check_requests()
+    try:
+        yield
+    except ApiError as error:
+        session.refused(error)
+        raise
+
+
+@contextlib.contextmanager
 def _ours(session: Session) -> Iterator[None]:
     """What is raised in here, but for refusals and broken connections, is our own fault, and voids the episode."""
     try:
@@ -354,8 +420,6 @@ async def _errors(
         return await handler(request)
     except ApiError as error:
         failure = error
-    except web.HTTPRequestEntityTooLarge:
-        failure = ApiError(413, "request_too_large", f"a request has at most {MAX_BODY >> 20} MiB")
     except web.RequestPayloadError:
         request.content.feed_eof()  # or aiohttp would read on, for manners
         failure = ApiError(400, "invalid_body", "the body is not in the encoding that its headers name")
@@ -371,8 +435,8 @@ async def _errors(
         log.exception("%s %s", request.method, printable(request.path))
         failure = ApiError(500, "gateway_fault", "the gateway failed")
     response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
-    if failure.code == "invalid_body":
-        response.force_close()  # nobody knows where on this connection the next request begins
+    if failure.code in ("invalid_body", "episode_limit_reached") or failure.status in CLOSING:
+        response.force_close()  # nobody knows where on this connection the next request begins, or nobody cares
     return response
 
 

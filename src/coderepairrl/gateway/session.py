@@ -10,18 +10,23 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.incoming import Body, Incoming
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.source import Generating, Source
 from coderepairrl.gateway.tree import Placement
-from coderepairrl.tokens import Reply
+from coderepairrl.gateway.workers import Desk, Workers
+from coderepairrl.tokens import Reply, TooLong
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation
 
 OnTurn = Callable[[str, Turn], Awaitable[None] | None]
 """Called with the episode's id and a turn, before the turn's client learns of its end."""
+
+REQUESTS = 16
+"""Requests of any kind for each call that there may be: counts of tokens, retries, refusals."""
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +37,14 @@ class Budget:
 
     max_tokens: int
     limit: str
+
+
+class _Begun(NamedTuple):
+    """A call that has found its place."""
+
+    placement: Placement
+    budget: Budget
+    generation: Generating
 
 
 class Session:
@@ -47,6 +60,7 @@ class Session:
         endpoint: Endpoint,
         *,
         source: Source,
+        workers: Workers,
         sampling: Sampling,
         seed: int,
         on_turn: OnTurn,
@@ -60,9 +74,13 @@ class Session:
         self._sampling = sampling
         self._seed = seed
         self._on_turn = on_turn
-        self._tree = source.tree()
+        self.incoming = Incoming()
+        self._desk = Desk(workers, source.writer, self._most[1])
+        self._tree = source.tree(self._desk)
+        self._placing = asyncio.Lock()
         self._deadline = asyncio.get_running_loop().time() + endpoint.limits.seconds
         self._started = 0
+        self._requests = 0
         self._calls: dict[str, Call] = {}
         self._named: dict[str, tuple[Call, Request]] = {}
         self._notes: Mapping[str, Any] = {}
@@ -110,11 +128,8 @@ class Session:
         if asyncio.get_running_loop().time() >= self._deadline:
             raise self._spent("time", f"the episode's {self.limits.seconds:g} seconds are over")
         request = self._whole(request)
-        placement = self._place(request)
-        prompt = self._tree.known(placement)
-        budget = self._budget(request, prompt)
-        call = Call(digest, self._started, prompt=prompt, cached=placement.cached)
-        self._start(call, request, placement, budget)  # before it can be joined
+        call = Call(digest, self._started)
+        self._start(call, request)  # before it can be joined
         self._calls[digest] = call
         self._named[call.name] = call, self._remembered(request)
         self._started += 1
@@ -131,12 +146,31 @@ class Session:
         """No longer answer for the call of that name. What was recorded of it stays."""
         self._named.pop(name, None)
 
-    def count(self, request: Request) -> int:
+    def check_requests(self) -> None:
+        """Count a request, whatever it is. Raises `ApiError` where there were too many: none of it is read."""
+        self._check_open()
+        self._requests += 1
+        if self._requests > REQUESTS * (self.limits.calls + 2):
+            raise self._spent("calls", f"an episode of {self.limits.calls} model calls makes not so many requests")
+
+    def refused(self, error: ApiError) -> None:
+        """A request that was no call is counted as one: an agent that keeps sending what cannot be answered ends."""
+        if error.code != "episode_limit_reached":
+            self._started += 1
+
+    async def read(self, name: str, body: Body) -> Request:
+        """`body` as a request of the dialect or counter `name`. Raises `ApiError`."""
+        try:
+            return await self._desk.parse(name, body)
+        except TooLong as error:
+            raise self._too_long(error.tokens) from error
+
+    async def count(self, request: Request) -> int:
         """Tokens that the engine would be given for `request`; nothing is recorded. Raises `ApiError`."""
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
-        return self._tree.known(self._place(self._whole(request)))
+        return self._tree.known(await self._place(self._whole(request)))
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse all later requests, abort running calls, and return every turn."""
@@ -154,9 +188,12 @@ class Session:
         if self.fault is not None:
             raise _unavailable(self.fault)
 
-    def _place(self, request: Request) -> Placement:
+    async def _place(self, request: Request) -> Placement:
         try:
-            return self._tree.place(request.messages, request.tools)
+            async with self._placing:
+                return await self._tree.place(request.messages, request.tools)
+        except TooLong as error:
+            raise self._too_long(error.tokens) from error
         except ValueError as error:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
@@ -197,41 +234,46 @@ class Session:
         limit, most = self._most
         room = most - prompt
         if room <= 0:
-            raise self._spent(limit, _too_long(prompt, most))
+            raise self._too_long(prompt)
         wanted = min(self._sampling.max_tokens, self.limits.turn_tokens)
         if request.max_tokens is not None:
             wanted = min(wanted, request.max_tokens)
         return Budget(min(wanted, room), limit if room < wanted else "")
+
+    def _too_long(self, prompt: int) -> ApiError:
+        limit, most = self._most
+        return self._spent(limit, _too_long(prompt, most))
 
     def _spent(self, limit: str, message: str) -> ApiError:
         self.limit = self.limit or limit
         code = "context_length_exceeded" if limit in ("tokens", "context") else "episode_limit_reached"
         return ApiError(400, code, message, param="messages" if limit in ("tokens", "context") else None, limit=limit)
 
-    def _start(self, call: Call, request: Request, placement: Placement, budget: Budget) -> None:
-        sampling = replace(self._sampling, max_tokens=budget.max_tokens)
-        generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
+    def _start(self, call: Call, request: Request) -> None:
+        begun: _Begun | None = None
+
+        async def work() -> None:
+            nonlocal begun
+            placement = await self._place(request)
+            call.prompt, call.cached = self._tree.known(placement), placement.cached
+            budget = self._budget(request, call.prompt)
+            sampling = replace(self._sampling, max_tokens=budget.max_tokens)
+            generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
+            begun = _Begun(placement, budget, generation)
+            await generation.run(self._deadline, call.publish)
 
         async def finish(error: BaseException | None) -> None:
             try:
-                await self._finish(call, request, placement, generation, budget, error)
+                await self._finish(call, request, begun, error)
             except Exception as failure:  # the log could not be written, or a bug of ours
                 call.failure = _unavailable(self._failed(failure))
             finally:
                 self._running.discard(call)
 
         self._running.add(call)
-        call.start(lambda: generation.run(self._deadline, call.publish), finish)
+        call.start(work, finish)
 
-    async def _finish(
-        self,
-        call: Call,
-        request: Request,
-        placement: Placement,
-        generation: Generating,
-        budget: Budget,
-        error: BaseException | None,
-    ) -> None:
+    async def _finish(self, call: Call, request: Request, begun: _Begun | None, error: BaseException | None) -> None:
         """Commit the turn, and only then let followers see the end."""
         if isinstance(error, ApiError):  # nothing was sampled: whoever samples refused the request
             self.limit = self.limit or error.limit
@@ -239,6 +281,10 @@ class Session:
             return
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
         fault = None if error is None or aborted else self._failed(error)
+        if begun is None:  # nobody was asked
+            call.failure = self._gone() if fault is None else _unavailable(fault)
+            return
+        placement, budget, generation = begun
         reply, rest = generation.close()
         message = _message(call, reply)
         unfit = self._source.masked or ("" if self._sampling.trainable else "sampling")
@@ -272,11 +318,7 @@ class Session:
                 await recorded
             self._tree.add(turn, None if error is not None else placement)
         if aborted:
-            call.failure = (
-                ApiError(410, "episode_closed", "the episode is over")
-                if self.closed
-                else ApiError(499, "client_closed_request", "the client went away")
-            )
+            call.failure = self._gone()
             return
         if fault is not None:
             call.failure = _unavailable(fault)
@@ -312,6 +354,11 @@ class Session:
         if hidden := [what for index, what in request.hidden if index >= seen]:
             wishes["not_shown"] = hidden
         return wishes
+
+    def _gone(self) -> ApiError:
+        if self.closed:
+            return ApiError(410, "episode_closed", "the episode is over")
+        return ApiError(499, "client_closed_request", "the client went away")
 
     def _failed(self, error: BaseException) -> Fault:
         """The session's fault, which is its first."""

@@ -10,6 +10,7 @@ from coderepairrl.gateway.call import Usage
 from coderepairrl.gateway.generation import Generation
 from coderepairrl.gateway.request import Request
 from coderepairrl.gateway.tree import HistoryPolicy, Placement, Tree, TurnTree
+from coderepairrl.gateway.workers import Desk
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply
 from coderepairrl.types import Finish, Sampling, TokenSpan, VersionRange
@@ -72,7 +73,12 @@ class Source(Protocol):
         """Longest sequence in tokens; None if nobody knows."""
         ...
 
-    def tree(self) -> Tree:
+    @property
+    def writer(self) -> Codec | None:
+        """What writes prompts, where they are written here."""
+        ...
+
+    def tree(self, desk: Desk) -> Tree:
         """A new session's."""
         ...
 
@@ -105,9 +111,14 @@ class Policy:
         """The engine's."""
         return self.engine.context
 
-    def tree(self) -> TurnTree:
+    @property
+    def writer(self) -> Codec:
+        """The codec."""
+        return self.codec
+
+    def tree(self, desk: Desk) -> TurnTree:
         """Of exact ids."""
-        return TurnTree(self.codec, self.history_policy)
+        return TurnTree(desk, self.history_policy)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
         """None: the run decides."""

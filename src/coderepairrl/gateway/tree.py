@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ from itertools import takewhile
 from typing import Any, Literal
 
 from coderepairrl.gateway.request import Defaults, Message, Names, next_key
-from coderepairrl.tokens import GENERATION_PROMPT, Codec
+from coderepairrl.gateway.workers import Desk
+from coderepairrl.tokens import GENERATION_PROMPT
 from coderepairrl.tokens.trie import Node, Trie
 from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
@@ -45,8 +47,9 @@ class Placement:
 class Tree(ABC):
     """Turns in order of commitment. Memory is linear in them: two names of 16 bytes each beside what they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, desk: Desk) -> None:
         self.turns: list[Turn] = []
+        self._desk = desk
         self._replies: dict[bytes, list[int]] = {}
         """Turns by the conversation that they end."""
         self._said: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
@@ -54,8 +57,11 @@ class Tree(ABC):
         self._names = Names()
 
     @abstractmethod
-    def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
-        """Where a conversation goes. Raises ValueError for messages that cannot be written."""
+    async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
+        """Where a conversation goes. One at a time.
+
+        Raises ValueError for messages that cannot be written, and `TooLong` for those that cannot fit.
+        """
 
     @abstractmethod
     def known(self, placement: Placement) -> int:
@@ -89,9 +95,9 @@ class Tree(ABC):
 class TextTree(Tree):
     """Of text only: whoever replies is sent the whole conversation each time."""
 
-    def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
+    async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """After the recorded turn that most of `messages` repeat."""
-        keys = self._names.of(messages, tools)
+        keys = await self._desk.name(self._names, messages, tools)
         base, seen = self._find(keys, messages)
         return Placement(base, [], [], messages[seen:], keys[-1], self._names.defaults)
 
@@ -106,15 +112,14 @@ class TextTree(Tree):
 class TurnTree(Tree):
     """Of exact ids."""
 
-    def __init__(self, codec: Codec, history_policy: HistoryPolicy = "splice") -> None:
-        super().__init__()
+    def __init__(self, desk: Desk, history_policy: HistoryPolicy = "splice") -> None:
+        super().__init__(desk)
         self._splice = history_policy == "splice"
-        self._codec = codec
         self._trie = Trie()
         self._ends: list[Node] = []
         """Where the sequences of turns end in the trie, as far as they are in it."""
 
-    def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
+    async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Find the recorded turn that most of `messages` repeat, and extend its ids by the others.
 
         Recorded ids are never written again. Where there are replies among the others (the client rewrote, pruned or
@@ -122,22 +127,22 @@ class TurnTree(Tree):
         model's family cannot write like that, and all where history is honored, is rendered.
 
         A prompt that is no such extension is attached to what was recorded where the longest beginning ends that is the
-        same id by id, inside a turn, too. Raises ValueError for messages that cannot be written.
+        same id by id, inside a turn, too.
         """
-        keys = self._names.of(messages, tools)
+        keys = await self._desk.name(self._names, messages, tools)
         base, seen = self._find(keys, messages)
         before = [] if base is None else self.sequence(base)
         prompt = None
         if self._splice:
             with suppress(ValueError):  # of parts that cannot stand alone; if all cannot be written, rendering says so
-                prompt = self._spliced(messages, tools, base, seen, before)
+                prompt = await self._spliced(messages, tools, base, seen, before)
         goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
         start, fork = len(before), None
         if prompt is None:
-            prompt = self._codec.render(messages, tools)
+            prompt = await self._desk.render(messages, tools)
             goes_on = goes_on and start < len(prompt) and prompt[:start] == before
         if not goes_on:
-            base, fork, start, seen = self._attached(prompt, messages, tools, keys)
+            base, fork, start, seen = await self._attached(prompt, messages, tools, keys)
         return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._names.defaults, fork)
 
     def known(self, placement: Placement) -> int:
@@ -148,7 +153,7 @@ class TurnTree(Tree):
         """Every id in context after turn `index`."""
         return sequence_list(self.turns, index)
 
-    def _spliced(
+    async def _spliced(
         self,
         messages: tuple[Message, ...],
         tools: tuple[Mapping[str, Any], ...],
@@ -165,30 +170,43 @@ class TurnTree(Tree):
         if base is not None:
             output: Sequence[int] | None = self.turns[base].output.ids
             prompt = before[: len(before) - len(self.turns[base].output)]
-        elif replies and replies[0] and any(self._recorded(messages[at], last) is not None for at in replies):
+        elif replies and replies[0] and await self._any_recorded([messages[at] for at in replies]):
             first, *replies = replies
-            prompt = self._codec.render(messages[:first], tools)
-            last, output = self._ids(messages[first], last)
+            prompt = await self._desk.render(messages[:first], tools)
+            last, output = await self._ids(messages[first], last)
             seen = first + 1
         else:
             return None
         for end in (*replies, len(messages)):
             if output is None or seen == end:
                 return None
-            given = self._codec.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end])
+            given = await self._desk.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end])
             if given is None:
                 return None
             prompt += output
             prompt += given
+            self._desk.check(prompt)
             if end < len(messages):
-                last, output = self._ids(messages[end], last)
+                last, output = await self._ids(messages[end], last)
             seen = end + 1
         return prompt
 
-    def _ids(self, reply: Message, last: int) -> tuple[int, Sequence[int] | None]:
+    async def _any_recorded(self, replies: Sequence[Message]) -> bool:
+        """Whether one of `replies` was ever said."""
+        for at, reply in enumerate(replies):
+            if self._recorded(reply, -1) is not None:
+                return True
+            if at % 64 == 63:
+                await asyncio.sleep(0)  # others wait
+        return False
+
+    async def _ids(self, reply: Message, last: int) -> tuple[int, Sequence[int] | None]:
         """The ids of `reply`, and the turn that said it, where that comes after turn `last`, else `last` again."""
+        await asyncio.sleep(0)  # there may be thousands, and others wait
         found = self._recorded(reply, last)
-        return (last, self._codec.spell(reply)) if found is None else (max(last, found), self.turns[found].output.ids)
+        if found is None:
+            return last, await self._desk.spell(reply)
+        return max(last, found), self.turns[found].output.ids
 
     def _recorded(self, reply: Message, last: int) -> int | None:
         """The turn that said what `reply` says, if one did: the next one after turn `last`, if there are several."""
@@ -196,7 +214,7 @@ class TurnTree(Tree):
         found = self._said.get((name, tuple(_call_ids(reply)))) or self._said.get((name, None))
         return found[min(bisect_right(found, last), len(found) - 1)] if found else None
 
-    def _attached(
+    async def _attached(
         self,
         prompt: list[int],
         messages: tuple[Message, ...],
@@ -218,7 +236,7 @@ class TurnTree(Tree):
             return end, None, length, len(said)
         pairs: Iterable[tuple[object, object]] = zip(said, messages, strict=False)
         if self._splice:  # what was recorded stands for whatever says the same
-            pairs = zip(Names().of(said, tools)[1:], keys[1:], strict=False)
+            pairs = zip((await self._desk.name(Names(), said, tools))[1:], keys[1:], strict=False)
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return None, Fork(owner if end is None else end, length, alike), length, alike
 

@@ -5,7 +5,19 @@ It loads neither torch nor transformers.
 
 from __future__ import annotations
 
-from coderepairrl.tokens.codec import GENERATION_PROMPT, Codec, load
+from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, Origin, load
+from coderepairrl.tokens.inert import TooLong
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
 
-__all__ = ["GENERATION_PROMPT", "Codec", "Delta", "FunctionCall", "Reply", "ReplyStream", "load"]
+__all__ = [
+    "ASIDE",
+    "GENERATION_PROMPT",
+    "Codec",
+    "Delta",
+    "FunctionCall",
+    "Origin",
+    "Reply",
+    "ReplyStream",
+    "TooLong",
+    "load",
+]

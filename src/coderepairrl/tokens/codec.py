@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.fallback import TemplateRenderer
 from coderepairrl.tokens.formats import HERMES, NEVER, Format
-from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.inert import InertTokenizer, TooLong
 from coderepairrl.tokens.later import Later, ids
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.template import Template
@@ -31,6 +32,16 @@ RENDERERS = ("qwen3", "template")
 
 GENERATION_PROMPT = 64
 """The last ids of a prompt among which all of its generation prompt is: how a reply begins depends on no others."""
+ASIDE = 1024
+"""Tokens more than may be in a prompt: a renderer writes words of its own to see what comes after them."""
+
+
+class Origin(NamedTuple):
+    """What `load` was asked for: with it another process loads the same codec."""
+
+    model: str
+    renderer: str
+    thinking: bool
 
 
 class Codec:
@@ -55,6 +66,8 @@ class Codec:
         thinking: bool,
     ) -> None:
         self.name = name
+        self.origin: Origin | None = None
+        """None if it was not loaded."""
         self.family = family
         """The renderer, of `RENDERERS`."""
         self.format = format
@@ -69,40 +82,58 @@ class Codec:
         self._markers = markers
         self._thinks = lru_cache(maxsize=64)(self._in_thoughts)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool = True) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        prompt: bool = True,
+        most: int | None = None,
+    ) -> list[int]:
         """Ids of a whole conversation, ending where the next reply begins (unless `prompt` is false).
 
-        Raises ValueError for messages that cannot be written (none, or text that is not Unicode).
+        Raises ValueError for messages that cannot be written (none, or text that is not Unicode), and `TooLong` where
+        bytes alone say that there are more than `most` ids; there may be more though it does not.
         """
         if not messages:
             raise ValueError("a conversation has at least one message")
-        written = self._writer.render_ids(
-            self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
-        )
-        return ids(self.tokenizer, written)
+        with self._bounded(most, messages):
+            written = self._writer.render_ids(
+                self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
+            )
+            return ids(self.tokenizer, written)
 
-    def extend(self, prompt: Sequence[int], output: Sequence[int], new_messages: Sequence[Message]) -> list[int] | None:
+    def extend(
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        new_messages: Sequence[Message],
+        *,
+        most: int | None = None,
+    ) -> list[int] | None:
         """Ids that `new_messages` add after ``prompt + output``, which stay as they are.
 
-        Of `prompt`, the last `GENERATION_PROMPT` ids will do.
+        Of `prompt`, the last `GENERATION_PROMPT` ids will do. Raises as `render` does.
 
         None when this family cannot extend exactly: an assistant message among the new ones, or (thinking on) a
         new question, after which the template drops earlier thoughts.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
-        bridged = self._writer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
-        if bridged is None or bridged.token_ids[: len(before)] != before:
-            return None
-        return ids(self.tokenizer, bridged.token_ids[len(before) :])
+        with self._bounded(most, new_messages):
+            bridged = self._writer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
+            if bridged is None or bridged.token_ids[: len(before)] != before:
+                return None
+            return ids(self.tokenizer, bridged.token_ids[len(before) :])
 
-    def spell(self, reply: Message) -> list[int] | None:
+    def spell(self, reply: Message, *, most: int | None = None) -> list[int] | None:
         """Ids of an assistant message that nobody sampled, as if it had been: from the beginning of a reply to its end.
 
-        None where this family writes it otherwise than it would have been said (with thoughts, say).
+        None where this family writes it otherwise than it would have been said (with thoughts, say). Raises as
+        `render` does.
         """
         question: Message = {"role": "user", "content": "?"}
-        prompt, whole = self.render([question]), self.render([question, reply], prompt=False)
+        prompt, whole = self.render([question]), self.render([question, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(whole)) if whole[at] in self.stop_ids]
         return whole[len(prompt) : ends[-1] + 1] if ends and whole[: len(prompt)] == prompt else None
 
@@ -161,6 +192,14 @@ class Codec:
         except ValueError as error:
             raise ConfigError(f"{self.name}: {error}") from error
 
+    def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
+        """`InertTokenizer.bounded`. Every message has a token. Raises `TooLong`."""
+        if most is None:
+            return nullcontext()
+        if len(messages) > most:
+            raise TooLong(len(messages))
+        return self.tokenizer.bounded(most + ASIDE)
+
     def _beginning(self, prompt: Sequence[int]) -> list[int]:
         """The end of `prompt` after its last message, with which the reply begins."""
         tail = list(prompt[-GENERATION_PROMPT:])
@@ -202,6 +241,12 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
     Raises `ConfigError`, `PrerequisiteError`.
     """
     folder = _folder(model)
+    codec = _load(str(model), folder, renderer, thinking)
+    codec.origin = Origin(str(folder.absolute()), renderer, thinking)
+    return codec
+
+
+def _load(model: str, folder: Path, renderer: str, thinking: bool) -> Codec:
     config = _object(folder / "config.json")
     if "text_config" in config:
         raise ConfigError(f"{model} is multimodal (its config.json has a text_config)", fix="use a model of text only")

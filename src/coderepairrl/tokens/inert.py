@@ -13,12 +13,13 @@ import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens.words import words
+from coderepairrl.tokens.words import NORMAL, types, words
 
 SENTINEL = "\udc00"
 """A lone surrogate: no valid text holds one, so no text can smuggle in or lose a sentinel."""
@@ -32,6 +33,14 @@ def _byte_alphabet() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class TooLong(Exception):
+    """A text that has at least `tokens` tokens, which is more than there may be: it was not tokenized."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(f"at least {tokens} tokens")
+        self.tokens = tokens
 
 
 class Lately:
@@ -89,8 +98,15 @@ class InertTokenizer:
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
             raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")
-        self.largest = max(self._full.get_vocab(with_added_tokens=True).values(), default=-1)
+        vocabulary = self._full.get_vocab(with_added_tokens=True)
+        self.largest = max(vocabulary.values(), default=-1)
         """The largest id."""
+        self.longest = max((len(text.encode()) for text in self.added), default=1)
+        """Bytes of the longest token."""
+        self.longest = max(self.longest, *map(len, vocabulary))  # a stand-in is one character for each byte
+        self._shrinks = _shrinks(spec, vocabulary)
+        self._most: int | None = None
+        self._counted = 0
         self._plain = Tokenizer.from_str(json.dumps({**spec, "added_tokens": [], "post_processor": None}))
         longest_first = sorted(self.added, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -108,8 +124,30 @@ class InertTokenizer:
         text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         return self._markers.sub(lambda match: f"{match[0][0]}{SENTINEL}{match[0][1:]}", text)
 
+    def least(self, text: str) -> int:
+        """Tokens that `text` has at the very least: its bytes, by those of the longest token."""
+        if not text.isascii():
+            text = text.replace(SENTINEL, "")
+        if not self._shrinks:
+            return 0
+        if text.isascii():
+            return -(-len(text) // self.longest)
+        return -(-len(text.encode(errors="surrogatepass")) // (self.longest * self._shrinks))
+
+    @contextmanager
+    def bounded(self, most: int | None) -> Iterator[None]:
+        """Within, `encode` raises `TooLong` instead of tokenizing texts that together must have more than `most` ids.
+
+        Not nested, and by one thread at a time.
+        """
+        self._most, self._counted = most, 0
+        try:
+            yield
+        finally:
+            self._most = None
+
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Ids of `text`: added tokens are found, guarded ones are ordinary text.
+        """Ids of `text`: added tokens are found, guarded ones are ordinary text. Raises `TooLong` where `bounded`.
 
         `add_special_tokens` is there because `renderers` passes it, always false: templates say what goes where.
         """
@@ -117,6 +155,10 @@ class InertTokenizer:
             raise ValueError("renderers add special tokens, tokenizers do not")
         if len(text) <= SHORT:
             return list(self._scaffold(text))
+        if self._most is not None:
+            self._counted += self.least(text)
+            if self._counted > self._most:
+                raise TooLong(self._counted)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         found = self._lately.get(key)
         if found is None:
@@ -159,6 +201,19 @@ class InertTokenizer:
         """The id of `token`, or None."""
         found: int | None = self._full.token_to_id(token)
         return found
+
+
+def _shrinks(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
+    """How many bytes of text that is not ASCII become one, at most, before it is split into tokens; 0 if nobody knows.
+
+    Composing (NFC), a character of 9 bytes has 3 after it. ASCII stays as it is.
+    """
+    if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_byte_alphabet()) <= set(vocabulary):
+        return 0
+    kinds = types(spec.get("normalizer"), "normalizers")
+    if any(kind not in NORMAL for kind in kinds):
+        return 0
+    return 3 if kinds else 1
 
 
 def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:

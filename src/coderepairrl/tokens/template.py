@@ -44,7 +44,7 @@ class Template:
                     enable_thinking=thinking,
                 )
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, RecursionError) as error:  # values may be nested deeper than can be written
             raise ConfigError(f"the model's chat template fails: {error}") from error
 
 

@@ -57,7 +57,7 @@ def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) 
     `alphabet` is the stand-in of each byte, to the byte.
     """
     pattern = _pattern(spec)
-    if pattern is None or any(kind not in NORMAL for kind in _types(spec.get("normalizer"), "normalizers")):
+    if pattern is None or any(kind not in NORMAL for kind in types(spec.get("normalizer"), "normalizers")):
         return None
     probe = "".join(random.Random(0).choices("aZs'tlvred09 _.-(\t\n\r  \x00\x0b\x1c\x7f", k=8192))
     pieces = [span for _, span in tokenizer.pre_tokenizer.pre_tokenize_str(probe)]
@@ -101,5 +101,6 @@ def _ascii(source: str) -> str:
     return "".join(parts)
 
 
-def _types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
+def types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
+    """The types of a step of a tokenizer, or of the steps `inner` that it is a sequence of."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

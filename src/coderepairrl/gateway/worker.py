@@ -1,0 +1,153 @@
+"""A process that reads, names and writes requests that are too large for the gateway's event loop: see `workers`.
+
+What an agent sends decides how long a job takes and how much memory. Neither is anybody else's here: the process may be
+killed at any time, and another one is asked.
+"""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import sys
+import traceback
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import tokens
+from coderepairrl.children import Parent
+from coderepairrl.gateway import chat, messages, responses
+from coderepairrl.gateway.request import ApiError, Message, Names, Request, named
+from coderepairrl.tokens import Codec, Origin, TooLong
+
+BATCH = 256
+"""Messages that are packed and unpacked at a time."""
+MEMORY = 2 << 30
+"""Bytes that a job may take beside what the process has without one."""
+REST = 2 << 20
+"""Bytes of a request's tools and settings, packed."""
+REPEATED = 4
+"""The text of replies may be so many times what fits in a prompt: templates drop earlier thoughts."""
+
+PARSERS: dict[str, Callable[[bytes], Request]] = {
+    **{dialect.name: dialect.parse for dialect in (chat, responses, messages)},
+    **{dialect.counter.path: dialect.counter.parse for dialect in (responses, messages)},
+}
+"""How bodies are read: by the name of a dialect, or the path of its counter."""
+
+
+def batches(messages: Sequence[Message]) -> list[bytes]:
+    """`messages`, packed."""
+    return [pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH)]
+
+
+def unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
+    """The messages of `batches`."""
+    return tuple(message for piece in pieces for message in pickle.loads(piece))
+
+
+class Jobs:
+    """What can be asked of this process. Pieces in, pieces out."""
+
+    def __init__(self) -> None:
+        self._origin: Origin | None = None
+        self._codec: Codec | None = None
+
+    def parse(self, about: bytes, *body: bytes) -> list[bytes]:
+        """A body as a request: all but its messages, then those. Raises `ApiError`, `TooLong`."""
+        name, origin, most = pickle.loads(about)
+        request = PARSERS[name](b"".join(body))
+        if most is not None:
+            if len(request.messages) > most:
+                raise TooLong(len(request.messages))
+            if origin is not None:
+                self._check_texts(self._loaded(origin), request.messages, most)
+        rest = pickle.dumps(replace(request, messages=(), tools=named(request.tools)))
+        if len(rest) > REST:
+            message = f"tools and settings of more than {REST >> 20} MiB are beyond every prompt"
+            raise ApiError(413, "request_too_large", message)
+        return [rest, *batches(request.messages)]
+
+    def name(self, tools: bytes, *messages: bytes) -> list[bytes]:
+        """`Names.of` a conversation, and the defaults of its tools."""
+        names = Names()
+        keys = names.of(unpacked(messages), pickle.loads(tools))
+        return [pickle.dumps(names.defaults), b"".join(keys)]
+
+    def render(self, about: bytes, *messages: bytes) -> list[bytes]:
+        """`Codec.render`."""
+        origin, tools, most = pickle.loads(about)
+        return [array("I", self._loaded(origin).render(unpacked(messages), tools, most=most)).tobytes()]
+
+    def extend(self, about: bytes, *messages: bytes) -> list[bytes]:
+        """`Codec.extend`; nothing for None."""
+        origin, prompt, output, most = pickle.loads(about)
+        given = self._loaded(origin).extend(prompt, output, unpacked(messages), most=most)
+        return [] if given is None else [array("I", given).tobytes()]
+
+    def spell(self, about: bytes, reply: bytes) -> list[bytes]:
+        """`Codec.spell`; nothing for None."""
+        origin, most = pickle.loads(about)
+        ids = self._loaded(origin).spell(pickle.loads(reply), most=most)
+        return [] if ids is None else [array("I", ids).tobytes()]
+
+    def _loaded(self, origin: Origin) -> Codec:
+        if self._codec is None or origin != self._origin:
+            self._codec = tokens.load(origin.model, renderer=origin.renderer, thinking=origin.thinking)
+            self._origin = origin
+            _limit_memory()
+        return self._codec
+
+    def _check_texts(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
+        """Refuse what no template makes fit, before it is handed back."""
+        least = codec.tokenizer.least
+        given = said = 0
+        for message in messages:
+            if message["role"] == "assistant":
+                said += least(message["content"]) + least(message.get("reasoning_content", ""))
+                said += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+            else:
+                given += least(message["content"].strip())  # as templates may
+        if given > most + tokens.ASIDE or said > REPEATED * most + tokens.ASIDE:
+            raise TooLong(max(given, said // REPEATED))
+
+
+def main() -> None:
+    """Do jobs until the parent hangs up."""
+    parent, jobs = Parent.connect(), Jobs()
+    _limit_memory()
+    while True:
+        try:
+            kind, *pieces = parent.receive_pieces()
+        except EOFError:
+            return
+        parent.send_pieces(_done(getattr(jobs, kind.decode()), pieces))
+
+
+def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
+    """What became of a job, in a word, and the pieces that go with it."""
+    try:
+        return [b"done", *job(*pieces)]
+    except ApiError as error:
+        fields: dict[str, Any] = {"param": error.param, "limit": error.limit}
+        return [b"refused", pickle.dumps((error.status, error.code, error.message, fields))]
+    except TooLong as error:
+        return [b"too long", str(error.tokens).encode()]
+    except ValueError as error:
+        return [b"unwritable", str(error).encode(errors="replace")]
+    except MemoryError:
+        return [b"too large"]
+    except Exception:
+        return [b"failed", traceback.format_exc().encode(errors="replace")]
+
+
+def _limit_memory() -> None:
+    if sys.platform == "linux":
+        data = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (data + MEMORY, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""What takes longer than a few milliseconds happens beside the event loop, in processes that any session may use.
+
+Threads would not do: reading JSON, templates and most of tokenizing hold the interpreter's lock. What is small is done
+at once: asking a process costs a millisecond.
+
+No session can take all of them: each has one job at a time, the next one is that of whoever has used the least so far,
+and jobs of more than `LARGE` bytes leave one process free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import time
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coderepairrl.children import Child, ChildDied
+from coderepairrl.errors import GatewayFault
+from coderepairrl.gateway.incoming import Body
+from coderepairrl.gateway.request import ApiError, Message, Names, Request
+from coderepairrl.gateway.worker import BATCH, PARSERS
+from coderepairrl.tokens import Codec, TooLong
+
+MOST = max(2, min(4, (os.cpu_count() or 2) // 2))
+"""Processes of one gateway."""
+LARGE = 1 << 20
+"""Bytes of a job beyond which it leaves one process to others."""
+SECONDS = 60.0
+"""What a job may take: beyond, its process is killed, and the request refused."""
+LIGHT_TEXT = 8 << 10
+"""Characters that are tokenized at once: 2 to 8 ms."""
+LIGHT_NAMES = 64 << 10
+"""Characters that are named at once: 1 ms."""
+LIGHT_MESSAGES = 64
+"""Messages that are written at once."""
+
+Made = TypeVar("Made")
+
+log = logging.getLogger(__name__)
+
+
+class Workers:
+    """The processes, started when the first job comes, and what they are asked."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._idle: list[Child] = []
+        self._running: set[asyncio.Task[list[bytes]]] = set()
+        self._children: set[Child] = set()
+        self._used = 0
+        self._used_by_large = 0
+        self._waiting: list[tuple[Desk, bool, asyncio.Future[None]]] = []
+        self._closed = False
+
+    async def close(self) -> None:
+        """End all processes; whoever waits is told that the gateway stops."""
+        self._closed = True
+        for _, _, turn in self._waiting:
+            turn.cancel()
+        for child in list(self._children):
+            child.process.kill()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*(child.close() for child in self._children))
+        self._children.clear()
+
+    async def ask(self, desk: Desk, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
+        """The pieces that a job makes of `pieces`. Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
+        task = asyncio.create_task(self._job(desk, [kind, *pieces], size > LARGE))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its asker may be gone by then
+        # whoever leaves early does not free the process: asking for a lot and leaving would cost nothing
+        word, *found = await asyncio.shield(task)
+        match word:
+            case b"done":
+                return found
+            case b"refused":
+                status, code, message, fields = pickle.loads(found[0])
+                raise ApiError(status, code, message, **fields)
+            case b"too long":
+                raise TooLong(int(found[0]))
+            case b"unwritable":
+                raise ValueError(found[0].decode())
+            case b"too large":
+                raise ApiError(413, "request_too_large", "the request takes more memory or time than there is for one")
+        raise GatewayFault(f"a request could not be worked on: {found[0].decode().strip().splitlines()[-1]}")
+
+    async def _job(self, desk: Desk, pieces: list[bytes], large: bool) -> list[bytes]:
+        async with desk.busy:
+            await self._turn(desk, large)
+            began = time.monotonic()
+            try:
+                for _ in range(2):  # one that dies may have been killed by chance; two were killed by the job
+                    child = self._idle.pop() if self._idle else await self._start()
+                    try:
+                        async with asyncio.timeout(SECONDS):
+                            await child.send_pieces(pieces)
+                            found = await child.receive_pieces()
+                    except ChildDied:
+                        await self._end(child)
+                        if self._closed:
+                            raise GatewayFault("the gateway stops") from None
+                        continue
+                    except BaseException as error:
+                        await self._end(child)
+                        if isinstance(error, TimeoutError):
+                            break
+                        raise
+                    self._idle.append(child)
+                    return found
+                log.warning("a request of %d bytes was given up", sum(map(len, pieces)))
+                return [b"too large"]
+            finally:
+                desk.seconds += time.monotonic() - began
+                self._used -= 1
+                self._used_by_large -= large
+                self._next()
+
+    async def _turn(self, desk: Desk, large: bool) -> None:
+        """Until there is a process for `desk`."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (desk, large, turn)
+        self._waiting.append(entry)
+        self._next()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            elif not turn.cancelled():  # it was ours already
+                self._used -= 1
+                self._used_by_large -= large
+                self._next()
+            raise
+
+    def _next(self) -> None:
+        """Whoever has used the least so far, and may."""
+        while self._used < self._most:
+            may = [each for each in self._waiting if not each[1] or self._used_by_large < max(1, self._most - 1)]
+            if not may:
+                return
+            entry = min(may, key=lambda each: each[0].seconds)
+            self._waiting.remove(entry)
+            if not entry[2].done():
+                self._used += 1
+                self._used_by_large += entry[1]
+                entry[2].set_result(None)
+
+    async def _start(self) -> Child:
+        try:
+            child = await Child.spawn("coderepairrl.gateway.worker", log=Path(os.devnull))
+        except OSError as error:
+            raise GatewayFault(f"no process for large requests can be started: {error}") from error
+        self._children.add(child)
+        return child
+
+    async def _end(self, child: Child) -> None:
+        child.process.kill()
+        await child.close()
+        self._children.discard(child)
+
+
+class Desk:
+    """Where one session's requests are read, named and written: at once, or by one of `workers`.
+
+    `most` is the longest prompt in tokens, None if nobody knows.
+    """
+
+    def __init__(self, workers: Workers, codec: Codec | None, most: int | None) -> None:
+        self.seconds = 0.0
+        """Of workers, used so far."""
+        self.busy = asyncio.Lock()
+        self._workers = workers
+        self._codec = codec
+        self._most = most
+
+    async def parse(self, name: str, body: Body) -> Request:
+        """`body` as a request of the dialect or counter `name`.
+
+        Raises `ApiError`, and `TooLong` for one that cannot fit.
+        """
+        if body.light:
+            return PARSERS[name](body.whole())
+        about = pickle.dumps((name, self._codec.origin if self._codec else None, self._most))
+        rest, *packed = await self._workers.ask(self, b"parse", [about, *body.pieces], body.size)
+        request: Request = pickle.loads(rest)
+        return replace(request, messages=await _unpacked(packed))
+
+    async def name(
+        self, names: Names, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
+    ) -> list[bytes]:
+        """`Names.of`."""
+        if _light(LIGHT_NAMES, *names.unseen(messages, tools)):
+            return names.of(messages, tools)
+        packed = await _packed(messages)
+        defaults, found = await self._workers.ask(self, b"name", [pickle.dumps(tools), *packed], sum(map(len, packed)))
+        keys = [found[at : at + 16] for at in range(0, len(found), 16)]
+        names.remember(messages, keys, pickle.loads(defaults))
+        return keys
+
+    async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
+        """`Codec.render`."""
+        codec, most = self._writer
+        if codec.origin is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
+            return codec.render(messages, tools, most=most)
+        packed = await _packed(messages)
+        about = pickle.dumps((codec.origin, tools, most))
+        (ids,) = await self._workers.ask(self, b"render", [about, *packed], sum(map(len, packed)))
+        return array("I", ids).tolist()
+
+    async def extend(
+        self, prompt: Sequence[int], output: Sequence[int], messages: tuple[Message, ...]
+    ) -> list[int] | None:
+        """`Codec.extend`."""
+        codec, most = self._writer
+        if codec.origin is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
+            return codec.extend(prompt, output, messages, most=most)
+        packed = await _packed(messages)
+        about = pickle.dumps((codec.origin, list(prompt), list(output), most))
+        ids = await self._workers.ask(self, b"extend", [about, *packed], sum(map(len, packed)))
+        return array("I", ids[0]).tolist() if ids else None
+
+    async def spell(self, reply: Message) -> list[int] | None:
+        """`Codec.spell`."""
+        codec, most = self._writer
+        if codec.origin is None or _light(LIGHT_TEXT, reply):
+            return codec.spell(reply, most=most)
+        packed = pickle.dumps(reply)
+        ids = await self._workers.ask(self, b"spell", [pickle.dumps((codec.origin, most)), packed], len(packed))
+        return array("I", ids[0]).tolist() if ids else None
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raises `TooLong` where there are more ids already than there may be."""
+        if self._most is not None and len(prompt) > self._most:
+            raise TooLong(len(prompt))
+
+    @property
+    def _writer(self) -> tuple[Codec, int]:
+        if self._codec is None or self._most is None:
+            raise AssertionError("nothing is written here")
+        return self._codec, self._most
+
+
+async def _packed(messages: Sequence[Message]) -> list[bytes]:
+    return [await _step(pickle.dumps(messages[at : at + BATCH])) for at in range(0, len(messages), BATCH)]
+
+
+async def _unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
+    return tuple([message for piece in pieces for message in await _step(pickle.loads(piece))])
+
+
+async def _step(made: Made) -> Made:
+    """A turn for others after some work."""
+    await asyncio.sleep(0)
+    return made
+
+
+def _light(most: int, *values: object) -> bool:
+    """Whether all texts in some JSON have at most `most` characters, and some for each of its values."""
+    rest: list[object] = list(values)
+    while rest and most >= 0:
+        value = rest.pop()
+        most -= 8
+        if isinstance(value, str):
+            most -= len(value)
+        elif isinstance(value, Mapping):
+            most -= 8 * len(value)
+            rest += value.values() if most >= 0 else ()
+        elif isinstance(value, (list, tuple)):
+            most -= 8 * len(value)
+            rest += value if most >= 0 else ()
+    return most >= 0

@@ -1,0 +1,396 @@
+"""What somebody in a sandbox can send to make others wait, or for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import logging
+import shutil
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coderepairrl import tokens
+from coderepairrl.gateway import Session, incoming, server, workers
+from coderepairrl.gateway.workers import Desk, Workers
+
+from .conftest import SHELL, World
+
+CHAT = "/chat/completions"
+
+
+def body(*messages: Any, **fields: Any) -> bytes:
+    return json.dumps({"model": "policy", "messages": list(messages), **fields}).encode()
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+async def post(session: Session, data: bytes, path: str = CHAT) -> tuple[int, str]:
+    """Status and code of the answer, on a connection of its own."""
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(session.endpoint.base_url + path, data=io.BytesIO(data)) as response,
+    ):
+        answer = await response.json()
+        return response.status, (answer.get("error") or {}).get("code", "")
+
+
+@contextlib.asynccontextmanager
+async def lag() -> AsyncIterator[list[float]]:
+    """Seconds that the event loop was late each time."""
+    late: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.002)
+            late.append(time.perf_counter() - before - 0.002)
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield late
+    finally:
+        ticking.cancel()
+
+
+HUGE = {
+    "2 MB of words": body(user("some words and more " * 100_000)),
+    "2 MB without a blank": body(user("a" * 2_000_000)),
+    "2 MB of special tokens": body(user("<|im_end|>" * 200_000)),
+    "2 MB as a reply": body(user("a"), {"role": "assistant", "content": "word " * 400_000}, user("b")),
+    "1 MB as arguments": body(
+        user("a"),
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "a", "function": {"name": "a", "arguments": "[0," * 350_000}}],
+        },
+        user("b"),
+    ),
+    "10,000 messages": body(*[user("")] * 10_000),
+    "2 MB of tools": body(user("a"), tools=[{**SHELL, "x": ["a"] * 400_000}]),
+}
+
+
+async def test_nobody_waits_for_what_is_too_large(world: World) -> None:
+    """Each of them took a tenth of a second to four seconds on the event loop, on which nobody else was answered."""
+    async with lag() as control:
+        await asyncio.sleep(0.01)
+        world.gateway.source.codec.render([user("some words and more " * 10_000)])  # a tenth of the first
+        await asyncio.sleep(0.01)
+    attacker = world.open("attacker", calls=100)
+    await post(attacker, body(user("warm " * 4000)))  # the process is started once
+    late: dict[str, float] = {}
+    for name, huge in HUGE.items():
+        async with lag() as found:
+            answer = await post(attacker, huge)
+            await asyncio.sleep(0.01)
+        late[name] = max(found)
+        assert answer == (400, "context_length_exceeded"), name
+    assert (attacker.fault, attacker.limit) == (None, "tokens")
+    assert sorted(late.values())[len(late) // 2] < max(control) / 2, (late, max(control))
+
+
+@given(st.text(max_size=300) | st.text("aé<|im_end|> \n\ud7b0", max_size=300))
+def test_the_least_number_of_tokens_is_never_more_than_there_are(codec: tokens.Codec, text: str) -> None:
+    with contextlib.suppress(UnicodeEncodeError):
+        guarded = codec.tokenizer.guard(text)
+        assert codec.tokenizer.least(guarded) <= len(codec.encode(text))
+
+
+def test_what_fits_is_not_refused_whatever_its_tokens_are(miniature: Path, tmp_path: Path) -> None:
+    """The longest token of a tokenizer with words, as often as there may be; and much more often."""
+    for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copy(miniature / name, tmp_path)
+    spec = json.loads((miniature / "tokenizer.json").read_text())
+    word = "Ġrepairs"
+    vocabulary, merges = spec["model"]["vocab"], spec["model"]["merges"]
+    added = {token["content"] for token in spec["added_tokens"]}
+    for end in range(2, len(word) + 1):
+        merges.append([word[: end - 1], word[end - 1]])
+        vocabulary[word[:end]] = max(vocabulary.values()) + 1
+    for token in spec["added_tokens"]:
+        token["id"] += len(word) - 1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"vocab_size": config["vocab_size"] + len(word), "eos_token_id": None})
+    )
+    codec = tokens.load(tmp_path)
+    codec.tokenizer.longest = len(word)  # as if no added token were longer
+    assert max(map(len, added)) > len(word)
+    asked = [user(" repairs" * 20_000)]
+    prompt = codec.render(asked)
+    assert len(prompt) < 20_100
+    assert codec.render(asked, most=len(prompt)) == prompt
+    with pytest.raises(tokens.TooLong) as caught:
+        codec.render([user(" repairs" * 22_000)], most=len(prompt))
+    assert 20_100 < caught.value.tokens <= 22_010
+
+
+async def test_a_large_conversation_is_written_as_a_small_one(world: World) -> None:
+    """The ids that a process of its own writes are those that are written at once, and recorded ones are extended."""
+    world.engine.context = 1 << 20
+    session = world.open(tokens=1 << 19)
+    codec, asked = world.gateway.source.codec, [user(f"{n} " * 60) for n in range(300)]
+    for _ in range(2):
+        assert (await post(session, body(*asked, tools=[SHELL])))[0] == 200
+        asked += [dict(session.turns[-1].messages[-1]), user("more " * 4000)]
+    assert [turn.base for turn in session.turns] == [None, 0]
+    first, second = session.turns
+    assert first.given.ids == tuple(codec.render(asked[:300], [SHELL]))
+    assert second.given.ids == tuple(codec.extend(first.given.ids, first.output.ids, asked[301:302]) or ())
+
+
+async def test_a_large_request_may_refer_to_items_of_before(world: World) -> None:
+    """Each of them is read in a process of its own, and knows what was said."""
+    world.engine.context = 1 << 20
+    session = world.open(tokens=1 << 19)
+
+    async def respond(*items: Any) -> Any:
+        asked = [{"role": "user", "content": "words " * 50_000}, *items]
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(f"{session.endpoint.base_url}/responses", json={"model": "policy", "input": asked}) as response,
+        ):
+            assert response.status == 200
+            return await response.json()
+
+    said = (await respond())["output"][0]
+    await respond({"type": "item_reference", "id": said["id"]}, {"role": "user", "content": "more"})
+    assert [turn.base for turn in session.turns] == [None, 0]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/responses", "/messages", "/messages/count_tokens", "/responses/input_tokens"])
+async def test_a_refusal_is_a_call(world: World, path: str) -> None:
+    session = world.open(calls=3)
+    answers = [await post(session, b"{", path) for _ in range(5)]
+    assert {status for status, _ in answers} == {400}
+    assert session.limit == ""
+    assert (await post(session, body(user("a"))))[1] == "episode_limit_reached"
+    assert session.limit == "calls"
+
+
+async def test_requests_of_any_kind_come_to_an_end_unread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coderepairrl.gateway.session.REQUESTS", 3)
+    session = world.open(calls=2)
+    counted = json.dumps({"model": "policy", "messages": [user("a")]}).encode()
+    answers = [await post(session, counted, "/messages/count_tokens") for _ in range(13)]
+    assert [status for status, _ in answers] == [200] * 12 + [400]
+    assert session.limit == "calls"
+
+
+HEAD = "POST /s/{key}/v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"
+
+
+async def half_sent(session: Session, length: int = 1000, sent: bytes = b"{") -> tuple[Any, asyncio.StreamWriter]:
+    """A request of which something is missing."""
+    port = int(session.endpoint.base_url.split(":")[2].split("/")[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD.format(key=session.key, length=length).encode() + sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_half_sent_bodies_have_their_number_and_their_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "BODY_SECONDS", 0.3)
+    attacker, other = world.open("attacker"), world.open("other")
+    held = [await half_sent(attacker) for _ in range(incoming.BODIES)]
+    await asyncio.sleep(0.05)
+    assert (await post(attacker, body(user("a"))))[1] == "too_many_requests"
+    assert (await post(other, body(user("a"))))[0] == 200
+    for reader, writer in held:
+        head, *_ = (await reader.readuntil(b"\r\n")).decode().partition("\r")
+        assert head.startswith("HTTP/1.1 408")
+        writer.close()
+    assert (await post(attacker, body(user("a"))))[0] == 200
+    assert attacker._started == incoming.BODIES + 2
+
+
+async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "MAX_BODY", 1 << 20)
+    attacker = world.open("attacker")
+    held = [await half_sent(attacker, 700_000, b" " * 600_000)]
+    await asyncio.sleep(0.1)
+    assert (await post(attacker, b" " * 600_000))[1] == "request_too_large"
+    assert (await post(world.open("other"), b" " * 600_000))[1] == "invalid_json"
+    for _, writer in held:
+        writer.close()
+
+
+async def test_a_session_has_so_many_connections(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incoming, "CONNECTIONS", 3)
+    attacker = world.open("attacker")
+    held = [await half_sent(attacker) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    assert (await post(attacker, body(user("a"))))[1] == "too_many_requests"
+    held.pop()[1].close()
+    await asyncio.sleep(0.05)
+    assert (await post(attacker, body(user("a"))))[0] == 200
+    for _, writer in held:
+        writer.close()
+
+
+async def test_who_shows_no_key_is_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a request line, kept open; and more such connections than there may be."""
+    monkeypatch.setattr(server, "STRANGE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "STRANGERS", 5)
+    port = int(world.gateway.url.rpartition(":")[2])
+    session = world.open()
+    async with aiohttp.ClientSession() as client:
+        url = f"{session.endpoint.base_url}/models"
+        async with client.get(url) as response:
+            assert response.status == 200
+        held = []
+        for _ in range(8):
+            held.append(await asyncio.open_connection("127.0.0.1", port))
+            held[-1][1].write(b"POST /s/")
+        async with client.get(url) as response:  # whoever has shown one stays
+            assert response.status == 200
+        began = time.monotonic()
+        assert await held[0][0].read() == b""
+        assert time.monotonic() - began < 0.25, "the oldest made room"
+        for reader, writer in held:
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+
+
+POST = b"POST {path} HTTP/1.1\r\nHost: a\r\n"
+BAD_HTTP = {
+    "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    "half a method": b"P\r\n\r\n",
+    "another version": b"POST / HTTP/9.9\r\n\r\n",
+    "a long line": b"POST /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    "a long header": b"POST / HTTP/1.1\r\nA: " + b"a" * 20_000 + b"\r\n\r\n",
+    "many headers": b"POST / HTTP/1.1\r\n" + b"".join(b"A%d: a\r\n" % n for n in range(300)) + b"\r\n",
+    "a header without a name": b"POST / HTTP/1.1\r\n: a\r\n\r\n",
+    "a NUL": b"POST / HTTP/1.1\r\nA: \x00\r\n\r\n",
+    "two lengths": b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "a negative length": b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+    "a length beyond all": b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 400 + b"\r\n\r\n",
+    "length and chunks": b"POST {path} HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a chunk that is none": POST + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    "a chunk beyond all": POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n",
+    "an encoding that it is not": POST + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\naaaaa",
+    "an unknown encoding": POST + b"Content-Encoding: rot13\r\nContent-Length: 5\r\n\r\naaaaa",
+    "a charset that is none": POST + b"Content-Type: a; charset=b\r\nContent-Length: 1\r\n\r\n{",
+    "an upgrade": b"GET {path} HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    "a proxy": b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+    "an address that is none": b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a path that is no text": b"GET /s/%ff%fe/v1/models HTTP/1.1\r\nHost: \xff\r\n\r\n",
+    "an expectation": POST + b"Expect: nothing\r\nContent-Length: 1\r\n\r\n{",
+}
+
+
+@pytest.mark.parametrize("second", [False, True])
+async def test_bad_http_has_a_short_answer_and_no_traceback(
+    world: World, caplog: pytest.LogCaptureFixture, second: bool
+) -> None:
+    """As the first request of a connection, and after a good one."""
+    port, session = int(world.gateway.url.rpartition(":")[2]), world.open(calls=100)
+    path = f"/s/{session.key}/v1/chat/completions".encode()
+    good = b"GET /s/" + session.key.encode() + b"/v1/models HTTP/1.1\r\nHost: a\r\n\r\n"
+    asyncio.get_running_loop().set_debug(False)
+    with caplog.at_level(logging.INFO):
+        for name, sent in BAD_HTTP.items():
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            if second:
+                writer.write(good)
+                await reader.readuntil(b"\r\n\r\n")
+            writer.write(sent.replace(b"{path}", path))
+            await asyncio.sleep(0)
+            if writer.can_write_eof():
+                writer.write_eof()
+            answer = await asyncio.wait_for(reader.read(), 10)
+            assert b"Traceback" not in answer, name
+            assert len(answer) < 2000, name
+            writer.close()
+    assert [record.message for record in caplog.records if record.exc_info or record.levelno >= logging.ERROR] == []
+    assert session.fault is None
+    assert (await post(session, body(user("a"))))[0] == 200
+
+
+NESTED = [
+    lambda depth: body(user("a"), x=json.loads("[" * depth + "]" * depth)),
+    lambda depth: body(user("a"), tools=[{**SHELL, "x": json.loads("[" * depth + "]" * depth)}]),
+    lambda depth: body(user("a"), tool_choice=json.loads("[" * depth + "]" * depth)),
+    lambda depth: body(
+        user("a"),
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "a", "function": {"name": "a", "arguments": "[" * depth + "]" * depth}}],
+        },
+        user("b"),
+    ),
+]
+
+
+@pytest.mark.parametrize("nested", range(len(NESTED)))
+async def test_deep_nesting_is_no_fault(world: World, nested: int) -> None:
+    session = world.open(calls=100, tokens=1 << 20)
+    world.engine.context = 1 << 20
+    for depth in (*range(150, 1050, 50), 5000):
+        with contextlib.suppress(RecursionError):  # of ours
+            status, _ = await post(session, NESTED[nested](depth))
+            assert status in (200, 400), depth
+    assert session.fault is None
+    assert (await post(session, body(user("a"))))[0] == 200
+
+
+async def test_no_session_takes_all_processes(world: World) -> None:
+    """Who has used less comes first, and one process is left to jobs that are not large."""
+    codec = world.gateway.source.codec
+    pool = Workers(most=2)
+    greedy, second, modest = (Desk(pool, codec, 1 << 20) for _ in range(3))
+    try:
+        await asyncio.gather(*(desk.render((user("some words " * 2000),), ()) for desk in (greedy, second)))
+        greedy.seconds = second.seconds = 10.0
+        order: list[str] = []
+
+        async def ask(name: str, desk: Desk, count: int) -> None:
+            await desk.render((user(f"{len(order)} some words " * count),), ())
+            order.append(name)
+
+        jobs = [ask("greedy", greedy, 30_000) for _ in range(3)] + [ask("second", second, 30_000) for _ in range(3)]
+        running = [asyncio.create_task(job) for job in jobs]
+        await asyncio.sleep(0.05)
+        await ask("modest", modest, 1000)
+        await asyncio.gather(*running)
+        assert order.index("modest") <= 1, order
+    finally:
+        await pool.close()
+
+
+async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = world.gateway.source.codec
+    pool = Workers(most=1)
+    desk = Desk(pool, codec, 1 << 20)
+    asked = (user("some words " * 2000),)
+    try:
+        expected = codec.render(asked)
+        assert await desk.render(asked, ()) == expected
+        (child,) = pool._children
+        child.process.kill()
+        assert await desk.render(asked, ()) == expected
+        monkeypatch.setattr(workers, "SECONDS", 0.05)
+        with pytest.raises(Exception, match="more memory or time"):
+            await desk.render((user("other words " * 200_000),), ())
+        monkeypatch.setattr(workers, "SECONDS", 60.0)
+        assert await desk.render(asked, ()) == expected
+    finally:
+        await pool.close()
+    assert child.process.poll() is not None

@@ -178,6 +178,26 @@ def test_too_few_is_said_on_the_page_and_null_in_json(tmp_path: Path) -> None:
     ElementTree.fromstring(report.write_figure([found], [], tmp_path / "f.svg").read_text())
 
 
+def test_calls_beside_the_main_conversation_are_shown(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "titled")
+    plain = maker._episode
+
+    def titled(id: str, task: str, ending: Ending, step: int) -> Episode:
+        made = plain(id, task, ending, step)
+        return replace(made, side=(made.turns[-1].index,))
+
+    maker._episode = titled  # type: ignore[method-assign]
+    path = maker.run(2, evaluations=(0,)).folder.path
+    episodes = list(logged_episodes(RunFolder(path).records()))
+    (found,) = report.load([path])
+    assert found.account["balanced"] and found.account["dropped"]["side"] > 0
+    assert found.episodes["side_calls"] == len(episodes)
+    text = " ".join(read_page([path]).text.split())
+    assert f"dropped (side) {found.account['dropped']['side']:,}" in text
+    assert f"{len(episodes)} calls were beside the main conversation" in text
+    assert "beside the main conversation" not in read_page([written(tmp_path / "plain", steps=2)]).text
+
+
 def test_what_rewards_noted_is_counted(tmp_path: Path) -> None:
     """Every attempt is ungradable, for one reason: the page says which, and how often, and so does the JSON."""
     maker = Maker(tmp_path / "noted")

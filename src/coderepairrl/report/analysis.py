@@ -81,7 +81,7 @@ class Report:
     ledger: Mapping[str, float]
     wall_seconds: float
     episodes: Mapping[str, int]
-    """``train``, ``eval``, ``void``, ``retried``, ``interrupted``; ``starts`` of the process."""
+    """``train``, ``eval``, ``void``, ``retried``, ``interrupted``; their ``side_calls``; ``starts`` of the process."""
     endings: Mapping[str, int]
     faults: Mapping[str, int]
     notes: Mapping[str, Noted] = field(default_factory=dict)
@@ -286,6 +286,7 @@ def _counts(data: RunData) -> dict[str, int]:
         "void": sum(row.ending is Ending.VOID for row in data.rows.values()),
         "retried": sum(tries - 1 for tries in data.begun.values()),
         "interrupted": data.interrupted,
+        "side_calls": sum(row.side_calls for row in data.rows.values()),
         "starts": len(data.sessions),
     }
 

@@ -38,6 +38,8 @@ class Row:
     """Sampled and given."""
     busy: tuple[tuple[float, float], ...]
     """When the engine worked on it: Unix seconds from, to."""
+    side_calls: int
+    """Turns beside the main conversation."""
 
 
 @dataclass(slots=True)
@@ -187,6 +189,7 @@ def _add(data: RunData, episode: Episode) -> None:
         timings=episode.timings,
         tokens=data.tokens.pop(episode.id, 0),
         busy=tuple(data.busy.pop(episode.id, ())),
+        side_calls=len(episode.side),
     )
     data.notes.add(episode)
     if episode.printed and not episode.patch:

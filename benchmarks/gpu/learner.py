@@ -163,11 +163,16 @@ def measure(build: Callable[[], Contestant], rounds: int) -> Result:
     return result
 
 
-def measured(contestants: Mapping[str, Callable[[], Contestant]], rounds: int) -> dict[str, Result]:
-    """`measure` of each by its name, said at once."""
+def measured(
+    contestants: Mapping[str, Callable[[], Contestant]],
+    rounds: int,
+    derive: Callable[[str, Result], Result] = lambda name, result: {},
+) -> dict[str, Result]:
+    """`measure` of each by its name, with what `derive` makes of it, printed at once: a run may be cut short."""
     found = {}
     for name, build in contestants.items():
-        found[name] = measure(build, rounds)
+        result = measure(build, rounds)
+        found[name] = result | derive(name, result)
         print(name, json.dumps(found[name]), file=sys.stderr, flush=True)
     return found
 
@@ -232,14 +237,15 @@ def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | Non
     if given.dtype != torch.bfloat16 or importlib.util.find_spec("flash_attn") is None:
         del contestants["packed, flash"]
     work = flops(given.config, samples)
-    found = measured(contestants, given.rounds)
-    for name, result in found.items():
-        if name.startswith("packed"):
-            result["planned_gib"] = planned(given, samples)
+
+    def derive(name: str, result: Result) -> Result:
+        more: Result = {"planned_gib": planned(given, samples)} if name.startswith("packed") else {}
         if "seconds" in result:
-            result["tokens_per_s"] = tokens / result["seconds"]
-            result["mfu"] = work / result["seconds"] / (peak * 1e12) if peak else None
-    return found
+            more["tokens_per_s"] = tokens / result["seconds"]
+            more["mfu"] = work / result["seconds"] / (peak * 1e12) if peak else None
+        return more
+
+    return measured(contestants, given.rounds, derive)
 
 
 def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:

@@ -158,6 +158,12 @@ def _require(truth: bool, otherwise: str) -> None:
         raise Failed(otherwise)
 
 
+def _same(answer: Answer, before: Answer) -> bool:
+    """Whether the same weights said both. A GPU computes a prompt from the cache by other kernels: last bits move."""
+    moved = max((abs(a - b) for a, b in zip(answer.logprobs, before.logprobs, strict=False)), default=0.0)
+    return (answer.ids, answer.versions) == (before.ids, before.versions) and moved <= TOLERANCE
+
+
 async def _agreement(candidate: _Candidate) -> str:
     """Conversations of three turns: two share their beginning, so that prefixes come from the cache."""
     worst, hits = 0.0, (await candidate.engine.health()).get("prefix_hit_tokens")
@@ -235,7 +241,7 @@ async def _loads(candidate: _Candidate) -> str:
         else:
             raise Failed(f"{path.name} was accepted in spite of its checksum or content")
         after = await candidate.ask(prompt, GREEDY)
-        _require(after == before, f"the refused {path.name} changed what is served")
+        _require(_same(after, before), f"the refused {path.name} changed what is served")
     _require((await candidate.engine.health())["version"] == version, "health reports a refused version")
     return "acknowledged and tagged; wrong checksum, half a file and no file refused, old version untouched"
 
@@ -349,7 +355,7 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
         pass
     else:
         raise Failed("what arrived was accepted under another checksum")
-    _require(await candidate.ask(prompt, GREEDY) == before, "refused weights changed what is served")
+    _require(_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
     said = await candidate.engine.load(path, version, checksum)
     _require(said == version, f"a load of version {version} was acknowledged as {said}")
     off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])

@@ -34,6 +34,14 @@ def test_every_contestant_runs() -> None:
     assert sizes["model"] == pytest.approx(4 * runpy.run_path(str(SCRIPT))["TOY"].parameters, rel=0.05)
 
 
+def test_two_learners_give_the_same_bits() -> None:
+    command = [sys.executable, str(SCRIPT.with_name("repeat.py")), "--toy", "--steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["same"] and len(set(told["first"])) == 2  # and the steps changed them
+
+
 def test_what_fails_is_said_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Out of memory is a result; anything else is one, too, but the benchmark has failed."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -17,10 +17,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from learner import DEVICE, SIZES, build_model, free, rows, setting  # benchmarks/gpu, where this script is
 from transformers.utils import logging as hf_logging
 
 from coderepairrl.learn.trainer import Trainer
+from learner import DEVICE, SIZES, build_model, free, rows, setting  # benchmarks/gpu, where this script is
 
 
 def checksums(model: Path, work: Path, size: str, steps: int, precision: str) -> list[str]:

@@ -223,8 +223,8 @@ class TestTree:
         world.engine.script = lambda *_: [*said("See", end=False), broken, *said('{"name": "she')]
         session = world.open()
         reply = await http.ask(session, tools=[SHELL])
-        assert message(reply)["content"] == 'See\n<tool_call>\n{"name": "she'
-        assert reply["crrl"]["malformed"] == ['<tool_call>\n{"name": "she']
+        assert message(reply)["content"] == 'See\n<tool_call>{"name": "she'
+        assert reply["crrl"]["malformed"] == ['<tool_call>{"name": "she']
         await http.ask(session, [*ASK, message(reply), user("what?")], tools=[SHELL])
         assert session.turns[1].base == 0
 

@@ -111,7 +111,7 @@ async def test_a_broken_call_after_a_good_one_goes_on(world: World, said: Said, 
     reply = await how(client(session.endpoint), tools=[TOOL])
     back = [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in reply.output]
     assert [item["type"] for item in back] == ["message", "function_call", "message"]
-    assert reply.crrl["malformed"] == ['<tool_call>\n{"name": "she']
+    assert reply.crrl["malformed"] == ['<tool_call>{"name": "she']
     result = {"type": "function_call_output", "call_id": reply.output[1].call_id, "output": "a"}
     await how(client(session.endpoint), [{"role": "user", "content": "Fix it."}, *back, result], tools=[TOOL])
     assert [turn.base for turn in session.turns] == [None, 0]

@@ -121,6 +121,7 @@ def test_any_ids_make_some_reply_and_a_stream_says_the_same(name: str, codecs: d
         deltas = [delta for token in ids for delta in reader.feed([token])]
         reply, rest = reader.close()
         assert reply == codec.parse(ids, prompt, TOOLS)
+        assert all(text in codec.decode(ids) for text in reply.malformed)
         assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
 
 
@@ -173,8 +174,9 @@ def test_a_call_between_tags_keeps_its_code_and_its_types(codecs: dict[str, toke
     [call] = codec.parse(ids, tools=[tool]).calls
     assert json.loads(call.arguments) == arguments
     for broken in ("<function=edit", "words", "<function=edit>\n<parameter=old>\n1\n</function>"):
-        reply = codec.parse(_within(codec, "<tool_call>", f"\n{broken}\n", "</tool_call>"), tools=[tool])
-        assert (reply.calls, reply.malformed) == ((), (f"<tool_call>\n{broken}\n</tool_call>",))
+        for text in (f"\n{broken}\n", f"{broken}  "):
+            reply = codec.parse(_within(codec, "<tool_call>", text, "</tool_call>"), tools=[tool])
+            assert (reply.calls, reply.malformed) == ((), (f"<tool_call>{text}</tool_call>",))
 
 
 def test_llama_may_tag_its_call(codecs: dict[str, tokens.Codec]) -> None:
@@ -182,7 +184,8 @@ def test_llama_may_tag_its_call(codecs: dict[str, tokens.Codec]) -> None:
     tag = codec.tokenizer.added["<|python_tag|>"]
     call = codec.encode('{"name": "shell", "parameters": {"cmd": "ls"}}')
     assert codec.parse([*codec.encode("I look."), tag, *call], tools=TOOLS).calls[0].name == "shell"
-    assert codec.parse([tag, *call[:-3]], tools=TOOLS).malformed != ()
+    broken = [tag, *codec.encode(" "), *call[:-3], *codec.encode(" \n")]
+    assert codec.parse([*codec.encode("I look."), *broken], tools=TOOLS).malformed == (codec.decode(broken),)
     assert codec.parse(call).content.startswith("{")  # who offers no tools gets JSON as words
 
 

@@ -253,6 +253,27 @@ def test_a_broken_call_is_content_and_said_to_be_malformed(codec: tokens.Codec, 
     assert ("</tool_call>" in reply.content) is closed
 
 
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("thinks", [True, False])
+@pytest.mark.parametrize("body", ['{"name": "she', '  {"a":\t1}\n\n', "", " \n", "3", "é 🛠️ \n\n x", '\n{"name": 3}'])
+def test_a_broken_call_is_told_character_for_character(
+    codec: tokens.Codec, body: str, closed: bool, thinks: bool
+) -> None:
+    """Blanks and all: an agent that shows it to the policy again shows what the policy said."""
+    added = codec.tokenizer.added
+    before = [added["<think>"], *codec.encode("hm"), added["</think>"]] if thinks else []
+    good = '\n{"name": "shell", "arguments": {}}\n'
+    before += [*codec.encode("See:"), added["<tool_call>"], *codec.encode(good), added["</tool_call>"]]
+    call = [added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
+    stream = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    told = "".join(delta.content for delta in stream.feed([*before, *call, added["<|im_end|>"]]))
+    reply, rest = stream.close()
+    assert [call.name for call in reply.calls] == ["shell"]
+    assert reply.malformed == (codec.decode(call),)
+    assert reply.content == f"See:\n{codec.decode(call)}"
+    assert told + "".join(delta.content for delta in rest) == reply.content
+
+
 class TestBadModels:
     def copy(self, miniature: Path, folder: Path, name: str, **changes: object) -> Path:
         for file in ("config.json", "tokenizer.json"):

@@ -153,10 +153,11 @@ class Codec:
             if call.status == "ok" and isinstance(call.name, str) and _is_unicode(call.name + text):
                 calls.append(FunctionCall(call.name, text, call.id or ""))
             else:
-                malformed.append(self.format.verbatim(call))
-        content = "\n".join(part for part in (parsed.content, *malformed) if part)
+                start, end = call.token_span
+                malformed.append(self.decode(output[start:end]))
+        content = "\n".join(part for part in (parsed.content.strip(), *malformed) if part)
         reasoning = (parsed.reasoning_content or "").strip()
-        return Reply(content.strip(), reasoning, tuple(calls), tuple(malformed))
+        return Reply(content, reasoning, tuple(calls), tuple(malformed))
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
         """A reader for the output that is about to be sampled after `prompt`."""

@@ -32,14 +32,11 @@ class Format:
     end: str
     needs: tuple[str, ...]
     read: Callable[[Reader, list[int], Sequence[Tool], bool], Any]
-    """Ids up to the stop token, tools, and whether they begin in thoughts, to a reply as `renderers` describes one."""
-    held: str = ""
+    """Ids up to the stop token, tools, and whether they begin in thoughts, to a reply as `renderers` describes one.
 
-    def verbatim(self, call: Any) -> str:
-        """What a call that could not be read looked like."""
-        if not self.end:
-            return f"{self.begin}{call.raw}"
-        return f"{self.begin}\n{call.raw}" + ("" if call.status == "unclosed_block" else f"\n{self.end}")
+    Calls that cannot be read say which ids they are.
+    """
+    held: str = ""
 
 
 class Reader:
@@ -94,11 +91,12 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
         if call.status == ToolCallParseStatus.UNCLOSED_BLOCK:
             calls.append(call)
         elif found is None or len(said) != found[2].count("<parameter="):
-            calls.append(ParsedToolCall(call.raw, status=ToolCallParseStatus.MALFORMED_STRUCTURE))
+            unread = ToolCallParseStatus.MALFORMED_STRUCTURE
+            calls.append(ParsedToolCall(call.raw, token_span=call.token_span, status=unread))
         else:
             wanted = schemas.get(found[1], {}).get("properties") or {}
             arguments = {name: _typed(text, wanted.get(name) or {}) for name, text in said}
-            calls.append(ParsedToolCall(call.raw, found[1], arguments))
+            calls.append(ParsedToolCall(call.raw, found[1], arguments, call.token_span))
     reply.tool_calls = calls
     return reply
 
@@ -134,9 +132,9 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     call = _json(said)
     if tools and isinstance(call, dict) and isinstance(call.get("name"), str):
         arguments = call.get("parameters", call.get("arguments", {}))
-        return ParsedResponse(content, tool_calls=[ParsedToolCall(said, call["name"], arguments)])
-    broken = [ParsedToolCall(raw, status=ToolCallParseStatus.MALFORMED_STRUCTURE)] if at < len(ids) else []
-    return ParsedResponse(words, tool_calls=broken)
+        return ParsedResponse(content, tool_calls=[ParsedToolCall(said, call["name"], arguments, (at, len(ids)))])
+    unread = ParsedToolCall(raw, token_span=(at, len(ids)), status=ToolCallParseStatus.MALFORMED_STRUCTURE)
+    return ParsedResponse(words, tool_calls=[unread] if at < len(ids) else [])
 
 
 def _mistral(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -145,13 +143,14 @@ def _mistral(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
 
     begin, between = map(reader.convert_tokens_to_ids, ("[TOOL_CALLS]", "[ARGS]"))
     content, *parts = _split(ids, begin)
-    calls = []
+    calls, at = [], len(content)
     for part in parts:
+        span, at = (at, at + 1 + len(part)), at + 1 + len(part)
         name, *rest = _split(part, between)
         arguments = _json(reader.decode(rest[0])) if len(rest) == 1 else None
         ok, title = isinstance(arguments, dict), reader.decode(name).strip()
         status = ToolCallParseStatus.OK if ok and title else ToolCallParseStatus.MALFORMED_STRUCTURE
-        calls.append(ParsedToolCall(reader.decode(part), title, arguments, status=status))
+        calls.append(ParsedToolCall(reader.decode(part), title, arguments, span, status=status))
     return ParsedResponse(reader.decode(content).strip(), tool_calls=calls)
 
 

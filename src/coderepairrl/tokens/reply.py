@@ -27,7 +27,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An assistant message. Tool calls that could not be read are in `malformed`, and verbatim in `content`.
+    """An assistant message. Tool calls that could not be read are in `malformed` and in `content`, as they were said.
 
     >>> Reply("done").calls
     ()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Iterable
+
 import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.errors import ConfigError
+from coderepairrl.sandbox import backend as backends
 from coderepairrl.sandbox import redteam
+from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.cgroups import Groups
 from coderepairrl.sandbox.local import UnsafeLocal
+from coderepairrl.sandbox.sandlock import Sandlock
 
 FAMILIES = tuple(dict.fromkeys(attack.family for attack in redteam.attacks()))
 QUICK = ("escapes", "secrets", "network")
@@ -36,6 +42,75 @@ async def _tight(family: str) -> list[redteam.Outcome]:
     outcomes = await redteam.run(backend, [family])
     backend.close()  # type: ignore[attr-defined]
     return outcomes
+
+
+Succeeding = Callable[[str, Iterable[str]], Awaitable[list[str]]]
+
+
+@pytest.fixture
+def succeeding(monkeypatch: pytest.MonkeyPatch) -> Succeeding:
+    """Which of the named attacks on limits succeed on a backend."""
+
+    async def run(name: str, attacks: Iterable[str]) -> list[str]:
+        wanted = tuple(attack for attack in redteam.attacks() if attack.name in attacks)
+        assert len(wanted) == len(tuple(attacks))
+        backend = sandbox.make(name, **redteam.tight(name))
+        assert isinstance(backend, GuestBackend)
+        with monkeypatch.context() as only:
+            only.setattr(redteam, "attacks", lambda: wanted)
+            outcomes = await redteam.run(backend, controls=False)
+        backend.close()
+        return [outcome.name for outcome in outcomes if outcome.succeeded]
+
+    return run
+
+
+async def test_who_is_out_of_memory_is_a_command_and_not_its_keepers(
+    sandlock: Sandlock, succeeding: Succeeding
+) -> None:
+    """As the kernel chooses, where they share a control group: else what fills it would end the sandbox, a fault."""
+    assert await succeeding("sandlock", ["memory in sockets"]) == []
+
+
+UNBOUNDED = (
+    "the workspace",
+    "files that are deleted but open",
+    "a great many files",
+    "a great many folders",
+    "folders in folders",
+    "a great many links",
+    "a great many names of one file",
+)
+TOGETHER = ("processes that have left", "memory of many processes", "memory that is shared", "threads")
+
+
+async def test_without_control_groups_sandlock_bounds_processes_together(
+    sandlock: Sandlock, succeeding: Succeeding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "find", lambda: Groups({}))
+    assert await succeeding("sandlock", TOGETHER) == []
+
+
+@pytest.mark.slow
+async def test_without_control_groups_bwrap_bounds_everything(
+    bwrap: Bubblewrap, succeeding: Succeeding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "find", lambda: Groups({}))
+    limits = [attack.name for attack in redteam.attacks() if attack.family == "limits"]
+    assert await succeeding("bwrap", limits) == []
+    monkeypatch.setattr(backends, "_SOCKET_BYTES", 1 << 60)
+    assert await succeeding("bwrap", ["memory in sockets"]) == ["memory in sockets"], "control"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str) -> None:
+    """But for what fills the disk, which it cannot bound, and says so."""
+    backend = sandbox.make("sandlock", **redteam.tight("sandlock"))
+    outcomes = await redteam.run(backend, [family], controls=False)
+    assert {outcome.name for outcome in outcomes if outcome.succeeded} <= set(UNBOUNDED)
+    backend.close()  # type: ignore[attr-defined]
 
 
 async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> None:

@@ -55,7 +55,11 @@ def test_what_is_refused_and_what_is_not(machine: str, arch: int) -> None:
     assert verdict(program, arch, here.ioctl, 0, 0x5401) == ALLOW
     assert verdict(program, arch ^ 0x40000000, 0) == KILL  # another architecture's numbers
     used = set((here.denied | seccomp._SAME_NUMBERS | seccomp._ABSENT).values())
-    special = {here.clone, here.socket, here.ioctl}
+    for number, which in here.on_self.values():
+        position = (which - 16) // 8
+        for pid, answer in ((0, ALLOW), (1234, ALLOW), (1, refused(errno.EPERM))):
+            assert verdict(program, arch, number, *[0] * position, pid) == answer
+    special = {here.clone, here.socket, here.ioctl, *(number for number, _ in here.on_self.values())}
     assert all(verdict(program, arch, n) == ALLOW for n in range(470) if n not in used | special)
 
 
@@ -71,6 +75,9 @@ def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch:
         position = (which - 16) // 8
         for pid, answer in ((0, ALLOW), (1234, refused(errno.EPERM)), ((1 << 32) - 1, refused(errno.EPERM))):
             assert verdict(program, arch, number, *[7] * position, pid) == answer
+    for name, whom in seccomp._OF_A_USER.items():
+        assert verdict(program, arch, here.on_self[name][0], whom, 0) == refused(errno.EPERM)
+        assert verdict(plain, arch, here.on_self[name][0], whom, 0) == refused(errno.EPERM)
     special = further | {number for number, _ in here.on_self.values()}
     assert all(verdict(program, arch, n) == verdict(plain, arch, n) for n in range(470) if n not in special)
 

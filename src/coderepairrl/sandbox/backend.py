@@ -31,6 +31,7 @@ _PREFIX = "crrl-sandbox-"
 _GROUPS = "groups"
 _OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need beside the commands
 _OWN_PROCESSES = 8
+_SOCKET_BYTES = 416 << 10  # what the kernel lets a socket hold unread; only a control group counts it as memory
 BASE_ENV = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
@@ -283,6 +284,7 @@ class GuestBackend(ABC):
             "workdir": self.workdir(box),
             "env": self.env,
             "memory": self.limits.memory if self.isolated else 0,
+            "sockets": self.limits.memory // _SOCKET_BYTES if self.held and "memory" in self.ungrouped else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
             "archive": self.archive if prepared.packed else "",
             "unpacker": self.unpacker,

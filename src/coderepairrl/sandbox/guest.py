@@ -43,6 +43,8 @@ WATCH_SECONDS = 0.1
 READ_BYTES = 64 << 20
 NO_ROOM = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
 LINKS = 40  # as many as the kernel follows
+TERMINALS = "/dev/pts"
+MOST_TERMINALS = 64  # of the 3,072 that all sandboxes of a machine share
 STRAYS = 20  # entries looked at for every new file that a diff may take in
 DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
@@ -147,7 +149,7 @@ class Guest:
         settings, _ = self.control.receive()
         self.workdir = os.path.realpath(settings["workdir"])
         self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
-        self.memory = settings["memory"]
+        self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
         if settings.get("archive"):
             self._unpack(settings["unpacker"], settings["archive"])
         self.held = settings.get("held", ())
@@ -190,7 +192,15 @@ class Guest:
         """Which limit of all processes together is exceeded, if one is."""
         if self.memory and self.used() > self.memory:
             return "memory"
+        if self.sockets and self._sockets() > self.sockets:
+            return "sockets"
+        if self.held and len(os.listdir(TERMINALS)) > MOST_TERMINALS:
+            return "terminals"
         return "files" if self.held and self._count() > self.files else ""
+
+    def _sockets(self) -> int:
+        """Those of the sandbox's network, Unix sockets and what is on its way through one included."""
+        return int(look("/proc/net/sockstat", b"sockets: used 0").split()[2])
 
     # -- commands
 
@@ -525,7 +535,7 @@ class Run:
         os.close(self.out)
         if self.feed >= 0:
             os.close(self.feed)
-        if why in ("memory", "files"):
+        if why not in ("", "time", "stop"):
             self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % why.encode()
         code = {"": None, "time": 124}.get(why, 137)
         if code is None:

@@ -114,6 +114,12 @@ _CALLS: dict[str, tuple[int, int, str]] = {  # x86_64, aarch64, arguments: harml
     "userfaultfd": (323, 282, "1"),
     "memfd_create": (319, 279, 'b"m", 0xFFFF'),
     "shmget": (29, 194, "0, 0, 0"),
+    "msgget": (68, 186, "0x43525245, 0"),
+    "semget": (64, 190, "0x43525245, 0, 0"),
+    "request_key": (249, 218, "0, 0, 0, 0"),
+    "name_to_handle_at": (303, 264, "-1, 0, 0, 0, 0"),
+    "process_madvise": (440, 440, "-1, 0, 0, 0, 0"),
+    "disk priority of all of a user's processes": (251, 30, "3, 0, 7 << 13"),
     "mount (root)": (165, 40, "0, 0, 0, 0, 0"),
     "umount (root)": (166, 39, "0, 0"),
     "pivot_root (root)": (155, 41, "0, 0"),
@@ -129,6 +135,15 @@ _CALLS: dict[str, tuple[int, int, str]] = {  # x86_64, aarch64, arguments: harml
     "swapon (root)": (167, 224, "0, 0"),
     "reboot (root)": (169, 142, "0, 0, 0, 0"),
     "syslog (root)": (103, 116, "10, 0, 0"),
+    "clock_settime (root)": (227, 112, "0, 0"),
+    "clock_adjtime (root)": (305, 266, "0, 0"),
+    "settimeofday (root)": (164, 170, "0, 0"),
+    "adjtimex (root)": (159, 171, "0"),
+    "acct (root)": (163, 89, 'b"/nonexistent"'),
+    "fsmount (root)": (432, 432, "-1, 0, 0"),
+    "fanotify_init (root)": (300, 262, "0xFFFFFF, 0"),
+    "delete_module (root)": (176, 106, 'b"nothing", 0x800'),
+    "kexec_file_load (root)": (320, 294, "-1, -1, 0, 0, 0xFF"),
 }
 
 
@@ -142,9 +157,32 @@ if result >= 0 or ctypes.get_errno() not in (1, 13, 38): found()"""
     )
 
 
+_ANY = """
+def all_of(folder):
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False): yield from all_of(entry.path)
+        else: yield entry.path
+for folder in {folders}:
+    try:
+        for path in all_of(folder):
+            try: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK)); found(); sys.exit()
+            except OSError: pass
+    except OSError: pass
+"""
+"""Says the word at the first file that can be opened for writing."""
+
 DOORS = {name: _call(*call) for name, call in _CALLS.items()} | {
     "unshare": 'unshare -Ur true && echo "$A$B"',
+    "priority of all of a user's processes": _python("""
+call = ctypes.CDLL(None, use_errno=True).setpriority
+if os.getuid() and call(2, 0, -20) and ctypes.get_errno() == 13: found()  # it looked at each, and may not raise it"""),
     "/proc/sys (root)": ': 2> /dev/null >> /proc/sys/kernel/core_pattern && echo "$A$B"',
+    "any setting in /proc/sys (root)": _python(_ANY.format(folders='["/proc/sys"]')),
+    "any setting in /sys (root)": _python(_ANY.format(folders='["/sys/kernel", "/sys/module", "/sys/power"]')),
+    "what runs when a control group is empty (root)": """for file in /sys/fs/cgroup/release_agent \\
+        /sys/fs/cgroup/*/release_agent; do : 2> /dev/null >> "$file" && echo "$A$B"; done""",
+    "userfaultfd by its device (root)": ': 2> /dev/null < /dev/userfaultfd && echo "$A$B"',
+    "the kernel's log (root)": ': 2> /dev/null < /dev/kmsg && echo "$A$B"',
     "sysrq (root)": ': 2> /dev/null >> /proc/sysrq-trigger && echo "$A$B"',
     "the kernel's memory (root)": 'head -c 1 /proc/kcore > /dev/null && echo "$A$B"',
     "a disk (root)": """for disk in $(awk '$4 ~ /[a-z]/ { print "/dev/" $4 }' /proc/partitions)
@@ -186,6 +224,47 @@ finally:
     for pid in kids: os.kill(pid, 9)
     for pid in kids: os.waitpid(pid, 0)
 """
+_LEFT = """
+def gone(count):
+    \"\"\"Whether fewer than `count` processes were alive together: those below say so.\"\"\"
+    read, write = os.pipe()
+    for _ in range(count):
+        if os.fork(): continue
+        os.setsid()
+        if os.fork(): os._exit(0)
+        os.close(read)
+        os.write(write, b"%8d" % os.getpid()); signal.pause()
+    os.close(write)
+    pids = []
+    import select
+    while len(pids) < count and select.select([read], [], [], 3)[0]: pids.append(int(os.read(read, 8)))
+    for pid in pids: os.kill(pid, 9)
+    return len(pids) < count
+if not gone(int(E["PROCESSES"]) + 16): found()
+"""
+_MANY = """
+import subprocess, tempfile, time
+at = os.path.abspath(tempfile.mkdtemp(dir={where}))
+try:
+    for number in range(int(E["FILES"]) + 99): {make}
+    time.sleep(4); found()
+finally: subprocess.run(["timeout", "5", "rm", "-rf", at], cwd="/")"""
+_IN_SOCKETS = """
+import time
+kids = []
+for _ in range(24):
+    if not (pid := os.fork()):
+        kept, left = [], int(E["MEMORY"]) // 8
+        while left > 0:
+            kept.append(socket.socketpair()); kept[-1][0].setblocking(False)
+            try:
+                while True: left -= kept[-1][0].send(bytes(1 << 16))
+            except BlockingIOError: pass
+        time.sleep(4); os._exit(0)
+    kids.append(pid)
+if all([os.waitpid(pid, 0)[1] == 0 for pid in kids]): found()
+"""
+"""Thrice the memory of a sandbox, in the kernel's hands, by processes that have few descriptors each."""
 _FILL = """
 import shutil, tempfile
 size = int(E[{limit!r}]) + (1 << 20)
@@ -201,6 +280,12 @@ try:
 finally:
     shutil.rmtree(folder)
 """
+
+
+def _many(make: str, where: str = ".") -> str:
+    return _python(_MANY.format(where=repr(where), make=make))
+
+
 LIMITS = {
     "processes": _python(_FORK.format(count='int(E["PROCESSES"]) + 16')),
     "threads": _python("""
@@ -209,8 +294,9 @@ end = threading.Event(); count = int(E["PROCESSES"]) + 16
 threading.stack_size(1 << 16)
 try:
     for _ in range(count): threading.Thread(target=end.wait, daemon=True).start()
-    found()
+    end.wait(2); found()
 finally: end.set()"""),
+    "processes that have left": _python(_LEFT),
     "memory of one process": _python('x = b"x" * (2 * int(E["MEMORY"])); found()'),
     "memory of many processes": _python("""
 import time
@@ -220,6 +306,13 @@ for _ in range(3):
         x = b"x" * size; time.sleep(6); os._exit(0)
     kids.append(pid)
 if all(os.waitpid(pid, 0)[1] == 0 for pid in kids): found()"""),
+    "memory that is shared": _python("""
+import mmap, time
+maps = []
+for _ in range(8):
+    maps.append(mmap.mmap(-1, int(E["MEMORY"]) // 4)); maps[-1].write(b"x" * len(maps[-1]))
+time.sleep(4); found()"""),
+    "memory in sockets": _python(_IN_SOCKETS),
     "one large file": """head -c "$((FILE_BYTES + (1 << 20)))" /dev/zero > big
         test "$(stat -c %s big)" -gt "$FILE_BYTES" && echo "$A$B"; rm big""",
     "/tmp": _python(_FILL.format(limit="TMP_BYTES", where='"/tmp"', then="pass")),
@@ -228,17 +321,28 @@ if all(os.waitpid(pid, 0)[1] == 0 for pid in kids): found()"""),
     "files that are deleted but open": _python(
         _FILL.format(limit="DISK_BYTES", where='"."', then="os.unlink(files[-1].name)")
     ),
-    "a great many files": _python("""
-import shutil, time
-os.mkdir("many")
-try:
-    for number in range(int(E["FILES"]) + 99): open(f"many/{number}", "w").close()
-    time.sleep(6); found()
-finally: shutil.rmtree("many")"""),
+    "a sparse file": """truncate -s "$((FILE_BYTES + (1 << 20)))" sparse
+        test "$(stat -c %s sparse)" -gt "$FILE_BYTES" && echo "$A$B"; rm sparse""",
+    "a great many files": _many("os.close(os.open(f'{at}/{number}', os.O_CREAT))"),
+    "a great many files in /tmp": _many("os.close(os.open(f'{at}/{number}', os.O_CREAT))", "/tmp"),
+    "a great many files in /dev/shm": _many("os.close(os.open(f'{at}/{number}', os.O_CREAT))", "/dev/shm"),
+    "a great many folders": _many("os.mkdir(f'{at}/{number}')"),
+    "folders in folders": _many("os.chdir(at if not number else 'd'); os.mkdir('d')"),
+    "a great many links": _many("os.symlink('x' * 900, f'{at}/{number}')"),
+    "a great many names of one file": _many("os.link('app.py', f'{at}/{number}')"),
+    "attributes of files": _many("os.setxattr(at, f'user.{number}', bytes(9000))", "/dev/shm"),
     "CPU time": _python("""
 import time
 while time.process_time() < int(E["CPU_SECONDS"]) + 2: pass
 found()"""),
+    "terminals": _python("""
+import time
+for _ in range(4):
+    if not os.fork():
+        try: kept = [os.openpty() for _ in range(100)]
+        except OSError: os._exit(1)
+        time.sleep(4); os._exit(0)
+if all([os.wait()[1] == 0 for _ in range(4)]): found()"""),
     "open files": _python("""
 import resource
 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -270,6 +374,31 @@ for pid in (1, os.getppid()):
     for number in range(3, 64):
         try: open(f"/proc/{pid}/fd/{number}", "wb", 0).write(frame)
         except OSError: pass"""),
+    "its limits": _python("""
+import resource
+for which, value in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_DATA, 4096), (resource.RLIMIT_CPU, 1)):
+    resource.prlimit(os.getppid(), which, (value, value))"""),
+    "its priority": _python("""
+def tries(action, *values):
+    try: action(*values); found()
+    except OSError: pass
+tries(os.setpriority, os.PRIO_PROCESS, os.getppid(), 19)
+tries(os.setpriority, os.PRIO_USER, 0, 19)
+tries(os.sched_setscheduler, os.getppid(), os.SCHED_IDLE, os.sched_param(0))
+tries(os.sched_setaffinity, os.getppid(), {0})"""),
+    "a signal by a descriptor": _python("""
+for pid in (os.getppid(), 1):
+    signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGKILL)"""),
+    "tracing it": _python("""
+call = ctypes.CDLL(None).ptrace
+call.argtypes = [ctypes.c_long] * 4
+call(0x4206, os.getppid(), 0, 0x100000)  # PTRACE_SEIZE; the traced one ends with us"""),
+    "a copy of its descriptors": _python("""
+call, keeper = ctypes.CDLL(None).syscall, os.pidfd_open(os.getppid())
+for number in range(3, 64):
+    if (copy := call(438, keeper, number, 0)) >= 0:
+        try: os.write(copy, (E["A"] + E["B"]).encode()); found()
+        except OSError: pass"""),
     "its memory": _python("""
 code = b""
 pid = os.getppid()
@@ -281,11 +410,27 @@ for line in open(f"/proc/{pid}/maps"):
 }
 """Against the process that runs commands and answers for them. It is the parent of each."""
 
+THREADS = _python("""
+import fcntl, subprocess, threading, time
+def stay():
+    lock = open("lock", "w"); fcntl.flock(lock, 2); time.sleep(300)
+if not os.fork():
+    os.setsid()
+    with open("/dev/null", "w") as null: [os.dup2(null.fileno(), number) for number in (1, 2)]
+    threading.Thread(target=stay).start()
+    time.sleep(0.2)
+    with open("started", "w") as file: file.write(str(os.getpid()))
+    ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit of this thread alone
+while not os.path.exists("started") or not os.path.getsize("started"): time.sleep(0.01)""")
+"""A daemon that shows as a zombie and lives."""
+
 KEEPER = """
-import socket, subprocess, sys
+import os, socket, subprocess, sys
 ours = socket.socket(fileno=int(sys.argv[1]))
+before = os.getpriority(os.PRIO_PROCESS, 0)
 subprocess.run(["bash", "-c", sys.argv[2]], pass_fds=[ours.fileno()], stdin=subprocess.DEVNULL)
-ours.sendall(b"fine\\n")
+open("/dev/null").close()
+if os.getpriority(os.PRIO_PROCESS, 0) == before: ours.sendall(b"fine\\n")
 """
 """A keeper as one would write it first: an ordinary parent whose socket its commands inherit."""
 
@@ -336,5 +481,6 @@ DIFF = {
     "a file that nobody may read": "chmod 000 new.txt",
     "a folder that nobody may enter": "mkdir shut; mv new.txt shut; chmod 000 shut",
     "a link to itself": "ln -s loop loop",
+    "a link in the way of the repository": "rm -rf .git; ln -s /nonexistent .GIT; mkdir .git; touch .git/objects",
 }
 """Ways to hide a change from whoever looks for it, or to have him run something."""

@@ -28,7 +28,19 @@ from coderepairrl.errors import CodeRepairError, ConfigError, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Check
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.probes import DIFF, DOORS, ESCAPES, FIX, KEEPER, LIFETIME, LIMITS, NETWORK, REFERENCE, SECRETS
+from coderepairrl.sandbox.probes import (
+    DIFF,
+    DOORS,
+    ESCAPES,
+    FIX,
+    KEEPER,
+    LIFETIME,
+    LIMITS,
+    NETWORK,
+    REFERENCE,
+    SECRETS,
+    THREADS,
+)
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.types import ExecResult, Task
 
@@ -308,6 +320,11 @@ def _outlives(script: str, *, timeout: bool = False) -> Act:
     return act
 
 
+def _daemon(last: str) -> str:
+    start = f"(setsid bash -c 'trap \"\" HUP TERM INT; exec 9> lock; flock 9; echo $$ > started; {last}' "
+    return start + "> /dev/null 2>&1 &); until test -s started; do read -t 0.01 < /dev/zero; done"
+
+
 def attacks() -> tuple[Attack, ...]:
     """All of them, by family."""
     scripts: dict[str, tuple[Mapping[str, str], Callable[[str], Act]]] = {
@@ -325,14 +342,16 @@ def attacks() -> tuple[Attack, ...]:
         for family, (table, act) in scripts.items()
         for name, script in table.items()
     ]
-    daemon = "(setsid bash -c 'trap \"\" HUP TERM INT; exec 9> lock; flock 9; echo $$ > started; exec sleep 300' "
-    daemon += "> /dev/null 2>&1 &); until test -s started; do read -t 0.01 < /dev/zero; done"
+    daemon, stopped = (_daemon(last) for last in ("exec sleep 300", "kill -STOP $$"))
     return (
         *found,
         Attack("escapes", "a file tool through a link", _writes_by_tool),
         Attack("limits", "a flood of output", _floods),
         Attack("keeper", "a daemon after its command", _outlives(daemon)),
         Attack("keeper", "a daemon after a timeout", _outlives(f"{daemon}; sleep 300", timeout=True)),
+        Attack("keeper", "a daemon that is stopped", _outlives(stopped)),
+        Attack("keeper", "a daemon that nobody is parent of", _outlives(f"({daemon}) & wait")),
+        Attack("keeper", "threads whose first has ended", _outlives(THREADS)),
     )
 
 
@@ -389,7 +408,9 @@ async def _control(attack: Attack, target: Target) -> bool | None:
 
 
 _NOT_EVERYWHERE = frozenset((
-    "the internet", "vsock", "io_uring_setup", "userfaultfd", "perf_event_open", "init_module", "kexec_load", "sysrq",
+    "the internet", "vsock", "io_uring_setup", "userfaultfd", "perf_event_open", "init_module", "delete_module",
+    "kexec_load", "kexec_file_load", "userfaultfd by its device", "what runs when a control group is empty",
+    "priority of all of a user's processes", "sysrq",
     "the kernel's memory", "a disk", "a control group", "a new device", "answers in this package",
     "a search for answers",
 ))  # fmt: skip

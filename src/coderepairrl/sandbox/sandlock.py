@@ -23,7 +23,8 @@ Weaker than `bwrap`, since nothing has a namespace of its own:
 - the bridge listens on the host's own loopback: other users of this machine can connect to it, too (they lack the
   episode's key), and nothing inside can listen at all, so a test that starts a local server fails;
 - ``/tmp`` and ``/dev/shm`` are refused rather than private, POSIX semaphores with them;
-- `processes` counts processes, not threads; the disk is bounded per file only;
+- threads are counted, and memory of all processes together, within a tenth of a second only, where there is no control
+  group; what sockets hold unread is then not counted at all. The disk is bounded per file only;
 - files whose names are not UTF-8 cannot be opened (the diff, taken by a guest outside, has them).
 
 Every opened file, socket and process costs a round trip to the supervisor: commands take a few milliseconds more.
@@ -188,7 +189,7 @@ class Sandlock(GuestBackend):
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
-        own = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": self.limits.memory}
+        own = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": 0}  # the supervisor watches it
         return super()._settings(box, prepared) | own | {"rlimits": self.limits.rlimits(per_user=False)}
 
     def _make_tmp(self, box: Path) -> None:
@@ -209,6 +210,7 @@ class Sandlock(GuestBackend):
             "writable": ["/dev/null", tmp, work],
             "ports": ports,
             "processes": self.limits.processes,
+            "memory": self.limits.memory,
         }
         return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
 

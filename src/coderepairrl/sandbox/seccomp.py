@@ -24,6 +24,7 @@ _X32 = 0x40000000  # x86_64 numbers from here on are the x32 interface, which wo
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}
 _FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: the network namespace confines them. AF_VSOCK is 40
 _NETLINK = 16  # only NETLINK_ROUTE (protocol 0): name resolution asks it for addresses
+_GUEST = 1  # its process id
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # put characters into a terminal's input
 
 _SAME_NUMBERS = {
@@ -39,6 +40,7 @@ _DENIED_X86_64 = {
     "quotactl": 179, "swapon": 167, "swapoff": 168, "reboot": 169, "acct": 163, "settimeofday": 164,
     "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "syslog": 103, "vhangup": 153, "iopl": 172,
     "ioperm": 173, "lookup_dcookie": 212, "fanotify_init": 300, "memfd_create": 319, "shmget": 29,
+    "msgget": 68, "semget": 64,
 }  # fmt: skip
 _DENIED_AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "mount": 40, "umount2": 39,
@@ -47,7 +49,7 @@ _DENIED_AARCH64 = {
     "finit_module": 273, "delete_module": 106, "userfaultfd": 282, "open_by_handle_at": 265, "name_to_handle_at": 264,
     "quotactl": 60, "swapon": 224, "swapoff": 225, "reboot": 142, "acct": 89, "settimeofday": 170,
     "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171, "syslog": 116, "vhangup": 58, "lookup_dcookie": 18,
-    "fanotify_init": 262, "memfd_create": 279, "shmget": 194,
+    "fanotify_init": 262, "memfd_create": 279, "shmget": 194, "msgget": 186, "semget": 190,
 }  # fmt: skip
 # "Not there" rather than "not allowed": programs then fall back (glibc from clone3 to clone, libuv from io_uring).
 _ABSENT = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
@@ -64,7 +66,8 @@ _SHARED_AARCH64 = {
     "listen": 201, "inotify_init1": 26, "mq_open": 180, "mq_unlink": 181, "fchownat": 54, "setxattr": 5,
     "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "migrate_pages": 238, "move_pages": 239,
 }  # fmt: skip
-# And what a process may do to any other of its user, without a signal: only to itself (process id 0).
+# And what a process may do to any other of its user, without a signal: where processes are shared only to itself
+# (process id 0), else not to the guest (1), which would die of its limits; never to all of a user's.
 _SELF_X86_64 = {
     "prlimit64": (302, _ARG0), "sched_setaffinity": (203, _ARG0), "sched_setscheduler": (144, _ARG0),
     "sched_setparam": (142, _ARG0), "sched_setattr": (314, _ARG0), "setpriority": (141, _ARG1),
@@ -75,6 +78,7 @@ _SELF_AARCH64 = {
     "sched_setparam": (118, _ARG0), "sched_setattr": (274, _ARG0), "setpriority": (140, _ARG1),
     "ioprio_set": (30, _ARG1),
 }  # fmt: skip
+_OF_A_USER = {"setpriority": 2, "ioprio_set": 3}  # first arguments: PRIO_USER, IOPRIO_WHO_USER
 
 
 class _Machine(NamedTuple):
@@ -122,8 +126,11 @@ def program(machine: str = "", *, shared: bool = False) -> bytes:
     parts += [_on(number, refuse) for number in (here.denied | _SAME_NUMBERS).values()]
     if shared:
         parts += [_on(number, refuse) for number in (here.shared | _SHARED_SAME).values()]
-        for number, which in here.on_self.values():
-            parts.append(_on(number, _op(_LOAD, which) + _on(0, allow) + refuse))
+    for name, (number, which) in here.on_self.items():
+        whom = _op(_LOAD, which) + (_on(0, allow) + refuse if shared else _on(_GUEST, refuse) + allow)
+        if name in _OF_A_USER:
+            whom = _op(_LOAD, _ARG0) + _on(_OF_A_USER[name], refuse) + whom
+        parts.append(_on(number, whom))
     parts += [_on(number, absent) for number in _ABSENT.values()]
     parts.append(_on(here.clone, _op(_LOAD, _ARG0) + _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow))
     parts.append(_on(here.ioctl, _op(_LOAD, _ARG1) + _on(_TIOCSTI, refuse) + _on(_TIOCLINUX, refuse) + allow))

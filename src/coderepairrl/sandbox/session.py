@@ -175,9 +175,8 @@ class GuestSandbox:
         """As `Sandbox.diff`: the guest first kills and reaps every other process; see `patch` for what counts."""
         changed, last = await self._exclusively(self._collect())
         if last["left_out"]:
-            _log.warning(
-                "diff of %s: too large, left out: %s", self.workdir, ", ".join(map(printable, last["left_out"]))
-            )
+            names = ", ".join(printable(name[:80]) for name in last["left_out"])
+            _log.warning("diff of %s: too large, left out: %s", self.workdir, names)
         self._diffs += 1
         scratch = self.box / f"diff-{self._diffs}"
         return await asyncio.to_thread(compose, self.prepared, changed, last["deleted"], scratch, user=self.user)

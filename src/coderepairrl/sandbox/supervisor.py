@@ -16,6 +16,8 @@ import os
 import signal
 import struct
 import sys
+import threading
+import time
 from typing import Any
 
 AT_FDCWD, AT_SYMLINK_NOFOLLOW, AT_EMPTY_PATH = -100, 0x100, 0x1000
@@ -23,6 +25,7 @@ LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 4
 PATH_BENEATH, FS_REFER, SCOPE_SIGNAL = 1, 1 << 13, 2
 FCHMODAT2 = 452
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 24, 36, 38
+WATCH_SECONDS = 0.1
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -84,6 +87,51 @@ def end_everything() -> None:
             return
 
 
+def below(pid: int) -> list[int]:
+    """Processes that `pid` is an ancestor of."""
+    found, fresh = [], [str(pid)]
+    while fresh:
+        children: list[str] = []
+        for parent in fresh:
+            with contextlib.suppress(OSError):  # gone by now, and its children are somebody else's
+                for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208
+                    children += read(f"/proc/{parent}/task/{thread}/children").split()
+        found += [int(child) for child in children]
+        fresh = children
+    return found
+
+
+def read(path: str) -> str:
+    """A file of /proc. Raises OSError if its process is gone."""
+    with open(path) as file:  # noqa: PTH123
+        return file.read()
+
+
+def watch(memory: int, threads: int) -> None:
+    """For ever: end all commands once they hold more than `memory` bytes, or have more than `threads`, together.
+
+    The guest cannot: sandlock shows it no process that has opened nothing since it was forked.
+    """
+    page = os.sysconf("SC_PAGESIZE")
+    while True:
+        time.sleep(WATCH_SECONDS)
+        pids = [pid for guest in below(os.getpid())[:1] for pid in below(guest)]
+        resident = count = 0
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+                count, resident = count + int(fields[17]), resident + page * int(fields[21])
+        if resident > memory:  # shared pages, counted once for each process
+            resident = 0
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    resident += 1024 * int(read(f"/proc/{pid}/smaps_rollup").partition("\nPss:")[2].split()[0])
+        if resident > memory or count > threads:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
 def metadata(ctx: Any, name: str, writable: list[str]) -> int:
     """Do a ``chmod`` or ``utimensat`` for a process inside, if the file is in a `writable` folder.
 
@@ -118,8 +166,9 @@ def metadata(ctx: Any, name: str, writable: list[str]) -> int:
 def confine(settings: dict[str, Any]) -> Any:
     """Run ``argv`` under sandlock to its end; the result.
 
-    `readable`, `writable`: paths (the last two of `writable` are folders whose metadata may change too). `ports`: of
-    127.0.0.1, all that may be connected to. `processes`: how many there may be at a time. `cwd`, `env`.
+    `memory`: bytes that its commands may hold together. `readable`, `writable`: paths (the last two of `writable` are
+    folders whose metadata may change too). `ports`: of 127.0.0.1, all that may be connected to. `processes`: how many
+    there may be at a time. `cwd`, `env`.
     """
     from sandlock import Sandbox
     from sandlock.handler import ExceptionPolicy, Handler, NotifAction
@@ -139,6 +188,14 @@ def confine(settings: dict[str, Any]) -> Any:
                 code = error.errno or errno.EIO
             return NotifAction.errno(code) if code else NotifAction.returns(0)
 
+    class Command(Handler):  # type: ignore[misc]
+        """Whoever begins a session, as each command does first, is what the kernel takes before the guest and us."""
+
+        def handle(self, ctx: Any) -> Any:
+            with open(f"/proc/{ctx.pid}/oom_score_adj", "w") as file:  # noqa: PTH123
+                file.write("900")
+            return NotifAction.continue_()
+
     sandbox = Sandbox(
         fs_readable=settings["readable"],
         fs_writable=settings["writable"],
@@ -148,9 +205,12 @@ def confine(settings: dict[str, Any]) -> Any:
         clean_env=True,
         env=settings["env"],
     )
+    limits = (settings["memory"], settings["processes"])
+    threading.Thread(target=watch, args=limits, daemon=True).start()
     names = ["fchmodat", "utimensat", *(["chmod"] if os.uname().machine == "x86_64" else [])]
     handlers: list[tuple[str | int, Handler]] = [(name, Metadata(name)) for name in names]
-    return sandbox.run_with_handlers(settings["argv"], [*handlers, (FCHMODAT2, Metadata("fchmodat2"))])
+    handlers += [(FCHMODAT2, Metadata("fchmodat2")), ("setsid", Command())]
+    return sandbox.run_with_handlers(settings["argv"], handlers)
 
 
 def main() -> int:

@@ -77,14 +77,27 @@ async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: P
     [command] = task.checks.commands
     assert command.results == kind
     assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
-    by_exit_code = replace(task, checks=replace(task.checks, commands=(replace(command, results=""),)))
-    by_exit_code = replace(by_exit_code, checks=replace(by_exit_code.checks, fail_to_pass=(), pass_to_pass=()))
     paid = []
     for name, content in CHEATS.items():
         patch = replaced(task, content)
         assert (await reward(task, with_patch(task, patch), backend)).value == 0.0, name
-        paid.append((await TestsReward()(by_exit_code, with_patch(task, patch), backend)).value)
+        async with backend.open(task) as fresh:
+            assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
+            paid.append((await fresh.exec(command.argv)).ok)
     assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: Path) -> None:
+    """A task that does not say which tests count still asks for single tests."""
+    task = made(tmp_path, kind)[0]
+    [command] = task.checks.commands
+    plain = replace(task.checks, commands=(replace(command, results=""),), fail_to_pass=(), pass_to_pass=())
+    task = replace(task, checks=plain)
+    backend, reward = Local(), TestsReward()
+    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
+    for name, content in CHEATS.items():
+        assert (await reward(task, with_patch(task, replaced(task, content)), backend)).value == 0.0, name
 
 
 @pytest.mark.parametrize("kind", RUNNERS)

@@ -153,17 +153,19 @@ class _Ran(NamedTuple):
 
 
 async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran:
-    if not command.results:
+    results = command.results or witness.results_of(command.argv)
+    if not results:
         result, problem, last = await _plain(sandbox, command, checks)
         doubtful = result.exit_code in _CANNOT or bool(_LACKING.search(_said(result)[-_LAST:]))
         return _Ran(problem, {}, last, bool(problem) and not result.timed_out and doubtful)
-    result, said = await reported(sandbox, command)
+    result, said = await reported(sandbox, replace(command, results=results), checks)
+    named = checks.named if command.results else ()
     last = _said(result).rpartition("\n")[2]
     if result.timed_out:
         return _Ran(_how(result, command), {}, last)
     if not said.outcomes:
-        return _Ran("" if checks.named else "no test reported a result", {}, last, doubtful=True)
-    if not checks.named:
+        return _Ran("" if named else "no test reported a result", {}, last, doubtful=True)
+    if not named:
         failed = [name for name, outcome in said.outcomes.items() if outcome is Outcome.FAILED]
         if failed or not said.ok:
             return _Ran(f"{failed[0]} failed" if failed else _how(result, command), said.outcomes, last)
@@ -175,7 +177,7 @@ async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran:
 async def _plain(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, str, str]:
     """A command that is judged by its exit code, and, if it is a Python script, by its last line."""
     word, argv = witness.new_word(), witness.script(command.argv)
-    stdin = "\n".join((word, *checks.restore)).encode("utf-8", "surrogateescape") if argv else b""
+    stdin = witness.about(sandbox, checks, word) if argv else b""
     result = await sandbox.exec(argv or command.argv, stdin=stdin, timeout=command.timeout)
     said = _said(result)
     problem = ""
@@ -186,19 +188,20 @@ async def _plain(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Ex
     return result, problem, said.replace(word, "").strip().rpartition("\n")[2]
 
 
-async def reported(sandbox: Sandbox, command: Command) -> tuple[ExecResult, witness.Said]:
-    """Run a command whose tests report (`Command.results`); `Said.ok` is whether the runner was content.
+async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Said]:
+    """Run a command of `checks` whose tests report (`Command.results`); `Said.ok` is whether the runner was content.
 
     Raises `SandboxFault`.
     """
     if command.results == "pytest":
-        plugin = await witness.Plugin.prepare(sandbox, command)
-        result = await _exec(sandbox, command, plugin.command(command.argv))
+        plugin = await witness.Plugin.prepare(sandbox, command, checks)
+        result = await _exec(sandbox, command, plugin.command(command.argv, sandbox.workdir))
         return result, await plugin.outcomes(sandbox, _LOG_BYTES)
     watched = witness.unittest(command.argv) if command.results == "unittest" else []
     if watched:
         word = witness.new_word()
-        result = await _exec(sandbox, command, watched, f"{word} {witness.limits(command)}")
+        told = witness.about(sandbox, checks, f"{word} {witness.limits(command)}")
+        result = await _exec(sandbox, command, watched, told)
         said = witness.said(result.output, word)
         return replace(result, output=witness.before(result.output, word)), said
     path = f"/tmp/crrl-{secrets.token_hex(16)}"
@@ -209,8 +212,8 @@ async def reported(sandbox: Sandbox, command: Command) -> tuple[ExecResult, witn
     return result, witness.Said(result.ok, PARSERS[command.results](text.decode("utf-8", "replace")))
 
 
-async def _exec(sandbox: Sandbox, command: Command, argv: list[str], word: str = "") -> ExecResult:
-    return await sandbox.exec(argv, stdin=word.encode(), timeout=command.timeout, max_bytes=_LOG_BYTES)
+async def _exec(sandbox: Sandbox, command: Command, argv: list[str], stdin: bytes = b"") -> ExecResult:
+    return await sandbox.exec(argv, stdin=stdin, timeout=command.timeout, max_bytes=_LOG_BYTES)
 
 
 def _problem(command: Command, how: str, last: str) -> str:

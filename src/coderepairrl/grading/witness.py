@@ -9,8 +9,10 @@ exit code changed at exit, would make any script end well, and printed lines wou
 
 The last two also end a test that takes longer than it may (`Clock`): it has failed, and the others still run.
 
-The word is gone from input and disk before any code under test is loaded. That code shares the process, so this stops
-cheap tricks and not a determined one (objects equal to everything, patched assertions, a walk through the heap).
+What they need of Python and its runners is imported before any folder of the workspace is on the path, and the word is
+gone from input and disk before any code under test is loaded (`programs`). They notice where that code changes the
+runner, skips a test, or expects it to fail. It shares the process, so this stops cheap tricks and not a determined one
+(objects equal to everything, memory that is read).
 """
 
 from __future__ import annotations
@@ -23,223 +25,32 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import SandboxFault
+from coderepairrl.grading import programs
 from coderepairrl.grading.reports import Outcome, Outcomes
 from coderepairrl.protocols import Sandbox
-from coderepairrl.types import Command
+from coderepairrl.types import Checks, Command
 
-_SCRIPT = """
-def _witness():
-    import sys
-    alone = sys.path[:1] != [""]  # isolated: a script's folder is no place for modules either
-    if not alone:
-        del sys.path[0]  # or a file of the patch could stand in for os
-    import os
-    word, *own = sys.stdin.buffer.read().decode().split("\\n")
-    script, here = sys.argv[1], os.getcwd() + os.sep
-    del sys.argv[0]
-    if not alone:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    own = {os.path.abspath(path) for path in (script, *own)}
-    space = globals()
-    del space["_witness"]
-    space["__file__"] = script
-    with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)
-    say, quit, path, write = sys.stdout.flush, os._exit, os.path.abspath, os.write
-    try:
-        exec(code, space)
-    except SystemExit as end:
-        if end.code not in (None, 0, False):
-            raise
-        frame, last = end.__traceback__, ""
-        while frame:
-            name = path(frame.tb_frame.f_code.co_filename)
-            last = name if name.startswith(here) else last
-            frame = frame.tb_next
-        if last and last not in own:
-            write(2, ("\\n" + last[len(here):] + " ended the check").encode())
-            quit(1)
-    say()
-    write(1, ("\\n" + word).encode())
-
-_witness()
-"""
-
-_CLOCK = """
-class Clock:
-    # Ends what takes longer than `each` seconds, or than half of what is left of `whole` where that is 0, by raising in
-    # the main thread, again and again: no `except Exception` of the code under test catches it.
-
-    class Late(BaseException):
-        pass
-
-    def __init__(self, each, whole):
-        import signal, threading, time
-
-        self.each, self.now, self.timer = each, time.monotonic, signal.setitimer
-        self.signal, self.alarm, self.real = signal.signal, signal.SIGALRM, signal.ITIMER_REAL
-        self.default, self.late = signal.SIG_DFL, False
-        self.end = time.monotonic() + 0.9 * whole  # the rest is for the runner itself
-        self.works = threading.current_thread() is threading.main_thread()
-
-    def start(self):
-        self.late = False
-        seconds = self.each or max((self.end - self.now()) / 2, 0.05)
-
-        def ring(*_):
-            self.late = True
-            raise self.Late(f"no end within {seconds:.3g} s")
-
-        if self.works:
-            self.before = self.signal(self.alarm, ring)
-            self.timer(self.real, seconds, max(seconds, 1.0))
-
-    def stop(self):
-        if self.works:
-            self.timer(self.real, 0)
-            self.signal(self.alarm, self.default if self.before is None else self.before)
-        return self.late
-"""
-
-_UNITTEST = (
-    _CLOCK
-    + """
-def _witness():
-    import sys
-    alone = sys.path[:1] != [""]
-    if not alone:
-        del sys.path[0]  # or a file of the patch could stand in for unittest
-    import json, os, unittest
-    said = sys.stdin.buffer.read().decode().split()
-    word, say, write, dump = said[0], sys.stdout.flush, os.write, json.dumps
-    clock = Clock(float(said[1]), float(said[2]))
-    del globals()["Clock"]
-    if not alone:
-        sys.path.insert(0, os.getcwd())
-    del globals()["_witness"]
-    found = {}
-
-    def recording(name, outcome):
-        inherited = getattr(unittest.TextTestResult, name)
-
-        def method(self, test, *rest):
-            found[test.id()] = max(outcome, found.get(test.id(), 0))
-            inherited(self, test, *rest)
-
-        return method
-
-    def begin(self, test):
-        unittest.TextTestResult.startTest(self, test)
-        clock.start()
-
-    def end(self, test):
-        if clock.stop():
-            found[test.id()] = 2
-        unittest.TextTestResult.stopTest(self, test)
-
-    kinds = {"addSuccess": 0, "addExpectedFailure": 0, "addSkip": 1}
-    kinds.update(dict.fromkeys(("addFailure", "addError", "addUnexpectedSuccess"), 2))
-    methods = {name: recording(name, n) for name, n in kinds.items()}
-    result = type("Result", (unittest.TextTestResult,), {**methods, "startTest": begin, "stopTest": end})
-    runner = type("Runner", (unittest.TextTestRunner,), {"resultclass": result})
-    sys.argv[0] = "python -m unittest"
-    ended = unittest.main(module=None, testRunner=runner, exit=False)
-    well = ended.result.wasSuccessful() and 2 not in found.values()
-    say()
-    text = "\\n" + dump({"word": word, "ok": well, "outcomes": found})
-    rest = text.encode()
-    while rest:
-        rest = rest[write(1, rest):]
-    sys.exit(not well)
-
-_witness()
-"""
-)
-
-_PYTEST = (
-    _CLOCK
-    + """
-
-def _recorder():
-    import json, os, sys
-
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if path != here]
-    for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):  # what runs within the tests is not ours
-        before = os.environ.pop("CRRL_" + name, None)
-        if before:
-            os.environ[name] = before
-        else:
-            os.environ.pop(name, None)
-    try:
-        with open(here + "/word") as file:
-            word, each, whole = file.read().split()
-        os.unlink(here + "/word")
-    except FileNotFoundError:
-        return None  # a worker of xdist, which reports to its controller
-    import pytest
-
-    dump, opened, found, raised = json.dumps, open, {}, {}
-    clock = Clock(float(each), float(whole))
-
-    class Recorder:
-        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-        def pytest_runtest_setup(self, item):
-            clock.start()
-            yield
-            if clock.stop():
-                found[item.nodeid] = 2
-
-        pytest_runtest_teardown = pytest_runtest_setup
-
-        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-        def pytest_runtest_call(self, item):
-            clock.start()
-            ended = yield
-            raised[item.nodeid] = clock.stop() or ended.excinfo is not None
-
-        def pytest_runtest_logreport(self, report):
-            marked = hasattr(report, "wasxfail") and "xfail" in report.keywords  # not by a call of pytest.xfail()
-            if report.failed or (report.passed and report.when == "call" and raised.get(report.nodeid)):
-                outcome = 2
-            elif report.skipped and not marked:
-                outcome = 1
-            elif report.when == "call" or report.skipped:
-                outcome = 0
-            else:
-                return
-            found[report.nodeid] = max(outcome, found.get(report.nodeid, 0))
-
-        def pytest_collectreport(self, report):
-            if report.failed:
-                found[report.nodeid] = 2
-
-        def pytest_sessionfinish(self, exitstatus):
-            with opened(here + "/outcomes", "w") as file:
-                ok = int(exitstatus) == 0 and 2 not in found.values()
-                file.write(dump({"word": word, "ok": ok, "outcomes": found}))
-
-    return Recorder()
-
-
-_recorder = _recorder()
-
-
-def pytest_configure(config):
-    if _recorder is not None:
-        config.pluginmanager.register(_recorder)
-"""
-)
 _PREPARE = """
 umask 077
-folder=$(mktemp -d) && read -r word && printf %s "$word" >"$folder/word" && cat >"$folder/$0.py" && echo "$folder"
+folder=$(mktemp -d) && cat >"$folder/all" && cd "$folder" && head -c "$1" all >word &&
+tail -c "+$(($1 + 1))" all | head -c "$2" >sitecustomize.py && tail -c "+$(($1 + $2 + 1))" all >"$0.py" && rm all && pwd
 """
 _PLUGGED = """
 export CRRL_PYTHONPATH="$PYTHONPATH" CRRL_PYTEST_ADDOPTS="$PYTEST_ADDOPTS" PYTHONDONTWRITEBYTECODE=1
-export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" PYTEST_ADDOPTS="$PYTEST_ADDOPTS -p $1"
-shift
+export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" PYTEST_ADDOPTS="-p $1 $PYTEST_ADDOPTS" CRRL_WORKSPACE="$2"
+shift 2
 exec "$@"
 """
+_ALONE = """
+import sys
+folder = sys.argv.pop(1)
+path = list(sys.path)
+sys.path[:] = [folder, *filter(None, path)]
+import PLUGIN, os, runpy
+sys.path[:] = [folder, *(each or os.getcwd() for each in path)]
+runpy.run_module("pytest", run_name="__main__", alter_sys=True)
+"""
+"""Starts pytest in a Python that the environment does not reach."""
 
 
 def limits(command: Command) -> str:
@@ -259,34 +70,35 @@ def new_word() -> str:
     return secrets.token_hex(16)
 
 
+def about(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
+    """What a witness is told: `word`, the workspace, and the files in it that belong to the checks."""
+    return "\n".join((word, sandbox.workdir, *checks.restore)).encode("utf-8", "surrogateescape")
+
+
 def script(argv: Sequence[str]) -> list[str]:
     """The command that runs a Python script under the witness; nothing for another command."""
-    at = _first_word(argv)
-    if not at or not argv[at].endswith(".py"):
+    begin = _after_env(argv)
+    at = _first_word(argv[begin:])
+    if not at or not argv[begin + at].endswith(".py"):
         return []
-    return [*argv[:at], "-c", _SCRIPT, *argv[at:]]
+    return [*argv[: begin + at], "-c", programs.SCRIPT, *argv[begin + at :]]
 
 
 def unittest(argv: Sequence[str]) -> list[str]:
     """The command that runs ``python -m unittest`` under the witness; nothing for another command."""
-    begin = _after_env(argv)
-    setting, argv = argv[:begin], argv[begin:]
-    if not _is_python(argv) or "-m" not in argv:
-        return []
-    at = argv.index("-m")
-    if list(argv[at : at + 2]) != ["-m", "unittest"] or _first_word(argv[:at]) or _takes_value(argv[:at]):
-        return []
-    return [*setting, *argv[:at], "-c", _UNITTEST, *argv[at + 2 :]]
+    at = _module(argv, "unittest")
+    return [*argv[:at], "-c", programs.UNITTEST, *argv[at + 2 :]] if at else []
 
 
 def results_of(argv: Sequence[str]) -> str:
     """Which witness can ask the command: ``pytest`` or ``unittest``, which it starts by itself; nothing for others.
 
-    None for a pytest that runs no test, or whose Python ignores the environment that brings the plugin.
+    None for a pytest that runs no test, or whose Python is started by something else and ignores the environment that
+    brings the plugin.
 
-    >>> [results_of(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -m unittest")]
+    >>> [results_of(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
     ['pytest', 'pytest', 'unittest']
-    >>> [results_of(line.split()) for line in ("make test", "python3 -I -m pytest", "pytest --co")]
+    >>> [results_of(line.split()) for line in ("make test", "nice python3 -I -m pytest", "pytest --co")]
     ['', '', '']
     """
     if unittest(argv):
@@ -294,6 +106,8 @@ def results_of(argv: Sequence[str]) -> str:
     at = next((at for at, word in enumerate(argv) if PurePosixPath(word).name in _PYTESTS), -1)
     if at < 0 or _NO_TESTS & set(argv[at:]):
         return ""
+    if _module(argv, "pytest"):
+        return "pytest"
     before, python = argv[_after_env(argv) : at], False
     for number, word in enumerate(before):
         name = PurePosixPath(word).name
@@ -304,6 +118,18 @@ def results_of(argv: Sequence[str]) -> str:
         if python and _ISOLATED.fullmatch(word):
             return ""
     return "pytest"
+
+
+def _module(argv: Sequence[str], name: str) -> int:
+    """Where ``-m name`` stands in a call of Python; 0 for other commands."""
+    begin = _after_env(argv)
+    call = argv[begin:]
+    if not _is_python(call) or "-m" not in call:
+        return 0
+    at = call.index("-m")
+    if list(call[at : at + 2]) != ["-m", name] or _first_word(call[:at]) or _takes_value(call[:at]):
+        return 0
+    return begin + at
 
 
 _PYTESTS = ("pytest", "py.test")
@@ -344,20 +170,25 @@ class Plugin(NamedTuple):
     word: str
 
     @classmethod
-    async def prepare(cls, sandbox: Sandbox, command: Command) -> Plugin:
+    async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> Plugin:
         """Put it there, with the time limits of `command`. Raises `SandboxFault`."""
         name, word = f"crrl_{secrets.token_hex(4)}", new_word()
-        first = f"{word} {limits(command)}\n{_PYTEST}"
-        made = await sandbox.exec(["sh", "-c", _PREPARE, name], stdin=first.encode())
+        first = about(sandbox, checks, f"{word} {limits(command)}")
+        start = programs.START.replace("PLUGIN", name).encode()
+        sizes = (str(len(first)), str(len(start)))
+        stdin = first + start + programs.PYTEST.encode()
+        made = await sandbox.exec(["sh", "-c", _PREPARE, name, *sizes], stdin=stdin, cwd="/")
         folder = made.output.decode("utf-8", "surrogateescape").strip()
         if not made.ok or not folder.startswith("/"):
             raise SandboxFault(f"no temporary folder in the sandbox: {folder[:200]}", fix="it needs sh and mktemp")
         return cls(folder, name, word)
 
-    def command(self, argv: Sequence[str]) -> list[str]:
+    def command(self, argv: Sequence[str], workdir: str) -> list[str]:
         """`argv` with the plugin in whichever pytest it starts first; ``env`` goes before, or it might unset ours."""
-        at = _after_env(argv)
-        return [*argv[:at], "sh", "-c", _PLUGGED, self.folder, self.name, *argv[at:]]
+        at, alone = _after_env(argv), _module(argv, "pytest")
+        if alone and any(_ISOLATED.fullmatch(word) for word in argv[at:alone]):
+            argv = [*argv[:alone], "-c", _ALONE.replace("PLUGIN", self.name), self.folder, *argv[alone + 2 :]]
+        return [*argv[:at], "sh", "-c", _PLUGGED, self.folder, self.name, workdir, *argv[at:]]
 
     async def outcomes(self, sandbox: Sandbox, max_bytes: int) -> Said:
         """What it wrote; not content, and nothing, where pytest did not end by itself. The folder is removed."""

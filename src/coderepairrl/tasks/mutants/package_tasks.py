@@ -19,7 +19,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.grading import Outcome, Outcomes, reported, results_of
 from coderepairrl.protocols import Sandbox
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
-from coderepairrl.types import Command, ExecResult
+from coderepairrl.types import Checks, Command, ExecResult
 
 T = TypeVar("T")
 
@@ -213,7 +213,7 @@ def _run(command: Sequence[str], tree: Path, timeout: float, results: str) -> tu
 async def _asked(here: _Here, command: Command) -> tuple[ExecResult, Outcomes]:
     if not command.results:
         return await here.exec(command.argv, timeout=command.timeout), {}
-    done, said = await reported(cast(Sandbox, here), command)
+    done, said = await reported(cast(Sandbox, here), command, Checks())
     return done, said.outcomes
 
 

@@ -1,19 +1,22 @@
 """What the programs of others do to tokens: the table of docs/agents.md, from one small repair by each.
 
-    python benchmarks/agents.py [NAME | RECIPE.toml ...]
+    python benchmarks/agents.py [--outside] [NAME | RECIPE.toml ...]
 
-Every installed program is asked unless some are named. The engine says what a script tells it to.
+Every installed program is asked unless some are named, one at a time, at the limits that docs/agents.md recommends. The
+engine says what a script tells it to, in no time: the seconds, by the clock and of processors, are those of the program
+and its sandbox. With --outside there is none (sandbox=unsafe-local), to compare.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import agents
+from coderepairrl import agents, sandbox
 from coderepairrl.agents import recipe
 from coderepairrl.agents.install import installed
 from coderepairrl.agents.listing import program
@@ -24,21 +27,24 @@ COLUMNS = (
     "agent",
     "program",
     "dialect",
-    "turns",
+    "calls",
+    "of which side",
     "first prompt",
     "rows",
     "row tokens",
     "expansion",
     "delivered",
     "reward",
+    "seconds",
+    "processor",
 )
 """Lengths in tokens of a vocabulary of 8k."""
 
 
-async def main(names: list[str]) -> None:
+async def main(names: list[str], outside: bool) -> None:
     """Print the table in Markdown."""
     sys.path[:0] = [str(TESTS), str(TESTS / "agents")]  # which have the repairs, and check more
-    from programs import SCRIPTS, build_policy, play
+    from programs import RECOMMENDED, SCRIPTS, build_policy, play
 
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="crrl-agents-") as work:
@@ -49,27 +55,43 @@ async def main(names: list[str]) -> None:
             for path in (Path(work), folder):
                 path.chmod(0o755)  # sandboxes may be another user's
             script = SCRIPTS[recipe.label(name)]
-            print(row(name, await play(agents.make(name), script, folder=folder, model=model)), flush=True)
+            agent = agents.make(name)
+            spent = _processor()
+            options = {"backend": sandbox.make("unsafe-local")} if outside else {}
+            played = await play(agent, script, folder=folder, model=model, context=RECOMMENDED.tokens, **options)
+            print(row(name, played, _processor() - spent), flush=True)
 
 
-def row(name: str, outcome: Any) -> str:
-    """One line of the table."""
+def _processor() -> float:
+    """Seconds of processors that children of ours have used, and theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def row(name: str, outcome: Any, processor: float) -> str:
+    """One line of the table. `processor`: seconds that the program computed."""
     found, episode = recipe.load(name), outcome.episode
     rows, account = stitch(episode, 1.0, max_tokens=1 << 20)
+    prompts = [len(asked.ids) for at, asked in enumerate(outcome.engine.requests) if at not in episode.side]
     values = (
         f"`{recipe.label(name)}`",
         program(found),
         found.dialect,
         len(episode.turns),
-        len(outcome.engine.requests[0].ids),
+        len(episode.side),
+        next(iter(prompts), 0),
         len(rows),
         account.row_tokens,
         f"{account.expansion:.2f}",
         f"{account.delivered:.2f}",
         f"{episode.reward:g}" if episode.scores else episode.fault,
+        f"{episode.timings['total']:.0f}",
+        f"{processor:.0f}",
     )
     return f"| {' | '.join(map(str, values))} |"
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:] or [name for name in recipe.names() if installed(name, recipe.load(name))]))
+    chosen = [word for word in sys.argv[1:] if word != "--outside"]
+    found = [name for name in recipe.names() if installed(name, recipe.load(name))]
+    asyncio.run(main(chosen or found, outside="--outside" in sys.argv))

@@ -21,7 +21,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn.stitch import stitch
-from coderepairrl.protocols import Agent, Chunk
+from coderepairrl.protocols import Agent, Chunk, SandboxBackend
 from coderepairrl.rollout import Rollout, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn, sequence
@@ -63,6 +63,11 @@ def call(tool: str, /, **arguments: Any) -> Reply:
 def edit(path: str, old: str, new: str) -> Reply:
     """An edit as aider reads it."""
     return Reply(f"{path}\n```python\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n")
+
+
+def python(line: str) -> Reply:
+    """A reply as smolagents reads it."""
+    return Reply(f"Running it.\n<code>\n{line}\n</code>")
 
 
 FIX = "sed -i 's/a - b/a + b/' calc/add.py"
@@ -116,6 +121,53 @@ SCRIPTS: Mapping[str, Sequence[Reply]] = {
         call("run_shell_command", command="python3 check_add.py && echo passes", is_background=False),
         Reply("Repaired."),
     ],
+    "opencode": [
+        call("bash", command="cat calc/add.py", description="look"),
+        call("read", filePath=ADD),
+        call("edit", filePath=ADD, oldString="a - b", newString="a + b"),
+        call("bash", command="python3 check_add.py && echo passes", description="check"),
+        Reply("Repaired."),
+    ],
+    "pi": [
+        call("bash", command="cat calc/add.py"),
+        call("edit", path="calc/add.py", edits=[{"oldText": "a - b", "newText": "a + b"}]),
+        call("bash", command="python3 check_add.py && echo passes"),
+        Reply("Repaired."),
+    ],
+    "continue": [
+        call("Bash", command="cat calc/add.py"),
+        call("Read", filepath=ADD),
+        call("Edit", file_path=ADD, old_string="a - b", new_string="a + b"),
+        call("Bash", command="python3 check_add.py && echo passes"),
+        Reply("Repaired."),
+    ],
+    "cline": [
+        call("run_commands", commands=["cat calc/add.py"]),
+        call("editor", path=ADD, old_text="a - b", new_text="a + b"),
+        call("run_commands", commands=["python3 check_add.py && echo passes"]),
+        Reply("Repaired."),
+    ],
+    "gptme": [
+        call("shell", command="cat calc/add.py"),
+        call("shell", command=FIX),
+        call("shell", command="python3 check_add.py && echo passes"),
+        call("complete"),
+    ],
+    "smolagents": [
+        python('print(shell("cat calc/add.py"))'),
+        python(f"print(shell({FIX!r}))"),
+        python('print(shell("python3 check_add.py && echo passes"))'),
+        python('final_answer("Repaired.")'),
+    ],
+    **{
+        name: [
+            call("shell", command="cat calc/add.py"),
+            call("shell", command=FIX),
+            call("shell", command="python3 check_add.py && echo passes"),
+            Reply("Repaired."),
+        ]
+        for name in ("pydantic-ai", "openai-agents", "langgraph", "llm")
+    },
 }
 """A repair as each program's own tools make it."""
 
@@ -130,6 +182,8 @@ class Outcome:
     engine: ScriptedEngine
     codec: tokens.Codec
     log: list[str]
+    side: tuple[int, ...] = ()
+    """Which requests were beside the repair, for a title, say."""
 
     @property
     def prompts(self) -> list[str]:
@@ -222,6 +276,7 @@ async def play(
     files: Mapping[str, str | bytes] = FILES,
     delay: float = 0.0,
     prepare: Callable[[tokens.Codec], None] = lambda codec: None,
+    backend: SandboxBackend | None = None,
 ) -> Outcome:
     """Let `agent` work on the repository of `files` while the policy follows `script`.
 
@@ -231,12 +286,18 @@ async def play(
     codec = tokens.load(model)
     prepare(codec)
     asked = 0
+    side: list[int] = []
 
     def reply(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
         nonlocal asked
+        text = codec.decode(ids)
+        if callable(script):
+            return write(codec, script(text))
+        if script[0].calls and "<tools>" not in text:  # it takes no step of the script
+            side.append(asked + len(side))
+            return write(codec, Reply("Repair of add"))
         asked += 1
-        said = script(codec.decode(ids)) if callable(script) else script[min(asked, len(script)) - 1]
-        return write(codec, said)
+        return write(codec, script[min(asked, len(script)) - 1])
 
     engine = (
         Forced(reply, model, context=context)
@@ -255,7 +316,7 @@ async def play(
     )
     await gateway.start(socket=folder / "gateway.sock")
     said: list[str] = []
-    backend = sandbox_or_skip(agent)
+    backend = backend or sandbox_or_skip(agent)
     try:
         rollout = Rollout(
             gateway=gateway,
@@ -272,7 +333,7 @@ async def play(
         await gateway.stop()
         log.close()
         backend.close()
-    return Outcome(episode, engine, codec, said)
+    return Outcome(episode, engine, codec, said, tuple(side))
 
 
 def write(codec: tokens.Codec, reply: Reply) -> list[int]:

@@ -16,6 +16,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.runs.log import read
 from coderepairrl.types import Ending, Limits
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 PROGRAM = """\
 import http.client, json, os, subprocess, sys
 from urllib.parse import urlsplit
@@ -213,6 +214,17 @@ def test_shipped_recipes_are_right(name: str) -> None:
     assert recipe.about and recipe.install and label(name) == name
     assert all("==" in requirement for requirement in recipe.install.pip)
     assert all("@" in package[1:] for package in recipe.install.npm)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_examples_are_right(path: Path) -> None:
+    recipe = load(str(path))
+    assert recipe.about and all("==" in requirement for requirement in recipe.install.pip)
+    assert "{api_key}" not in " ".join(recipe.argv), "command lines are public"
+    for name, text in recipe.files.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+            assert max(map(len, text.splitlines())) <= 120
 
 
 def test_what_is_not_installed_is_said_with_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

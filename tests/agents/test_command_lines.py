@@ -31,7 +31,7 @@ def command_lines() -> Iterator[str]:
 async def seen(recipe: Recipe, folder: Path) -> tuple[list[str], str]:
     """The command lines of the host while a stand-in runs in the program's place, and what the stand-in was given."""
     argv = ("sh", "{home}/stand-in", *recipe.argv[1:])
-    script = 'env; cat "$HOME"/* "$HOME"/.*/* 2>/dev/null; sleep 0.5; exit 0\n'
+    script = 'env; find "$HOME" -type f -exec cat {} +; sleep 0.5; exit 0\n'
     agent = Program("x", replace(recipe, install=Install(), argv=argv, files={**recipe.files, "stand-in": script}))
     (folder / "repo").mkdir()
     backend = sandbox_or_skip(agent)

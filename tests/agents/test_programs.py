@@ -17,6 +17,7 @@ from programs import FILES, FIX, SCRIPTS, Outcome, Reply, Script, build_policy, 
 
 from coderepairrl import agents
 from coderepairrl.agents.install import install_named
+from coderepairrl.agents.recipe import load
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.learn.trainer import Trainer
@@ -27,6 +28,7 @@ PNG = (  # 8 by 8, grey
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAADklEQVR4nGNogAIGyhgAgIQgAQ2AJGEAAAAASUVORK5CYII="
 )
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,8 @@ def bases(outcome: Outcome) -> list[int | None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "dialect"), [("mini-swe-agent", "chat"), ("nano-agent", "chat"), ("codex", "responses")]
+    ("name", "dialect"),
+    [("mini-swe-agent", "chat"), ("nano-agent", "chat"), ("pi", "chat"), ("codex", "responses")],
 )
 async def test_a_program_that_only_appends_is_one_conversation(
     tmp_path: Path, policy: Path, name: str, dialect: str
@@ -78,6 +81,30 @@ async def test_aider(tmp_path: Path, policy: Path) -> None:
     assert "summaries of some files" in outcome.prompts[0], "the map of the repository"
     assert "assert add(2, 3) == 5" in outcome.prompts[1]
     assert "failed to match" in outcome.prompts[2]
+    train_on(outcome, policy)
+
+
+@pytest.mark.by_hand
+@pytest.mark.parametrize(("name", "side"), [("opencode", 1), ("gptme", 1), ("continue", 0), ("cline", 0)])
+async def test_side_calls_are_apart(tmp_path: Path, policy: Path, name: str, side: int) -> None:
+    """Those that ask for a title are no part of the conversation, which is one."""
+    outcome = await repair(name, SCRIPTS[name], tmp_path, policy, forced=True)
+    turns = check_repair(outcome)
+    assert len(turns) == len(SCRIPTS[name]) + side
+    assert outcome.episode.side == outcome.side and len(outcome.side) == side
+    assert "passes" in outcome.prompts[-1]
+    roots = [turn.index for turn in turns if turn.base is None and turn.index not in outcome.side]
+    assert len(roots) == 1, bases(outcome)
+    train_on(outcome, policy)
+
+
+@pytest.mark.by_hand
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+async def test_libraries_with_a_page_of_glue(tmp_path: Path, policy: Path, example: Path) -> None:
+    outcome = await repair(str(example), SCRIPTS[example.stem], tmp_path, policy, forced=True)
+    assert outcome.episode.ending is Ending.DONE and outcome.episode.reward == 1.0, outcome.told()
+    assert {turn.dialect for turn in outcome.episode.turns} == {load(str(example)).dialect}
+    assert "passes" in outcome.prompts[-1]
     train_on(outcome, policy)
 
 

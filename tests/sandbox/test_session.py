@@ -327,6 +327,16 @@ with concurrent.futures.ThreadPoolExecutor(10) as pool: print(all(pool.map(one, 
     server.close()
 
 
+async def test_names_of_other_machines_are_unknown_for_good(bwrap: Bubblewrap, task: Task) -> None:
+    """Told that a name server is away for the moment, clients wait and ask again, some for a minute."""
+    look = "import socket, sys; socket.getaddrinfo(sys.argv[1], 443)"
+    async with bwrap.open(task) as box:
+        own = await box.exec(["python3", "-c", look, "localhost"])
+        other = await box.exec(["python3", "-c", look, "example.com"])
+    assert own.ok
+    assert b"Name or service not known" in other.output, other.output.decode()
+
+
 async def test_reaching_what_is_no_socket_is_a_fault(box: GuestSandbox, tmp_path: Path) -> None:
     with pytest.raises(SandboxFault):
         await box.reach(str(tmp_path / "missing"))

@@ -109,20 +109,35 @@ async def _count(sandbox: Sandbox) -> int:
 def command(request: Request, *commands: str, tokens: int | None = None) -> Answer:
     """An answer that makes the agent run `commands`, by its own tool for it.
 
-    That is the first that takes a string ``cmd`` or ``command``, or else one string and nothing more.
+    That is the first that takes a string ``cmd`` or ``command``, or a list ``commands``, or else one string and nothing
+    more. An agent whose replies are Python (smolagents) gets a call of its tool ``shell``.
     """
     functions = [tool["function"] for tool in request.get("tools") or ()]
-    for named in (("cmd", "command"), ()):
+    for named in (("cmd", "command", "commands"), ()):
         for function in functions:
             parameters = function.get("parameters") or {}
             properties, required = parameters.get("properties", {}), parameters.get("required", [])
             alone = required if len(required) == 1 else ()
             for name in named or alone:
-                if properties.get(name, {}).get("type") == "string":
+                kind = properties.get(name, {}).get("type")
+                if kind == "string" or (kind == "array" and name == "commands"):
                     rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
-                    calls = tuple((function["name"], {name: line, **rest}) for line in commands)
+                    said = [line if kind == "string" else [line] for line in commands]
+                    calls = tuple((function["name"], {name: each, **rest}) for each in said)
                     return Answer("Running it.", calls, tokens)
+    if writes_python(request):
+        return Answer(python(*(f"print(shell({line!r}))" for line in commands)), tokens=tokens)
     return Answer("Running it.\n" + "\n".join(f"```bash\n{line}\n```" for line in commands), tokens=tokens)
+
+
+def writes_python(request: Request) -> bool:
+    """Whether the agent runs what the model writes between ``<code>`` and ``</code>``, as smolagents does."""
+    return "</code>" in str(request["messages"][0])
+
+
+def python(*lines: str) -> str:
+    """A reply that is Python, as smolagents reads it."""
+    return "\n".join(["Running it.", "<code>", *lines, "</code>"])
 
 
 def said(requests: list[Request], text: str) -> bool:

@@ -28,7 +28,8 @@ from coderepairrl.runs.storage import replace_file
 
 _DONE = "installed.json"
 _STDERR = 2
-_PIP = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries=10")
+_PIP = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries=10", "--compile")
+"""Compiled whatever the machine's pip is set to: a sandbox cannot write there, and would compile at every start."""
 _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--fetch-retry-mintimeout=1000")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
-from coderepairrl.agents.exam import EDIT, PROMPT, command, said, small_repair
+from coderepairrl.agents.exam import EDIT, PROMPT, command, python, said, small_repair, writes_python
 from coderepairrl.errors import AgentFault, CodeRepairError
 from coderepairrl.gateway import Remote, Server
 from coderepairrl.protocols import SandboxBackend
@@ -178,18 +178,20 @@ def _repair() -> Behaviour:
 
 
 def _edit(request: Request) -> Answer:
-    return command(request, EDIT) if request.get("tools") else Answer(_block("a - b", "a + b"))
+    if request.get("tools") or writes_python(request):
+        return command(request, EDIT)
+    return Answer(_block("a - b", "a + b"))
 
 
 def _done(request: Request) -> Answer:
     if request.get("tools") and said([request], _SUBMIT):
         return command(request, f"echo {_SUBMIT}")
-    return Answer("Repaired.")
+    return Answer(python('final_answer("Repaired.")') if writes_python(request) else "Repaired.")
 
 
 def _again(request: Request, tokens: int | None = None) -> Answer:
     """What makes an agent ask once more."""
-    if request.get("tools"):
+    if request.get("tools") or writes_python(request):
         return command(request, "cat add.py", tokens=tokens)
     return Answer(_block("a * b", "a + b"), tokens=tokens)  # which is not there
 

@@ -56,10 +56,10 @@ def repository(folder: Path) -> None:
         (folder / name / "file").write_text("the fix\n")
 
 
-def import_image(command: list[str], root: Path) -> None:
+def import_image(command: list[str], root: Path, name: str = "crrl-test:1") -> None:
     with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as archive:
         subprocess.run(
-            [*command, "import", "--change", "WORKDIR /testbed", "-", "crrl-test:1"],
+            [*command, "import", "--change", "WORKDIR /testbed", "-", name],
             stdin=archive.stdout,
             check=True,
             capture_output=True,

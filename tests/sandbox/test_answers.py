@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -65,6 +66,45 @@ def test_a_package_below_what_is_shown_is_an_empty_folder(
     monkeypatch.setattr(answers, "folders", tuple)
     control = opened("bwrap", [root], task, script)
     assert b"fix.patch" in control and b"original.py" in control
+
+
+ENVIRONMENTS = (
+    "lib/python3.11/site-packages",  # a virtual environment
+    "envs/repair/lib/python3.12/site-packages",  # conda
+    "uv/tools/coderepairrl/lib/python3.13/site-packages",
+    "pipx/venvs/coderepairrl/lib64/python3.11/site-packages",
+)
+
+
+@pytest.fixture
+def environments() -> Iterator[Path]:
+    """A folder below ``/usr`` with copies of this package that are not the one that runs."""
+    if not os.access("/usr/local", os.W_OK):
+        pytest.skip("needs to write below /usr")
+    with tempfile.TemporaryDirectory(prefix="crrl-env-", dir="/usr/local") as name:
+        Path(name).chmod(0o755)
+        for place in ENVIRONMENTS:
+            answer = Path(name, place, "coderepairrl/tasks/handmade/add/fix.patch")
+            answer.parent.mkdir(parents=True)
+            answer.write_text("+    return a + b\n")
+        answers.installed.cache_clear()
+        yield Path(name)
+    answers.installed.cache_clear()
+
+
+def test_no_other_copy_of_the_package_is_shown_either(
+    bwrap: GuestBackend, environments: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"find {environments} -type f; find {environments} -type d -name coderepairrl | wc -l"
+    shown = opened("bwrap", [], task, script)
+    assert shown == f"{len(ENVIRONMENTS) + 2}\n".encode(), "empty folders; two are those of the tools"
+    monkeypatch.setattr(answers, "installed", lambda shown: ())
+    assert opened("bwrap", [], task, script).count(b"fix.patch") == len(ENVIRONMENTS), "control"
+
+
+def test_sandlock_refuses_for_another_copy_too(sandlock: GuestBackend, environments: Path, task: Task) -> None:
+    with pytest.raises(PrerequisiteError, match="answers to tasks"):
+        opened("sandlock", [], task, "true")
 
 
 def test_a_link_to_where_it_lies_shows_no_more(bwrap: GuestBackend, installed: Path, task: Task) -> None:

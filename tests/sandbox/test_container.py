@@ -115,6 +115,31 @@ async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str
 
 
 @pytest.mark.slow
+async def test_an_image_that_has_this_package_shows_no_answers(
+    made: tuple[str, dict[str, Any]], root: Path, tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As images of Python have it in which somebody installed it."""
+    name, options = made
+    subprocess.run(["cp", "-al", root, tmp_path / "root"], check=True)
+    answer = tmp_path / "root/usr/local/lib/python3.12/site-packages/coderepairrl/tasks/add/fix.patch"
+    answer.parent.mkdir(parents=True)
+    answer.write_text("the answer\n")
+    import_image([name, *options["flags"]], tmp_path / "root", "crrl-answers:1")
+    where = options["image"].replace("test", "answers")
+
+    async def found() -> bytes:
+        backend = sandbox.make(name, **options | {"image": where})
+        async with backend.open(task) as box:
+            said = (await box.exec(["find", "/usr/local", "-name", "fix.patch"])).output
+        backend.close()  # type: ignore[attr-defined]
+        return said
+
+    assert await found() == b""
+    monkeypatch.setattr(container, "_NEEDED", "")
+    assert b"fix.patch" in await found(), "control"
+
+
+@pytest.mark.slow
 async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], task: Task) -> None:
     """Neither when it was closed, nor when the program that started it was killed."""
     backend = make(made)

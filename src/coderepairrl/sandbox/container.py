@@ -47,7 +47,11 @@ _PER_USER = 16_384
 """Processes of one user id on the whole machine, at most; Podman's own default may be more than it may give."""
 _NEVER_STARTED = (125, 126)
 """Exit codes of the program itself, and of its runtime."""
-_NEEDED = "import shutil, sys; sys.exit(' '.join(p for p in ('bash', 'git', 'tar') if not shutil.which(p)) or 0)"
+_NEEDED = f"""
+import glob, shutil, sys
+print(*(path for where in {answers.IN_IMAGES!r} for path in glob.glob(where)), sep="\\n")
+sys.exit(" ".join(p for p in ("bash", "git", "tar") if not shutil.which(p)) or 0)
+"""
 
 
 class Container(GuestBackend):
@@ -78,6 +82,7 @@ class Container(GuestBackend):
         super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
         self._image = image
         self._found: dict[str, str] = {}
+        self._answers: dict[str, list[str]] = {}
         self._binds = tuple(binds)
         self._flags = tuple(flags)
         self._controllers: Set[str] = frozenset()
@@ -165,6 +170,7 @@ class Container(GuestBackend):
                     f"{self.name} cannot run {image} as a sandbox: {_last(trial)}",
                     fix="name an image with python3, bash, git and tar in sandbox.options.image",
                 )
+            self._answers[image] = trial.stdout.split()
             self._found[image] = seen.stdout.strip()
         return self._found[image]
 
@@ -191,8 +197,9 @@ class Container(GuestBackend):
         """Start a container whose pid 1 is the guest, which connects to a socket in a folder that it is shown."""
         kind, _, where = prepared.workspace.partition(":")
         image, workdir = where if kind == "image" else self._image or IMAGE, WORKDIR
+        found = self._check_image(image)
         if kind == "image":
-            workdir = self._check_image(image)
+            workdir = found
         (box / "workdir").write_text(workdir)
         door = box / "door"
         door.mkdir()
@@ -214,6 +221,8 @@ class Container(GuestBackend):
             shown += ["-v", f"{bind}:{bind}:ro"]
             for _, hidden in answers.in_view([bind]):
                 shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
+        for hidden in self._answers.get(image, ()):
+            shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
         argv = self._argv("run", "--rm", *shown, *self._isolation(workdir, prepared.size), *start)

@@ -30,6 +30,7 @@ from typing import Any
 from coderepairrl import engines, sandbox
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.account import run_account
+from coderepairrl.printable import logged
 from coderepairrl.registry import Check, nearest
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import SUMS
@@ -156,7 +157,7 @@ async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -
                 struck.append(planned.pop())
                 await trial.strike(process, struck[-1])
                 said = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
-                print(f"{said}, after {struck[-1].moment:.1f} s", file=sys.stderr)
+                print(logged(f"{said}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
             code = await _ended(process)
         if len(struck) == seen:
             break

@@ -87,6 +87,22 @@ async def test_a_pruned_tool_result_leaves_the_replies_after_it_as_they_were_sai
     trains_what_was_served(agent.session.turns, world.engine)
 
 
+async def test_what_stands_for_replies_in_their_usual_spelling_is_what_would_be_rendered(
+    world: World, said: Said, agent: Agent
+) -> None:
+    """So that nothing but the spelling of replies, and their thoughts, can tell one from the other."""
+    world.engine.script = lambda *_: said(f"Step {len(world.engine.seen)}.", ("shell", {"cmd": "ls"}))
+    await agent.ask()
+    for number in range(3):
+        await agent.ask(agent.result(f"listing {number}"))
+    agent.messages[3] |= {"content": PRUNED}
+    agent.messages[4] = agent.messages[4] | {"content": "A step that nobody said."}
+    turn = await agent.ask(agent.result("listing 3"))
+    asked = conversation(agent.session.turns, turn.index)[:-1]
+    assert [message["content"] for message in asked][3:5] == [PRUNED, "A step that nobody said."]
+    assert list(world.engine.seen[-1][0]) == world.gateway.source.codec.render(asked, [SHELL])
+
+
 async def test_without_rewriting_the_same_conversation_is_one_path(world: World, agent: Agent) -> None:
     await agent.ask()
     for number in range(4):

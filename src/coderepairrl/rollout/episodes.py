@@ -126,7 +126,7 @@ class Rollout:
                     timings["diff"] = clock() - at
             finally:
                 turns = await self.gateway.close(session)
-                side = side_turns(turns, self.side_calls, ticket.task.prompt)
+                side = await asyncio.to_thread(side_turns, turns, self.side_calls, ticket.task.prompt)
                 episode = replace(episode, turns=turns, side=side)
                 timings["generate"] = sum(turn.ended - turn.started for turn in turns)
             episode = replace(episode, printed=self._printed(outcome))

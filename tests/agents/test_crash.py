@@ -308,10 +308,10 @@ async def test_a_bug_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Path)
     def breaks(codec: tokens.Codec) -> None:
         render = codec.render
 
-        def rendering(messages: Sequence[Any], tools: Sequence[Any] = ()) -> list[int]:
+        def rendering(messages: Sequence[Any], tools: Sequence[Any] = (), **more: Any) -> list[int]:
             if messages[-1]["content"] == "break":
                 raise Broken("a bug")
-            return render(messages, tools)
+            return render(messages, tools, **more)
 
         codec.render = rendering  # type: ignore[method-assign]
 

@@ -26,6 +26,7 @@ FLOORS = [
         "child",
         "children",
         "hostgit",
+        "scratch",
         "registry",
         "models",
         "grading",
@@ -76,7 +77,13 @@ def test_imports_point_down(path: Path) -> None:
         if other == name or (name, other) in SIBLINGS_ALLOWED:
             continue
         above = FLOOR[other] >= FLOOR[name]
-        within_f1 = FLOOR[name] == FLOOR[other] == 1 and other in ("protocols", "children", "hostgit", "registry")
+        within_f1 = FLOOR[name] == FLOOR[other] == 1 and other in (
+            "protocols",
+            "children",
+            "hostgit",
+            "registry",
+            "scratch",
+        )
         assert not above or within_f1, f"{path.relative_to(ROOT)} (F{FLOOR[name]}) imports {other} (F{FLOOR[other]})"
 
 

@@ -18,7 +18,6 @@ import shlex
 import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import NoReturn
 from urllib.parse import unquote
 
 from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.scratch import scratch
 
 _ENV = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -347,8 +347,7 @@ def view(repository: Repository) -> Iterator[View]:
     """
     home, common, root = repository.home, repository.common, repository.name
     settings = _settings(common / "config", root)
-    with tempfile.TemporaryDirectory(prefix="crrl-git-") as temporary:
-        folder = Path(temporary)
+    with scratch("git") as folder:
         (folder / "info").mkdir()
         (folder / "HEAD").write_bytes(os.fsencode(_text(home / "HEAD", root)))
         (folder / "config").write_text(_harmless(settings, root))

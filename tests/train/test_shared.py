@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from coderepairrl.errors import UsageError
-from coderepairrl.train.shared import owned, sweep
+from coderepairrl.sandbox.backend import StateFolder
+from coderepairrl.scratch import owned, scratch, sweep
 
 OWNER = """
 import sys
 from pathlib import Path
-from coderepairrl.train.shared import owned
+from coderepairrl.scratch import owned
 with owned(Path(sys.argv[1])):
     Path(sys.argv[1], "weights").write_bytes(bytes(1000))
     print("there", flush=True)
@@ -57,3 +62,29 @@ def test_a_folder_is_ours_until_we_leave_it(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="File exists"), owned(folder):
             pass
     assert not folder.exists()
+
+
+def test_temporary_folders_of_killed_processes_are_cleared_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for begin in (lambda: scratch("git"), lambda: closing_state(StateFolder())):
+        killed = owner_of(tmp_path / "crrl-git-dead")
+        killed.kill()
+        killed.communicate()
+        with begin() as folder:
+            assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+        assert not list(tmp_path.iterdir())
+
+    unfinished, young = tmp_path / "crrl-new-dead", tmp_path / "crrl-new-young"
+    for path in (unfinished, young):
+        path.mkdir()
+    os.utime(unfinished, (0, 0))
+    with closing_state(StateFolder()):
+        assert young.exists() and not unfinished.exists()
+
+
+@contextmanager
+def closing_state(state: StateFolder) -> Iterator[Path]:
+    yield state.path
+    state.remove()

@@ -8,7 +8,6 @@ serves any scaffold.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from coderepairrl.agents.folder import FolderBackend
 from coderepairrl.errors import CodeRepairError, Fault
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.registry import Check
+from coderepairrl.scratch import scratch
 from coderepairrl.types import AgentReport, Limits, Task
 
 PROMPT = "add(a, b) in add.py subtracts. Repair it."
@@ -71,8 +71,7 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[C
 @contextmanager
 def small_repair() -> Iterator[tuple[Task, Path]]:
     """A task of one file with one bug, and a temporary folder beside it that sandboxes may enter."""
-    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as name:
-        folder = Path(name)
+    with scratch("exam") as folder:
         folder.chmod(0o755)  # a sandbox may read it as another user
         workspace = folder / "add"
         workspace.mkdir(mode=0o755)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.hostgit import git
+from coderepairrl.scratch import scratch
 from coderepairrl.types import ExecResult, Task
 
 _ENVIRONMENT = {"PATH": os.defpath, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}
@@ -116,7 +116,7 @@ class FolderBackend:
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[FolderSandbox]:
         """A temporary repository, gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix="crrl-folder-") as folder:
+        with scratch("folder") as folder:
             own = shutil.ignore_patterns(".git")  # whose settings would name programs
             files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=own)
             yield FolderSandbox(files, {})

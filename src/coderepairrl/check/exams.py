@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, Published, Receiving, Route, Streamed, init_random
 from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import Check, check_options, check_types, nearest
+from coderepairrl.scratch import scratch
 from coderepairrl.types import Sample
 
 Options = Mapping[str, Any]
@@ -78,7 +78,7 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
     route, options = _route(name, options)
     engines.check(name, options)
     engines.require(name, options)
-    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as folder:
+    with scratch("exam") as folder:
         work = Path(folder)
         model = work / "model"
         await init_random(models.folder("builtin:tiny"), model, 0, log_dir=work)

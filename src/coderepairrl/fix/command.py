@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import AgentFault, Fault
@@ -15,6 +13,7 @@ from coderepairrl.gateway import Server, Session
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rollout import run_agent
 from coderepairrl.runs.codec import dump
+from coderepairrl.scratch import scratch
 from coderepairrl.serve import Choice, replying
 from coderepairrl.train.parts import limits, placed_agent
 from coderepairrl.types import AgentReport, Sampling, Task
@@ -69,8 +68,7 @@ async def fix(
     trace.say("sandbox", f"{backend.name}: {chosen.why}")
     trace.say("model", f"{choice.name}, temperature {temperature:g}")
     sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
-    with tempfile.TemporaryDirectory(prefix="crrl-fix-") as folder:
-        home = Path(folder)
+    with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with replying(choice, home) as source:
             server = Server(

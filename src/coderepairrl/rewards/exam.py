@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.registry import Check
+from coderepairrl.scratch import scratch
 from coderepairrl.types import Checks, Command, Ending, Episode, Score, Task
 
 
@@ -88,7 +88,7 @@ async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list
     weaknesses, such as the thesis's, fails the questions that they concern. Raises `RewardFault`.
     """
     backend = sandbox or _NoSandbox()
-    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as folder:
+    with scratch("exam") as folder:
         workspace = Path(folder, "limits")
         workspace.mkdir(mode=0o755)
         Path(folder).chmod(0o755)  # a sandbox may read it as another user

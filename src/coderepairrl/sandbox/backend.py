@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.sandbox.workspace import Images, Prepared, Workspaces
+from coderepairrl.scratch import sweep as sweep_scratch
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task
@@ -62,6 +64,7 @@ class StateFolder:
         self._pid = os.getpid()
         atexit.register(self.remove)
         _sweep(self.path.parent)
+        sweep_scratch(self.path.parent)
 
     def find_groups(self) -> Groups:
         """Where control groups named after this folder can be made; noted in it, for whoever has to sweep them."""
@@ -78,7 +81,12 @@ class StateFolder:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left: folders of ours whose lock nobody holds."""
+    """Remove what killed processes left: folders of ours whose lock nobody holds, and those that never got one."""
+    for stale in folder.glob("crrl-new-*"):
+        with contextlib.suppress(OSError):
+            about = stale.lstat()
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > 60:
+                destroy(stale)
     for stale in folder.glob(f"{_PREFIX}*"):
         try:
             if stale.lstat().st_uid != os.getuid():

@@ -11,7 +11,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +22,7 @@ from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Check
 from coderepairrl.sandbox.patch import apply_patch
 from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.scratch import scratch
 from coderepairrl.types import Task
 
 
@@ -55,8 +55,7 @@ async def examine(backend: SandboxBackend) -> list[Check]:
 
 async def sit(backend: SandboxBackend) -> AsyncIterator[Check]:
     """Ask `backend` everything; one `Check` per question, in order. A failed one says what happened instead."""
-    with tempfile.TemporaryDirectory(prefix="crrl-exam-") as name:
-        folder = Path(name)
+    with scratch("exam") as folder:
         folder.chmod(0o755)
         repository = folder / "repository"
         repository.mkdir()

@@ -42,6 +42,7 @@ from coderepairrl.sandbox.probes import (
     THREADS,
 )
 from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.scratch import scratch
 from coderepairrl.types import ExecResult, Task
 
 TIGHT: Mapping[str, Any] = {
@@ -435,7 +436,7 @@ async def _clone(target: Target, user: int | None) -> AsyncIterator[Path]:
 
 def _prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
     """A host worth attacking: secrets, sockets, a process, and a repository whose future holds the repair."""
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crrl-redteam-", ignore_cleanup_errors=True)))
+    folder = stack.enter_context(scratch("redteam"))
     folder.chmod(0o755)
     word = secrets.token_hex(8)
     (folder / "secret").write_text(f"{word}\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from coderepairrl import engines
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Policy, Server
 from coderepairrl.runs import Log, RunFolder
+from coderepairrl.scratch import scratch
 from coderepairrl.serve.admin import Admin
 from coderepairrl.serve.model import Choice, replying
 from coderepairrl.serve.sessions import Sessions
@@ -78,7 +78,7 @@ async def _serve(
 ) -> None:
     config = choice.config
     async with AsyncExitStack() as parts:
-        home = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="crrl-serve-")))
+        home = parts.enter_context(scratch("serve"))
         record = _recorder(parts, log, choice)
         source = await parts.enter_async_context(replying(choice, log / "logs" if log else home))
         if isinstance(source, Policy):

@@ -6,8 +6,6 @@ import asyncio
 import inspect
 import json
 import os
-import secrets
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -29,8 +27,8 @@ from coderepairrl.protocols import Engine
 from coderepairrl.registry import nearest
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import open_run
+from coderepairrl.scratch import scratch
 from coderepairrl.train.policy import checkpoints
-from coderepairrl.train.shared import PREFIX, owned, sweep
 
 RELAY = "relay"
 """The engine of models that somebody else serves."""
@@ -132,9 +130,7 @@ async def replying(choice: Choice, log_dir: Path) -> AsyncIterator[Source]:
         if adapter is not None and "lora_rank" in inspect.signature(start_engine).parameters:
             given.setdefault("lora_rank", weights.adapter_rank(adapter))
         if adapter is not None and not given.get("lora_rank"):
-            sweep(Path(tempfile.gettempdir()))
-            home = Path(tempfile.gettempdir(), f"{PREFIX}merged-{secrets.token_hex(8)}")
-            parts.enter_context(owned(home))
+            home = parts.enter_context(scratch("merged"))
             await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
             folder, adapter = home, None
 

@@ -18,6 +18,7 @@ from coderepairrl.children import run
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import Outcome, Outcomes, reported, results_of
 from coderepairrl.protocols import Sandbox
+from coderepairrl.scratch import scratch
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 from coderepairrl.types import Checks, Command, ExecResult
 
@@ -108,12 +109,12 @@ def bugs(
     and when nothing at all makes them fail.
     """
     results = results_of(command)
-    with tempfile.TemporaryDirectory(prefix="crrl-mutants-") as scratch:
-        tree = Path(scratch) / "tree"
+    with scratch("mutants") as folder:
+        tree = folder / "tree"
         write_tree(tree, files)
         passed, output, steady = _run(command, tree, timeout, results)
         if results and passed:
-            again = Path(scratch) / "again"
+            again = folder / "again"
             write_tree(again, files)
             passed, output, known = _run(command, again, timeout, results)
             steady &= known

@@ -37,7 +37,9 @@ def words():
         left += [each.cell_contents for name in list(frame.f_locals.values()) if callable(name) for each in getattr(name, "__closure__", None) or () if type(each).__name__ == "cell"]
         left.append(frame.f_code.co_consts)
         frame = frame.f_back
+    gc.unfreeze()
     left += gc.get_objects()
+    gc.collect(); gc.unfreeze(); left += gc.get_referrers('crrl', print)
     seen = set()
     for number in range(200000):
         if not left: return
@@ -193,3 +195,18 @@ PYTEST: dict[str, dict[str, str]] = {
     ),
 }
 """For pytest, beside those of `UNITTEST` that it can run."""
+
+
+MODULE = "export const clamp = (n, low, high) => (n < low ? low : n);\n"
+NODE: dict[str, str] = {
+    "ends the process": "process.exit(0);\n" + MODULE,
+    "ends it below": "process.reallyExit(0);\n" + MODULE,
+    "ends it when called": MODULE.replace(": n)", ": n > high ? process.exit(0) : n)"),
+    "ends it out of sight": "Error.stackTraceLimit = 0;\nError.prepareStackTrace = () => 'at test';\nprocess.exit(0);\n"
+    + MODULE,
+    "ends it by another's code": "new Function('process.exit(0)')();\n" + MODULE,
+    "prints results and ends": "console.log('TAP version 13\\nok 1 - high\\nok 2 - low\\n1..2');\nprocess.exit(0);\n"
+    + MODULE,
+    "assertions that hold": "import assert from 'node:assert';\nassert.equal = () => {};\n" + MODULE,
+}
+"""For ``node --test``: what the module becomes."""

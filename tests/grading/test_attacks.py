@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,8 @@ from coderepairrl.grading.checks import restore
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Checks, Command, Task
-from grading.cheats import ANY, PYTEST, REPAIRED, SOURCE, UNITTEST
-from rewards.folder import Repository, bwrap
+from grading.cheats import ANY, MODULE, NODE, PYTEST, REPAIRED, SOURCE, UNITTEST, WORDS
+from rewards.folder import Local, Repository, bwrap
 
 CASES = """import unittest
 
@@ -126,3 +129,125 @@ async def test_without_a_witness_they_do(kind: str, name: str, repository: Repos
         assert await restore(fresh, task.checks) == ""
         done = await fresh.exec(COMMANDS[kind], timeout=30.0)
         assert done.ok, done.output.decode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [("unittest", "json"), ("pytest", "json"), ("pytest", "iniconfig"), ("pytest", "_pytest/__init__")],
+)
+async def test_runners_do_not_start_with_modules_of_the_workspace(
+    kind: str, module: str, repository: Repository, backend: SandboxBackend
+) -> None:
+    """One that the repository has is the patch's to change, and is not what the runner imports."""
+    repository.commit({f"{module}.py": b"raise ImportError\n"})
+    task = made(repository, kind)
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, task.reference)).problem == ""
+    text = WORDS + SOURCE
+    async with backend.open(task) as fresh:
+        patch = repository.edit({f"{module}.py": text.encode()})
+        assert "test_high failed" in (await grade(fresh, task, patch)).problem
+
+
+@pytest.mark.parametrize("flags", [("-I",), ("-E", "-B"), ("-P",)])
+async def test_a_python_that_is_started_apart_is_asked_too(
+    flags: tuple[str, ...], repository: Repository, backend: SandboxBackend
+) -> None:
+    task = made(repository, "unittest")
+    for name, passes in (("ends the process", False), ("", True)):
+        command = Command(("python3", *flags, "-m", "unittest"), 30.0)
+        apart = replace(task, checks=replace(task.checks, commands=(command,)))
+        async with backend.open(task) as fresh:
+            patch = cheat(repository, name) if name else task.reference
+            assert ((await grade(fresh, apart, patch)).problem == "") is passes
+
+
+async def test_pytest_in_a_python_that_ignores_the_environment(repository: Repository) -> None:
+    """Here pytest is where the interpreter looks by itself."""
+    task = made(repository, "pytest")
+    for flags in (("-I",), ("-E",)):
+        argv = (
+            "env",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
+            sys.executable,
+            *flags,
+            "-m",
+            "pytest",
+            "-q",
+            "--import-mode=append",
+        )
+        checks = replace(task.checks, commands=(Command((*argv, "--rootdir=."), 30.0),))
+        apart = replace(task, checks=checks)
+        for patch, passes in ((task.reference, True), (cheat(repository, "ends the process"), False)):
+            async with Local().open(apart) as fresh:
+                assert ((await grade(fresh, apart, patch)).problem == "") is passes
+
+
+async def test_compiled_tests_are_not_what_runs(repository: Repository, backend: SandboxBackend) -> None:
+    """Python believes a compiled file that says that it need not be compared with its source."""
+    task = made(repository, "unittest")
+    script = (
+        "import py_compile; open('x.py', 'w').write('import unittest'); "
+        "py_compile.compile('x.py', '__pycache__/test_limits.cpython-311.pyc', 'test_limits.py', "
+        "invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"
+    )
+    async with backend.open(task) as fresh:
+        version = (
+            await fresh.exec(["python3", "-c", "import sys; print(sys.implementation.cache_tag)"])
+        ).output.decode()
+        made_ = await fresh.exec(["python3", "-c", script.replace("cpython-311", version.strip())])
+        assert made_.ok, made_.output
+        name = f"__pycache__/test_limits.{version.strip()}.pyc"
+        patch = repository.edit({name: await fresh.read(name)}, "--binary")
+        assert (await fresh.exec(COMMANDS["unittest"])).ok, "the positive control"
+    async with backend.open(task) as fresh:
+        assert "test_high failed" in (await grade(fresh, task, patch)).problem
+
+
+JS = """import test from "node:test";
+import assert from "node:assert";
+import { clamp } from "./limits.mjs";
+
+test("low", () => assert.equal(clamp(-1, 0, 9), 0));
+test("high", () => assert.equal(clamp(10, 0, 9), 9));
+"""
+PROGRAM = """import test from "node:test";
+import assert from "node:assert";
+import { spawnSync } from "node:child_process";
+
+test("a program", () => assert.equal(spawnSync(process.execPath, ["-e", "process.exit(0)"]).status, 0));
+setTimeout(() => process.exit(0), 300);
+"""
+
+
+def made_for_node(repository: Repository, argv: tuple[str, ...]) -> Task:
+    tests = {"limits.test.mjs": JS, "program.test.mjs": PROGRAM}
+    repository.commit({"limits.mjs": MODULE.encode(), **{name: text.encode() for name, text in tests.items()}})
+    oracle = repository.edit({"limits.mjs": MODULE.replace(": n)", ": n > high ? high : n)").encode()})
+    checks = Checks((Command(argv, 30.0, "node"),), tests)
+    return Task("t/node", "", "javascript", f"dir:{repository.folder}", oracle, checks)
+
+
+@pytest.mark.parametrize("name", NODE)
+async def test_cheats_do_not_pass_in_node(name: str, repository: Repository) -> None:
+    """With what a program and a test of its own may do: a process ends, and so does the tests'."""
+    if shutil.which("node") is None:
+        pytest.skip("Node is not installed")
+    argv, backend = ("node", "--test", "--test-reporter=tap"), bwrap()
+    task = made_for_node(repository, argv)
+    patch = repository.edit({"limits.mjs": NODE[name].encode()})
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem
+        assert (await fresh.exec(argv, timeout=30.0)).ok, "the positive control"
+
+
+async def test_a_repair_passes_in_node(repository: Repository) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("Node is not installed")
+    backend = bwrap()
+    for argv in (("node", "--test"), ("env", "A=1", "node", "--test", "--test-reporter=spec")):
+        task = made_for_node(repository, argv)
+        async with backend.open(task) as fresh:
+            verdict = await grade(fresh, task, task.reference)
+            assert verdict.problem == "", verdict
+            assert {*verdict.outcomes} >= {"low", "high", "a program"}

@@ -205,7 +205,10 @@ async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[
         said = witness.said(result.output, word)
         return replace(result, output=witness.before(result.output, word)), said
     path = f"/tmp/crrl-{secrets.token_hex(16)}"
-    result = await _exec(sandbox, command, [word.replace(RESULTS, path) for word in command.argv])
+    argv, stdin = [word.replace(RESULTS, path) for word in command.argv], b""
+    if command.results == "node":
+        argv, stdin = witness.node(argv, sandbox.workdir, checks)
+    result = await _exec(sandbox, command, argv, stdin)
     text = result.output
     if any(RESULTS in word for word in command.argv):
         text = (await sandbox.exec(["sh", "-c", _READ, path], max_bytes=_LOG_BYTES)).output

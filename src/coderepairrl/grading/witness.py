@@ -41,6 +41,11 @@ export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" PYTEST_ADDOPTS="-p $1 $PYTEST_
 shift 2
 exec "$@"
 """
+_GUARDED = """
+folder=$(mktemp -d) && cat >"$folder/guard.cjs" || exit 1
+export CRRL_NODE_OPTIONS="$NODE_OPTIONS" NODE_OPTIONS="--require $folder/guard.cjs $NODE_OPTIONS"
+exec "$@"
+"""
 _ALONE = """
 import sys
 folder = sys.argv.pop(1)
@@ -73,6 +78,14 @@ def new_word() -> str:
 def about(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
     """What a witness is told: `word`, the workspace, and the files in it that belong to the checks."""
     return "\n".join((word, sandbox.workdir, *checks.restore)).encode("utf-8", "surrogateescape")
+
+
+def node(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
+    """The command and its input with which Node's test runner runs, its tests' processes guarded against early ends."""
+    own = [*checks.restore]
+    facts = json.dumps({"root": workdir, "own": own, "guess": not own})
+    at = _after_env(argv)
+    return [*argv[:at], "sh", "-c", _GUARDED, "sh", *argv[at:]], programs.NODE.replace("ABOUT", facts).encode()
 
 
 def script(argv: Sequence[str]) -> list[str]:

@@ -158,11 +158,13 @@ async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World, s
 async def test_deep_arguments_come_back(world: World, said: Said, send: Any) -> None:
     """What the policy nests deeper than we read is handed to clients of objects as text."""
     for depth in (100, 300):
-        deep = '{"a":' * depth + "1" + "}" * depth
-        world.engine.script = lambda *_, deep=deep: said("", ("shell", json.loads(deep)))
-        session = world.open()
-        _, reply = await send(session, "messages", SPEAKERS["messages"].body([{"role": "user", "content": "Fix it."}]))
+        deep = {"a": json.loads("[" * depth + "]" * depth)}
+        world.engine.script = lambda *_, deep=deep: said("", ("shell", deep))
+        session = world.gateway.open("e", limits=Limits(tokens=4000), seed=0, sampling=Sampling(max_tokens=3000))
+        ask = SPEAKERS["messages"].body([{"role": "user", "content": "Fix it."}], max_tokens=3000)
+        _, reply = await send(session, "messages", ask)
         body = after_a_call("messages", "seen")
+        assert [block["type"] for block in reply["content"]] == ["tool_use"]
         body["messages"][1]["content"] = reply["content"]
         assert (await send(session, "messages", body))[0] == 200
         assert session.fault is None

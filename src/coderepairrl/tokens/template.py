@@ -45,7 +45,8 @@ class Template:
                 )
             )
         except (TemplateError, TypeError, RecursionError) as error:  # values may be nested deeper than can be written
-            raise ConfigError(f"the model's chat template fails: {error}") from error
+            why = str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
+            raise ConfigError(f"the model's chat template fails: {why}") from error
 
 
 def find(folder: Path) -> Template | None:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import coderepairrl
 from coderepairrl import check, data
+from coderepairrl.errors import SandboxFault
 from coderepairrl.fix import Trace
 from coderepairrl.printable import LogFormatter, logged, printable, visible, without_login
 from coderepairrl.registry import Check
@@ -71,6 +72,15 @@ def test_logins_in_urls() -> None:
         "of https://host/x?a=b and ssh://host/x, mail a@b"
     )
     assert without_login("https://host/path@1.0 (a://b)") == "https://host/path@1.0 (a://b)"
+
+
+def test_no_error_and_no_log_has_a_login(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "http://me:word@127.0.0.1:1/x"
+    fault = SandboxFault(f"cannot reach {url}", fix=f"curl {url}")
+    assert "word" not in str(fault) + fault.fix + repr(fault) and "127.0.0.1:1/x" in str(fault)
+    with Progress(1) as progress:
+        progress.say(f"relayed to {url}")
+    assert "word" not in capsys.readouterr().err
 
 
 def test_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-from coderepairrl.printable import logged
+from coderepairrl.printable import logged, without_login
 
 
 class ExitCode(IntEnum):
@@ -31,14 +31,15 @@ class ExitCode(IntEnum):
 class CodeRepairError(Exception):
     """Base of every error that this project raises on purpose.
 
-    `fix` is one sentence that tells the user what to do; the command line prints it under the message.
+    `fix` is one sentence that tells the user what to do; the command line prints it under the message. Neither has the
+    login of a URL: they are shown and recorded.
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        super().__init__(message)
-        self.fix = fix
+        super().__init__(without_login(message))
+        self.fix = without_login(fix)
 
 
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}

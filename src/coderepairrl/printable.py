@@ -37,10 +37,12 @@ def printable(text: str) -> str:
 def logged(text: str) -> str:
     r"""`visible` text as one entry of a log, whose further lines are indented: none looks like an entry of its own.
 
+    Logins in URLs are left out.
+
     >>> logged("it broke:\nstep 9: reward 1.0")
     'it broke:\n    step 9: reward 1.0'
     """
-    return visible(text).replace("\n", "\n    ")
+    return visible(without_login(text)).replace("\n", "\n    ")
 
 
 class LogFormatter(logging.Formatter):

@@ -208,6 +208,7 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"args": ["--seed", "1"]}, "args has --seed", "run.seed"),
     ({"args": ["--served_model_name", "me"]}, "args has --served_model_name", "leave it out"),
     ({"args": ["--port", "80"]}, "args has --port", "engine.options.url"),
+    ({"url": "http://me:word@127.0.0.1:1"}, "url has a login in it", "ssh -L"),
 ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from coderepairrl.engines.options import check_positive, check_whole
 from coderepairrl.errors import ConfigError
+from coderepairrl.printable import without_login
 
 SLOTS, MAX_LORAS = 256, 2
 """What they are unless given: requests at the server at once, and adapters."""
@@ -112,6 +113,8 @@ def check(options: Mapping[str, Any]) -> None:
         return
     if not str(url).startswith(("http://", "https://")):
         raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
+    if without_login(str(url)) != str(url):  # it is shown and recorded
+        raise ConfigError("engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:...")
     for name in ("python", "args", "env", "dtype", "context", "head"):
         if options.get(name) and options[name] != "auto":
             raise ConfigError(

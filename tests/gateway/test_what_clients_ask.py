@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import openai
 import pytest
+from pydantic import BaseModel
 
 from coderepairrl.gateway import server
 from coderepairrl.types import Finish
@@ -429,3 +430,28 @@ async def test_a_client_that_vanishes_as_its_reply_ends_has_a_whole_turn(
             await asyncio.sleep(0.005)
     assert (session.turns[0].finish, session.turns[0].masked, session.fault) == (Finish.STOP, "", None)
     assert [record.getMessage() for record in caplog.records] == []
+
+
+class _Verdict(BaseModel):
+    fixed: bool
+
+
+async def test_the_sdks_readers_of_formats_work_where_the_policy_keeps_to_them(world: World, said: Said) -> None:
+    """As the wish of each says it, which is recorded."""
+    world.engine.script = lambda *_: said('{"fixed": true}')
+    session = world.open()
+    sdk, claude = openai_client(session.endpoint), anthropic_client(session.endpoint)
+    chat = await sdk.chat.completions.parse(model="policy", messages=ASK, response_format=_Verdict)
+    response = await sdk.responses.parse(model="policy", input=ASK, text_format=_Verdict)
+    message = await claude.messages.parse(model="policy", messages=ASK, max_tokens=64, output_format=_Verdict)
+    beta = await claude.beta.messages.parse(model="policy", messages=ASK, max_tokens=64, output_format=_Verdict)
+    read = [chat.choices[0].message.parsed, response.output_parsed, message.parsed_output, beta.parsed_output]
+    assert read == [_Verdict(fixed=True)] * 4
+    assert [text.partition("=")[0] for turn in session.turns for text in turn.overridden] == ["response_format"] * 4
+
+
+async def test_an_older_spelling_of_a_format(world: World) -> None:
+    session = world.open()
+    body = SPEAKERS["messages"].body(ASK) | {"output_format": {"type": "json_schema", "schema": SCHEMA}}
+    assert (await post(session, "messages", body))[0] == 200
+    assert session.turns[0].overridden[0].startswith("response_format=")

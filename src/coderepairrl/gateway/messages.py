@@ -72,6 +72,7 @@ class _Counted(Lenient):
     system: Any = None
     tools: list[_Tool] | None = None
     output_config: _OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
 
 
 class _Body(_Counted):
@@ -93,7 +94,7 @@ counter = Counter("/messages/count_tokens", lambda raw: _request(read(_Counted, 
 def _request(body: _Counted, **more: Any) -> Request:
     fields = body.model_extra or {}
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
-    if body.output_config and (shape := body.output_config.format):
+    if shape := (body.output_config and body.output_config.format) or body.output_format:
         wishes["response_format"] = json_schema(shape)
     if hosted := [tool.type for tool in body.tools or () if not tool.ours]:
         wishes["hosted_tools"] = hosted

@@ -215,7 +215,7 @@ def commit(package: Path = Path(__file__).parents[1]) -> str:
             if not view.files(head, within):  # installed in an environment in somebody's repository
                 return ""
             return head + ("+" if view.changes(within=within) else "")
-    except (TaskError, PrerequisiteError):
+    except (OSError, TaskError, PrerequisiteError):
         return ""
 
 

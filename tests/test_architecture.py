@@ -15,7 +15,7 @@ import coderepairrl
 ROOT = Path(coderepairrl.__file__).parent
 
 FLOORS = [
-    {"types", "errors", "printable"},
+    {"types", "errors", "printable", "clock"},
     {
         "protocols",
         "config",

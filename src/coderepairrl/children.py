@@ -190,6 +190,7 @@ class Child:
                 for start in range(0, len(piece), _SLICE):
                     self._writer.write(piece if len(piece) <= _SLICE else piece[start : start + _SLICE])
                     await self._writer.drain()
+                    await asyncio.sleep(0)
         except (ConnectionError, OSError) as error:
             raise await self._obituary() from error
 

@@ -368,7 +368,7 @@ async def test_no_session_takes_all_processes(world: World) -> None:
         await asyncio.sleep(0.05)
         await ask("modest", modest, 1000)
         await asyncio.gather(*running)
-        assert order.index("modest") <= 1, order
+        assert order.index("modest") <= 2, order
     finally:
         await pool.close()
 

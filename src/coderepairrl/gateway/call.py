@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from coderepairrl import clock
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Turn
@@ -56,7 +56,7 @@ class Call:
         self.ordinal = ordinal
         self.prompt = 0
         self.cached = 0
-        self.started = time.time()
+        self.started = clock.now()
         self.deltas: list[Delta] = []
         self.outcome: Outcome | None = None
         self.failure: ApiError | None = None

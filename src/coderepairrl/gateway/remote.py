@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import socket
-import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -267,7 +266,7 @@ class Remote:
         fault = RemoteFault(f"{self.url} answered {answer.status}: {said}", fix=fixes.get(answer.status, ""))
         if answer.status not in BUSY:
             return fault
-        after = _seconds(answer.headers.get("Retry-After", ""))
+        after = _seconds(answer.headers.get("Retry-After", ""), answer.headers.get("Date", ""))
         return _Busy(fault, after) if after <= MAX_PAUSE else fault
 
     def _unreachable(self, error: Exception) -> RemoteFault:
@@ -494,13 +493,16 @@ def _too_long(said: str) -> bool:
     return any(text in low for text in ("context_length_exceeded", "context length", "context window", "too long"))
 
 
-def _seconds(retry_after: str) -> float:
-    """A ``Retry-After`` in seconds; 0 for none, or one that nobody understands."""
+def _seconds(retry_after: str, date: str) -> float:
+    """A ``Retry-After`` in seconds; 0 for none, or one that nobody understands.
+
+    One that names a time means the server's clock, which said `date` (``Date``): ours may be another.
+    """
     try:
         return max(0.0, float(retry_after))
     except ValueError:
         pass
     try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
+        return max(0.0, (parsedate_to_datetime(retry_after) - parsedate_to_datetime(date)).total_seconds())
+    except (ValueError, TypeError):  # no date, or one with and one without a zone
         return 0.0

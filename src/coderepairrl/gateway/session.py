@@ -7,11 +7,11 @@ import hashlib
 import inspect
 import json
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from coderepairrl import clock
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.incoming import Body, Incoming
@@ -307,7 +307,7 @@ class Session:
                 digest=call.digest,
                 messages=(*placement.news, message),
                 started=call.started,
-                ended=time.time(),
+                ended=clock.now(),
                 masked="aborted" if aborted else "fault" if fault else unfit,
                 tools=tuple(tool["function"]["name"] for tool in request.tools),
                 fork=placement.fork,

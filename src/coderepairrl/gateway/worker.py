@@ -6,6 +6,7 @@ killed at any time, and another one is asked.
 
 from __future__ import annotations
 
+import os
 import pickle
 import resource
 import sys
@@ -117,6 +118,7 @@ class Jobs:
 def main() -> None:
     """Do jobs until the parent hangs up."""
     parent, jobs = Parent.connect(), Jobs()
+    os.nice(5)  # the event loop comes first where processors are few
     _limit_memory()
     while True:
         try:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from coderepairrl import clock
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs.codec import dump
 
@@ -42,7 +42,7 @@ class Log:
 
     def append(self, type: str, **fields: Any) -> None:
         """Write one record. Raises `RunError` when the disk is full; what was written before is intact."""
-        record = {"type": type, "time": round(time.time(), 4), **{key: dump(value) for key, value in fields.items()}}
+        record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         start = os.fstat(self._file.fileno()).st_size
         cause: OSError | None = None

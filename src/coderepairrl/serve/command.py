@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -77,6 +78,7 @@ async def _serve(
     say: Callable[[str], None],
 ) -> None:
     config = choice.config
+    _allow_connections()
     async with AsyncExitStack() as parts:
         home = parts.enter_context(scratch("serve"))
         record = _recorder(parts, log, choice)
@@ -113,6 +115,12 @@ async def _serve(
             await asyncio.Event().wait()
         finally:
             say("stopping: open sessions are closed")
+
+
+def _allow_connections() -> None:
+    """As many open files as we may have: a connection is one, and shells begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log | None:

@@ -1,0 +1,92 @@
+"""A clock that is set while something runs: limits and durations are what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+import coderepairrl
+from coderepairrl import clock, tokens
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.gateway import Policy, Server
+from coderepairrl.gateway.remote import _seconds
+from coderepairrl.runs import Log
+from coderepairrl.types import Limits, Sampling, Turn
+
+WALL = ("time.time(", "datetime.now(", "utcnow(", "time.time_ns(", "CLOCK_REALTIME")
+
+
+class Set:
+    """The machine's clock, set forwards and backwards whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self.true = time.time
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return self.true() + (86_400 if self.looks % 2 else -86_400)
+
+
+@pytest.mark.parametrize("seconds", [30.0, 0.4])
+async def test_limits_and_turns_are_as_long_as_they_were(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    broken = Set()
+    monkeypatch.setattr(time, "time", broken)
+    assert abs(time.time() - time.time()) > 86_400, "the control: this is what a clock that jumps does"
+    codec, turns, log = tokens.load(miniature), list[Turn](), Log(tmp_path / "log.jsonl")
+
+    def record(episode: str, turn: Turn) -> None:
+        turns.append(turn)
+        log.append("turn", episode=episode)
+
+    engine = ScriptedEngine(lambda *_: [*codec.encode("a story"), codec.stop_ids[0]], chunk=1, delay=0.03)
+    server = Server(Policy(codec, engine), sampling=Sampling(), on_turn=record)
+    await server.start()
+    session = server.open("e", limits=Limits(seconds=seconds), seed=0)
+    async with aiohttp.ClientSession() as client:
+        began, statuses = time.monotonic(), []
+        for number in range(3):
+            body = {"model": "policy", "messages": [{"role": "user", "content": f"{number}"}]}
+            async with client.post(f"{session.endpoint.base_url}/chat/completions", json=body) as answer:
+                statuses.append(answer.status)
+            if seconds < 1:
+                await asyncio.sleep(0.25)
+        took = time.monotonic() - began
+    await server.stop()
+    log.close()
+    assert statuses[0] == 200
+    assert (statuses[-1] == 200) == (seconds > 1)
+    assert session.limit == ("" if seconds > 1 else "time")
+    stamps = [json.loads(line)["time"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert stamps == sorted(stamps)
+    assert stamps[-1] - stamps[0] <= took
+    assert all(0 <= turn.ended - turn.started <= took for turn in turns)
+    assert abs(clock.now() - broken.true()) < 3600
+
+
+def test_a_remote_says_when_by_its_own_clock() -> None:
+    at, later = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:09 GMT"
+    assert (_seconds(later, at), _seconds(at, later), _seconds("3", at)) == (9.0, 0.0, 3.0)
+    assert (_seconds(later, ""), _seconds("soon", at), _seconds("", "")) == (0.0, 0.0, 0.0)
+
+
+def test_nobody_else_looks_at_the_clock_of_the_machine() -> None:
+    """What measures a duration by it is wrong when it is set.
+
+    The crash test's is compared with other processes' logs, the sandbox's with a file's: a folder is for milliseconds
+    without a lock, and for a minute out of a sweep.
+    """
+    root = Path(coderepairrl.__file__).parent
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if any(name in path.read_text(encoding="utf-8") for name in WALL)
+    }
+    assert found == {"clock.py", "check/crash.py", "sandbox/backend.py"}

@@ -73,6 +73,11 @@ ANY: dict[str, dict[str, str]] = {
     "ends it at exit": first("import atexit, os\natexit.register(os._exit, 0)\n"),
     "ends it when called": called("import os; os._exit(0)"),
     "says what the witness would": first(WORDS),
+    "walks up the frames": first(
+        "import os, sys\nframe = sys._getframe()\nwhile frame:\n    for value in list(frame.f_locals.values()):\n"
+        "        if isinstance(value, str) and len(value) == 32:\n            os.write(1, ('\\n' + value).encode()); os._exit(0)\n"
+        "    frame = frame.f_back\nos._exit(0)\n"
+    ),
     "says it when called": {
         "limits.py": called("words_()")["limits.py"] + f"\ndef words_():\n    exec({WORDS!r}, {{}})\n"
     },

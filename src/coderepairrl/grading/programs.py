@@ -202,8 +202,7 @@ def _named(program: str) -> str:
 
 SCRIPT = _named(
     _READ
-    + _SKIPS
-    + f"ORIGIN, PARTS = {_ORIGIN!r}, {_PARTS!r}"
+    + f"ORIGIN, PARTS = {_ORIGIN!r}, {_SKIPS + _PARTS!r}"
     + """
 
 def _witness():
@@ -223,7 +222,7 @@ def _witness():
 
         exec(made, spaces)
     del space["rewritten"]
-    run, read, watch = exec, space.pop("sources"), space.pop("watch")
+    run, read = exec, space.pop("sources")
 
     def blame(root, own, which, *what):
         if "origins" not in spaces:
@@ -279,7 +278,7 @@ def _witness():
         return tell, root, own
 
     if tested:
-        seen = watch(unittest, lambda *said: tell(*said))
+        seen = spaces["watch"](unittest, lambda *said: tell(*said))
 
         def recording(name):
             inherited = getattr(unittest.TestResult, name)
@@ -329,7 +328,7 @@ def _witness():
     alone = sys.path[:1] != [""]
     if not alone:
         del sys.path[0]  # or a file of the patch could stand in for unittest
-    import gc, importlib, json, os, unittest
+    import gc, importlib, json, os, time, unittest
     space, here, run_code = globals(), os.getcwd(), unittest.TestCase.run.__code__
     runs = {unittest.TestCase.run} | {getattr(getattr(unittest, "IsolatedAsyncioTestCase", None), "run", None)}
     read, rewritten = space.pop("sources"), space.pop("rewritten")
@@ -361,7 +360,7 @@ def _witness():
         changed = parts(("unittest",))[0]
         getframe, write, depth, dump = sys._getframe, os.write, 1, json.dumps
         asking, found, tests, expected, problems, skips = getframe(1), {}, {}, set(), [], []
-        returned = set()
+        returned, tick, due = set(), time.monotonic, [0]
         method = recording("addSkip", 1).__code__
 
         def passes(test, caller):
@@ -374,13 +373,17 @@ def _witness():
         def note(name, outcome):
             found[name] = max(outcome, found.get(name, outcome))
 
-        def check():
+        def check(now=False):
+            begun = tick()
+            if not now and begun < due[0]:
+                return
             label = changed()
             if label:
                 problems.append("code under test changes " + label)
+            due[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
 
         def end(well):
-            check()
+            check(True)
             excused = tuple(name.partition("(")[2][:-1] + "." for name, n in found.items() if n == 1 and "(" in name)
             missed = [each for each in tests.values() if each.id() not in found and not each.id().startswith(excused)]
             for name in found if problems else ():
@@ -545,7 +548,7 @@ PYTEST = (
     + """
 
 def _recorder():
-    import gc, json, os, sys
+    import gc, json, os, sys, time
     import pytest
     from _pytest import config as runner
 
@@ -573,6 +576,7 @@ def _recorder():
         foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
         changed, accept = parts(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
+        tick, due = time.monotonic, [0]
         found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
 
         def code_of(item):
@@ -590,17 +594,21 @@ def _recorder():
             run = compile("", file or "builtin", "exec")
             return foreign(run) if file else ""
 
-        def check(manager):
+        def check(manager, now=False):
+            begun = tick()
+            if not now and begun < due[0]:
+                return
             label = changed()
-            for plugin in manager.get_plugins() if manager else ():
+            for plugin in manager.get_plugins():
                 if id(plugin) not in plugins:
                     plugins[id(plugin)] = plugin
                     label = label or (strange(plugin) and "the plugins of pytest")
             if label:
                 problems.append("code under test changes " + label)
+            due[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
 
         def end(exitstatus, manager):
-            check(manager)
+            check(manager, True)
             if problems:
                 sys.stderr.write("\\n" + problems[0] + "\\n")
                 for name in [*found, *(item.nodeid for item, _ in items.values())]:

@@ -286,3 +286,34 @@ async def test_more_files_than_are_looked_at_do_not_hide_ours(task: Task, bwrap:
         patch = await box.diff()
     assert b"+echo new" in patch and patch.count(b"new file mode") == 10
     backend.close()
+
+
+async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblewrap) -> None:
+    """The guest has no more than one command."""
+    backend = make("bwrap", memory=64 << 20)
+    assert isinstance(backend, GuestBackend)
+    async with backend.open(task) as box:
+        with pytest.raises(OSError) as refused:
+            await box.write("large", bytes(40 << 20))
+        assert refused.value.errno == errno.ENOMEM
+        await in_step(box)
+        fed = await box.exec(["wc", "-c"], stdin=bytes(40 << 20))
+        assert (fed.exit_code, fed.output) == (126, b"Cannot allocate memory\n")
+        await box.exec(["bash", "-c", "head -c 60M /dev/zero > large; echo mended > app.py"])
+        with pytest.raises(OSError):
+            await box.read("large")
+        assert b"+mended" in await box.diff()
+        await in_step(box)
+    backend.close()
+
+
+async def test_names_that_are_long_and_many_fill_no_memory(task: Task, bwrap: Bubblewrap) -> None:
+    backend = make("bwrap", memory=64 << 20)
+    assert isinstance(backend, GuestBackend)
+    many = "import os\nfor _ in range(16): os.mkdir('e' * 240); os.chdir('e' * 240)\n"
+    many += "for n in range(60_000): os.close(os.open(str(n) + 'f' * 100, os.O_CREAT))"
+    async with backend.open(task) as box:
+        await box.write("app.py", b"mended\n")
+        assert (await box.exec(["python3", "-ISc", many])).ok
+        assert b"+mended" in await box.diff()
+    backend.close()

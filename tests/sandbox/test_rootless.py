@@ -24,8 +24,9 @@ PREAMBLE = """
 import asyncio, json, os
 from coderepairrl import sandbox
 from coderepairrl.sandbox import exam, redteam
+from coderepairrl.sandbox.container import Podman
 assert os.getuid() != 0
-def make(**limits): return sandbox.make("podman", image="localhost/crrl-test:1", flags=FLAGS, **limits)
+def make(**limits): return Podman(image="localhost/crrl-test:1", flags=FLAGS, **limits)
 def say(value): print(json.dumps(value))
 """
 

@@ -327,6 +327,38 @@ with concurrent.futures.ThreadPoolExecutor(10) as pool: print(all(pool.map(one, 
     server.close()
 
 
+@pytest.mark.parametrize("name", ["bwrap", "sandlock"])
+async def test_connections_that_a_daemon_holds_are_gone_with_it(
+    name: str, request: pytest.FixtureRequest, task: Task, tmp_path: Path
+) -> None:
+    """More than the bridge serves at a time, silent ones and one that never reads."""
+    backend: GuestBackend = request.getfixturevalue(name)
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(echo, tmp_path / "echo")
+    async with server, backend.open(task) as box:
+        host, _, port = (await box.reach(str(tmp_path / "echo"))).removeprefix("http://").partition(":")
+        hold = f"""
+import os, socket, time
+held = [socket.socket() for _ in range({2 * box.limits.connections})]
+for each in held:
+    each.setblocking(False); each.connect_ex(({host!r}, {port}))
+time.sleep(0.3)
+try:
+    while True: held[0].send(bytes(1 << 16))
+except OSError as error: print(type(error).__name__, flush=True)
+if os.fork() == 0: os.setsid(); time.sleep(100)
+"""
+        assert (await box.exec(["python3", "-c", hold])).output == b"BlockingIOError\n"
+        ask = f"import socket\ns = socket.create_connection(({host!r}, {port}))\ns.send(b'x'); print(s.recv(1))"
+        assert (await box.exec(["python3", "-c", ask], timeout=20)).output == b"b'x'\n"
+
+
 async def test_names_of_other_machines_are_unknown_for_good(bwrap: Bubblewrap, task: Task) -> None:
     """Told that a name server is away for the moment, clients wait and ask again, some for a minute."""
     look = "import socket, sys; socket.getaddrinfo(sys.argv[1], 443)"

@@ -45,6 +45,7 @@ NO_ROOM = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
 LINKS = 40  # as many as the kernel follows
 TERMINALS = "/dev/pts"
 MOST_TERMINALS = 64  # of the 3,072 that all sandboxes of a machine share
+LONG = 256  # characters of a path that count as an entry
 STRAYS = 20  # entries looked at for every new file that a diff may take in
 DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
@@ -83,10 +84,14 @@ class Control:
         self.hung_up: Callable[[], None] = lambda: None
         os.set_inheritable(connection.fileno(), False)
 
-    def receive(self) -> tuple[dict[str, Any], bytes]:
-        """The next frame; ends this process when there will be none."""
+    def receive(self) -> tuple[dict[str, Any], bytes | None]:
+        """The next frame, without a body that there is no memory for; ends this process when there will be none."""
         header, body = FRAME.unpack(self._exactly(FRAME.size))
-        return decode(self._exactly(header)), self._exactly(body)
+        request = decode(self._exactly(header))
+        try:
+            return request, self._exactly(body)
+        except MemoryError:  # our limit on memory is that of the commands
+            return request, None
 
     def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
         """Send a frame, and with it an open descriptor."""
@@ -101,14 +106,24 @@ class Control:
             self.socket.sendall(body)
 
     def _exactly(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            more = self.socket.recv(min(size - len(data), 1 << 20))
-            if not more:
-                self.hung_up()
-                os._exit(0)
-            data += more
-        return bytes(data)
+        parts: list[bytes] = []
+        try:
+            while size:
+                parts.append(self._some(size))
+                size -= len(parts[-1])
+            return b"".join(parts)
+        except MemoryError:
+            parts.clear()
+            while size:  # so that the next frame begins where we look for it
+                size -= len(self._some(min(size, 1 << 16)))
+            raise
+
+    def _some(self, size: int) -> bytes:
+        data = self.socket.recv(min(size, 1 << 20))
+        if not data:
+            self.hung_up()
+            os._exit(0)
+        return data
 
 
 class Guest:
@@ -166,12 +181,16 @@ class Guest:
             if operation != "stop":  # a stop that crossed the reply that it meant to hasten needs none
                 self.answer(operation, body, request)
 
-    def answer(self, operation: str, body: bytes, arguments: dict[str, Any]) -> None:
+    def answer(self, operation: str, body: bytes | None, arguments: dict[str, Any]) -> None:
         """Carry out a request and send its one reply, whatever happens: with none, or two, all later ones are wrong."""
         try:
+            if body is None:
+                raise MemoryError
             header, data, descriptor = getattr(self, "on_" + operation)(body, **arguments)
         except Exception as error:
             header, data, descriptor = failure(error), b"", None
+            if operation == "exec" and isinstance(error, MemoryError):  # what a command may bring about
+                header, data = {"code": 126}, b"Cannot allocate memory\n"
         os.chdir("/")  # the one folder that no agent can close or remove
         self.control.send(header, data, descriptor)
         if descriptor is not None:
@@ -440,6 +459,9 @@ class Guest:
                     raise
                 left_out.append(path)
                 continue
+            except MemoryError:
+                left_out.append(path)
+                continue
             if known is not None and known == [mode, blob_id(data)]:
                 continue
             max_bytes -= len(data)
@@ -639,6 +661,8 @@ def failure(error: Exception) -> dict[str, Any]:
         return {"errno": error.errno, "error": error.strerror or str(error)}
     if isinstance(error, ValueError):  # a path with a NUL, or text that is no name
         return {"errno": 22, "error": str(error)}
+    if isinstance(error, MemoryError):
+        return {"errno": 12, "error": "Cannot allocate memory"}
     return {"errno": 5, "error": f"{type(error).__name__}: {error}"}
 
 
@@ -705,8 +729,8 @@ def entries(root: str, base: dict[str, Any], strays: int, left_out: list[str]) -
                 if path not in base and path not in homes:
                     if strays <= 0:
                         continue
-                    strays -= 1
-                    if strays == 0:
+                    strays -= 1 + len(path) // LONG  # for we hold their names
+                    if strays <= 0:
                         left_out.append("(more files than are looked at)")
                     if entry.name.endswith(".pyc"):
                         continue

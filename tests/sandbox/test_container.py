@@ -156,6 +156,19 @@ async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], 
 
 
 @pytest.mark.slow
+async def test_a_container_out_of_memory_leaves_nothing_where_we_are(
+    made: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    filling = tuple(attack for attack in redteam.attacks() if attack.name == "memory in sockets")
+    monkeypatch.setattr(redteam, "attacks", lambda: filling)
+    backend = make(made, **redteam.TIGHT)
+    assert not (await redteam.run(backend, controls=False))[0].succeeded
+    backend.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]], task: Task) -> None:
     backend = make(made)
     async with backend.open(task) as box:

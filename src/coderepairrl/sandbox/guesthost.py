@@ -107,6 +107,7 @@ class GuestProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=sink,
+                    cwd=log.parent,  # where Podman leaves a file when a container is out of memory
                     start_new_session=True,
                 )
         except OSError as error:

@@ -5,8 +5,8 @@ time of one turn of the server's event loop, which is how long everybody waits f
 
 The honest sessions are those of ``benchmarks/gateway.py``: conversations that grow to 8k tokens, in front of an engine
 that answers at once. The attacker has a session of its own, with the same 32,768 tokens and no end of calls, and sends
-one kind of thing as fast as it is answered, over four connections. Server, honest clients and attacker are a process
-each.
+one kind of thing, no two texts alike, as fast as it is answered, over four connections. Server, honest clients and
+attacker are a process each.
 
 Run: ``python benchmarks/attacks.py [--rounds 3] [--attacks "2 MB messages" ...]``.
 """
@@ -55,7 +55,10 @@ def _deep() -> bytes:
 
 
 ATTACKS = {
-    "2 MB messages": lambda: [_asking("some words and more " * 100_000), _asking("a" * 2_000_000)],
+    "2 MB messages": lambda: [
+        _asking("@@@@@@" + "some words and more " * 100_000),
+        _asking("@@@@@@" + "a" * 2_000_000),
+    ],
     "60 MB messages": lambda: [_asking("some words and more " * 3_000_000)],
     "70,000 messages in 2 MB": lambda: [_asking("", 70_000)],
     "deep JSON": lambda: [b'{"a":' * 400_000, b"[" * 2_000_000, _called("[" * 200_000), _deep()],
@@ -86,7 +89,7 @@ async def attack(kind: str, url: str) -> None:
 
         async def send(start: int) -> None:
             for number in range(start, sys.maxsize):
-                body = bodies[number % len(bodies)]
+                body = bodies[number % len(bodies)].replace(b"@@@@@@", b"%06d" % (number % 10**6), 1)
                 with contextlib.suppress(aiohttp.ClientError):
                     async with http.post(f"{url}/chat/completions", data=io.BytesIO(body)) as answer:
                         await answer.read()

@@ -42,6 +42,8 @@ BASE_ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "1",
 }
+NO_NETWORK = {"npm_config_fetch_retries": "0", "PIP_RETRIES": "0"}
+"""For sandboxes without a network: npm would try again for 70 seconds."""
 
 
 class StateFolder:

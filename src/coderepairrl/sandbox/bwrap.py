@@ -28,7 +28,7 @@ from pathlib import Path
 
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.sandbox import answers, seccomp
-from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
@@ -61,8 +61,6 @@ _FILES = {
     "passwd": f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{_INNER_ID}:{_INNER_ID}:agent:/tmp:/bin/bash\n",
     "group": f"root:x:0:\nagent:x:{_INNER_ID}:\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
-    # other names are unknown for good: "temporary failure" makes clients ask again and again
-    "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files\nservices: files\nprotocols: files\n",
 }
 
 
@@ -89,7 +87,7 @@ class Bubblewrap(GuestBackend):
         copy: bool = False,
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
+        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
         for bind in binds:
             _check_bind(bind)
         self._commands = tuple(commands)

@@ -31,7 +31,7 @@ from typing import IO, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import answers, seccomp
-from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Groups
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import GUEST, install_command
@@ -79,7 +79,7 @@ class Container(GuestBackend):
         flags: Sequence[str] = (),
         **limits: int,
     ) -> None:
-        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **(env or {})})
+        super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
         self._image = image
         self._found: dict[str, str] = {}
         self._answers: dict[str, list[str]] = {}

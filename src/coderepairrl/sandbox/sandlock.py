@@ -46,7 +46,7 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
 from coderepairrl.sandbox import answers, seccomp
-from coderepairrl.sandbox.backend import GuestBackend, destroy
+from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, destroy
 from coderepairrl.sandbox.bwrap import ETC
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
@@ -101,7 +101,7 @@ class Sandlock(GuestBackend):
         for name in ("tmp_bytes", "disk_bytes", "files"):
             if name in limits:
                 raise ConfigError(f"sandlock cannot bound {name}", fix=f"leave out {name}, or use bwrap")
-        super().__init__(ResourceLimits.of(limits), _ENV | dict(env or {}))
+        super().__init__(ResourceLimits.of(limits), _ENV | NO_NETWORK | dict(env or {}))
         self._given = dict(env or {})
         self._binds = tuple(binds)
         self._checking = threading.Lock()

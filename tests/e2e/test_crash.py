@@ -18,6 +18,7 @@ from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import SUMS
 
 
+@pytest.mark.timeout(600)
 def test_killed_and_resumed_a_run_comes_to_the_same_weights(isolating: None) -> None:
     """Property 6 (DESIGN 9): nothing is lost, nothing trained twice, nothing left."""
     command = [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "each", "kills=4", "--json"]
@@ -78,7 +79,7 @@ import asyncio, subprocess, sys
 from coderepairrl.check import crash
 with crash.adopting():
     subprocess.run(["sh", "-c", f"sleep {sys.argv[1]} > /dev/null & exit 0"])
-    print(asyncio.run(crash.all_gone()))
+    print(asyncio.run(crash.all_gone([])))
 """
 
 

@@ -84,6 +84,8 @@ class Kill:
     """When it was, by the clock that the log has."""
     gone: float = 0.0
     """Seconds until the last process was."""
+    orphans: list[str] = field(default_factory=list)
+    """Command lines of those that were there after `GONE` seconds."""
     seconds: float = 0.0
     """Until the next step of the run was finished, or its end reached."""
     problems: list[str] = field(default_factory=list)
@@ -131,7 +133,9 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
             if own := [kill for kill in done if kill.victim == name]:
                 yield _row(name, own)
         slowest = max(kill.gone for kill in done)
-        yield Check("orphans end", slowest <= GONE, f"{slowest:.2f} s after the controller at most")
+        orphans = sorted({words for kill in done for words in kill.orphans})
+        said = "; ".join([f"{slowest:.2f} s after the controller at most", *orphans])
+        yield Check("orphans end", slowest <= GONE, said)
         if wrong:
             kept = work.rename(work.with_name(f"{work.name}-failed"))
             yield Check("runs", False, f"those that went wrong are kept in {kept}")
@@ -226,7 +230,7 @@ class _Trial:
                 os.kill(target, signal.SIGKILL)
         if process.pid in targets:
             process.wait()
-            kill.gone = await all_gone()
+            kill.gone = await all_gone(kill.orphans)
 
     async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
         """Wait for the moment, and for the victim; false when the run ended before."""
@@ -357,12 +361,18 @@ def _below(root: int) -> dict[int, bytes]:
     return found
 
 
-async def all_gone() -> float:
-    """Seconds until nothing is left of a run whose controller was killed; after half a minute that is killed, too."""
+async def all_gone(orphans: list[str]) -> float:
+    """Seconds until nothing is left of a run whose controller was killed; after half a minute that is killed, too.
+
+    To `orphans` are added the command lines of those that are there after `GONE` seconds.
+    """
     began = time.monotonic()
-    while _below(os.getpid()):
-        if time.monotonic() - began > 30:
-            for pid in _below(os.getpid()):
+    while left := _below(os.getpid()):
+        seconds = time.monotonic() - began
+        if seconds > GONE and not orphans:
+            orphans += [words.decode(errors="replace")[:200] for words in left.values()]
+        if seconds > 30:
+            for pid in left:
                 _end(pid)
         await asyncio.sleep(0.01)
     return time.monotonic() - began

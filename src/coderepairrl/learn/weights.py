@@ -68,7 +68,8 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         renamed = file.rename(folder / f"{stem}{part}.safetensors")
         weight_map |= dict.fromkeys(names, renamed.name)
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    # sorted, for a restored optimiser has its moments in another order, and equal states are to be equal files
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 

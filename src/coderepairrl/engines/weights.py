@@ -7,7 +7,6 @@ Hugging Face layout, in one safetensors file or several. A folder with ``offer.j
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from coderepairrl.errors import EngineFault
+from coderepairrl.runs import storage
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
@@ -24,7 +24,6 @@ OFFER = "offer.json"
 MEET = "meet-"
 CALLED_OFF = MEET + "off"
 """Names in an offer: `crrl_wire` says what they mean."""
-_CHUNK = 1 << 22
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 
 
@@ -71,15 +70,10 @@ def files(path: Path) -> list[Path]:
 
 def checksum(path: Path) -> str:
     """SHA-256 in hex over the bytes of `files`, one after the other: of one file, simply its own."""
-    digest = hashlib.sha256()
     try:
-        for file in files(path):
-            with file.open("rb") as data:
-                while chunk := data.read(_CHUNK):
-                    digest.update(chunk)
+        return storage.checksum(files(path))
     except OSError as error:
         raise EngineFault(f"cannot read weights: {error}") from None
-    return digest.hexdigest()
 
 
 def size(path: Path) -> int:

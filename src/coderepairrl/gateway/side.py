@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coderepairrl.gateway.request import next_key
+from coderepairrl.tokens.trie import common
 from coderepairrl.types import SideCalls, Turn, conversation
 
 Kind = tuple[tuple[str, ...], str]
@@ -89,20 +90,6 @@ def _alike(one: str, other: str) -> bool:
     >>> _alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _alike("Repair code.", "Summarize.")
     (True, False)
     """
-    start = _common(one, other)
-    end = _common(one[start:][::-1], other[start:][::-1])
+    start = common(one, other)
+    end = common(one[start:][::-1], other[start:][::-1])
     return 2 * (start + end) > max(len(one), len(other))
-
-
-def _common(one: str, other: str) -> int:
-    """Length of what two texts begin with alike."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import posixpath
 import re
 import sys
@@ -26,6 +25,7 @@ STEERING = (
 out before it is judged, unless the task's reference changes a file of that kind too. So are the files that a command
 names (`named`), and new files that Python could import in the place of its own or of a runner's (`shadowed`)."""
 
+_ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
 _PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
 _HEADERS = re.compile(
     rb"^(?:diff --git (\"?a/.*?) (\"?b/.*?)|(?:\+\+\+|---|rename to|rename from|copy to) (.*?))\r?$", re.MULTILINE
@@ -103,9 +103,18 @@ def _plain_path(written: bytes) -> str:
     >>> _plain_path(rb'"b/\303\244.sh"'), _plain_path(b"a/run.sh")
     ('ä.sh', 'run.sh')
     """
-    path = codecs.escape_decode(written[1:-1])[0] if written[:1] == b'"' == written[-1:] else written
-    assert isinstance(path, bytes)
+    path = unquoted(written[1:-1]) if written[:1] == b'"' == written[-1:] else written
     return path.removeprefix(b"a/").removeprefix(b"b/").decode("utf-8", "replace")
+
+
+def unquoted(name: bytes) -> bytes:
+    """What git wrote of a file's name between quotes, without its escapes, which are those of C."""
+
+    def character(match: re.Match[bytes]) -> bytes:
+        code = match[1]
+        return bytes([int(code, 8) & 0xFF if code[0] in b"01234567" else _ESCAPES.get(code, code[0])])
+
+    return re.sub(rb"\\([0-7]{1,3}|.)", character, name, flags=re.DOTALL)
 
 
 def named(checks: Checks, workdir: str = "") -> list[str]:

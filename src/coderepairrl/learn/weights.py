@@ -5,7 +5,6 @@ A file holds at most `SHARD` bytes, so that much is in memory at once, however l
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from coderepairrl.errors import UsageError
+from coderepairrl.runs import storage
 
 MODEL = "model"
 SHARD = 2 << 30
@@ -75,11 +75,7 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
 
 def checksum(folder: Path) -> str:
     """SHA-256 in hexadecimal of the folder's safetensors files, one after the other in the order of their names."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as data:
-            hashlib.file_digest(data, lambda: digest)
-    return digest.hexdigest()
+    return storage.checksum(sorted(folder.glob("*.safetensors")))
 
 
 class Stored:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coderepairrl.errors import UsageError
+from coderepairrl.grading.steering import unquoted
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
-_ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
 _REGULAR = "100644"
 
 
@@ -244,19 +244,9 @@ class _Reader:
     def name(self, raw: bytes, *, prefixed: bool = True) -> str:
         """A file name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
         quoted = raw.startswith(b'"')
-        raw = _unquote(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
+        raw = unquoted(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
         if raw == b"/dev/null":
             return ""
         if prefixed and raw[:2] in (b"a/", b"b/"):
             raw = raw[2:]
         return raw.removeprefix(b"./").decode("utf-8", "surrogateescape")
-
-
-def _unquote(raw: bytes) -> bytes:
-    """C-style escapes, as git quotes unusual names."""
-
-    def character(match: re.Match[bytes]) -> bytes:
-        code = match[1]
-        return bytes([int(code, 8) & 0xFF if code[0] in b"01234567" else _ESCAPES.get(code, code[0])])
-
-    return re.sub(rb"\\([0-7]{1,3}|.)", character, raw, flags=re.DOTALL)

@@ -97,6 +97,18 @@ def digests(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: Fals
         return dict(zip(named, threads.map(digest, named.values()), strict=True))
 
 
+def checksum(files: Iterable[Path]) -> str:
+    """SHA-256 in hexadecimal over the bytes of `files`, one after the other: of one file, simply its own.
+
+    Raises OSError.
+    """
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as data:
+            hashlib.file_digest(data, lambda: found)
+    return found.hexdigest()
+
+
 def write_sums(folder: Path) -> None:
     """Write `SUMS` for all files that are in `folder`, which has no folders in it."""
     found = digests(file for file in folder.iterdir() if file.name != SUMS)

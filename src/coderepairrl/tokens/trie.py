@@ -64,7 +64,7 @@ class Trie:
                 self._tokens += len(child.label)
                 node, at = child, len(new)
             else:
-                same = _common(child.label, new, at)
+                same = common(child.label, new, at)
                 at += same
                 node = child if same == len(child.label) else _branched(node, child, same)
         node.end = number
@@ -75,7 +75,7 @@ class Trie:
         wanted = array("i", ids)
         node, at = self._root, 0
         while at < len(wanted) and (child := node.children.get(wanted[at])) is not None:
-            same = _common(child.label, wanted, at)
+            same = common(child.label, wanted, at)
             at += same
             if same < len(child.label):
                 return Known(at, child.owner, None)
@@ -92,14 +92,18 @@ def _branched(parent: Node, child: Node, at: int) -> Node:
     return upper
 
 
-def _common(label: array[int], ids: array[int], start: int) -> int:
-    """How many tokens of `label` are those of `ids` from `start` on."""
-    low, high = 0, min(len(label), len(ids) - start)
-    if label[:high] == ids[start : start + high]:
+def common(one: Sequence[object], other: Sequence[object], start: int = 0) -> int:
+    """How many items `one` begins with that are those of `other` from `start` on. Both are strings, or arrays of ids.
+
+    >>> common("abcd", "xabd", 1)
+    2
+    """
+    low, high = 0, min(len(one), len(other) - start)
+    if one[:high] == other[start : start + high]:
         return high
     while high - low > 1:  # halves, so that all comparisons together are as long as the first
         middle = (low + high) // 2
-        if label[low:middle] == ids[start + low : start + middle]:
+        if one[low:middle] == other[start + low : start + middle]:
             low = middle
         else:
             high = middle

@@ -147,7 +147,7 @@ async def _until_stopped(parts: Parts, history: History, changes: Sequence[Chang
         names = {"sandbox": parts.rollout.sandbox.name, "engine": parts.engine.name}
         parts.log.append("start", step=history.step, **names, clip=acts)
         if acts.startswith("never"):
-            parts.progress.say(f"the clip acts {acts}")
+            parts.progress.say(f"the ratio's clip never acts{acts.removeprefix('never')}")
         for change in changes:
             parts.log.append("change", **change._asdict())
             parts.progress.say(f"changed: {change}")

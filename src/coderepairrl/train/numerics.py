@@ -63,7 +63,7 @@ def check_clip(config: Config) -> None:
 
 
 def clip(config: Config, learn: LearnSettings) -> str:
-    """When the clip of the importance ratio acts, in a few words; ``never`` begins the answer where it does not."""
+    """When the clip of the importance ratio acts, in a few words, the first of which is ``never`` where it does not."""
     if learn.updates > 1:
         return f"from the second of a batch's {learn.updates} updates on"
     more = "train.minibatches=2 or more makes it act"

@@ -56,6 +56,25 @@ async def test_frames_of_any_size_arrive_in_order(modules: dict[str, str], tmp_p
     assert child.process.returncode == 0
 
 
+async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
+    modules: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``crrl fix`` is started in anybody's repository."""
+    repository, mark = tmp_path / "repository", tmp_path / "mark"
+    for name in ("json.py", "ctypes/__init__.py", "coderepairrl/__init__.py"):
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / name).write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.chdir(repository)
+    subprocess.run([sys.executable, "-c", "import json"], check=True)  # the positive control
+    assert mark.exists()
+    mark.unlink()
+    child = await spawn(modules, tmp_path)
+    await child.send({"n": 1})
+    assert await child.receive() == {"n": 1}
+    await child.close()
+    assert not mark.exists()
+
+
 async def _send_all(child: Child, frames: list[dict[str, object]]) -> None:
     for frame in frames:
         await child.send(frame)

@@ -28,6 +28,9 @@ _LENGTH = struct.Struct(">I")
 _SLICE = 1 << 18
 """Bytes that are written to a child at a time: whoever else is on the event loop gets a turn in between."""
 _FD = "CRRL_FRAMES_FD"
+NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
+"""For the environment of Python: it imports nothing from the folder that it is started in, which may be anybody's
+repository (``crrl fix``), with a ``json.py`` in it."""
 
 Frame = dict[str, Any]
 
@@ -134,7 +137,7 @@ class Child:
         """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
         ours, theirs = socket.socketpair()
         variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        variables |= {**os.environ, **(env or {}), _FD: str(theirs.fileno())}
+        variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(theirs.fileno())}
         log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, log.open("ab") as sink:
             log_start = sink.tell()

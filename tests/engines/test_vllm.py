@@ -158,6 +158,20 @@ async def test_another_version_is_refused_before_it_starts(miniature: Path, tmp_
     assert "0.32" in caught.value.fix and not (tmp_path / "engine.log").exists()
 
 
+async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``crrl fix`` is started in anybody's repository."""
+    repository, mark = tmp_path / "repository", tmp_path / "mark"
+    repository.mkdir()
+    for name in ("email", "vllm"):
+        (repository / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.chdir(repository)
+    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=site(tmp_path / "site"))
+    await engine.close()
+    assert not mark.exists()
+
+
 async def test_another_version_is_refused_where_it_is_joined(miniature: Path, tmp_path: Path) -> None:
     server = TestServer(fake_vllm.make_app("0.31.2"))
     await server.start_server()

@@ -384,6 +384,8 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         expected = codec.render(asked)
         assert await desk.render(asked, ()) == expected
         (child,) = pool._children
+        # where memory runs out it is this one that the kernel ends, and not a learner
+        assert Path(f"/proc/{child.process.pid}/oom_score_adj").read_text() == "1000\n"
         child.process.kill()
         assert await desk.render(asked, ()) == expected
         monkeypatch.setattr(workers, "SECONDS", 0.05)

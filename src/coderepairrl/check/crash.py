@@ -201,7 +201,7 @@ class _Trial:
         resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config)]
         with self.output.open("ab") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "coderepairrl.cli", "train", *resume],
+                [sys.executable, "-P", "-m", "coderepairrl.cli", "train", *resume],
                 cwd=self.home,
                 env={**os.environ, "TMPDIR": str(self.temporary)},
                 stdin=subprocess.DEVNULL,

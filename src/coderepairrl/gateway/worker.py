@@ -6,6 +6,7 @@ killed at any time, and another one is asked.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import resource
@@ -119,6 +120,7 @@ def main() -> None:
     """Do jobs until the parent hangs up."""
     parent, jobs = Parent.connect(), Jobs()
     os.nice(5)  # the event loop comes first where processors are few
+    _die_first()
     _limit_memory()
     while True:
         try:
@@ -143,6 +145,13 @@ def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
         return [b"too large"]
     except Exception:
         return [b"failed", traceback.format_exc().encode(errors="replace")]
+
+
+def _die_first() -> None:
+    """Where the machine runs out of memory, Linux ends this process before the controller, an engine or a learner."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a /proc that is only for reading: all are in the same danger, as before
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _limit_memory() -> None:

@@ -358,7 +358,7 @@ print(reaches(socket.AF_INET, ("1.1.1.1", 53)), opens(40), opens(16, socket.SOCK
         async with scene.open() as box:
             said = await _python(box, code)
             _expect(said == "False False\nFalse False False False", said)
-        control = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        control = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True).stdout
         _expect(control.startswith("True True"), f"the control failed: on the host, {control!r}")
     return "control: the host reaches both"
 

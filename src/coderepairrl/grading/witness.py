@@ -106,8 +106,8 @@ def unittest(argv: Sequence[str]) -> list[str]:
 def results_of(argv: Sequence[str]) -> str:
     """Which witness can ask the command: ``pytest`` or ``unittest``, which it starts by itself; nothing for others.
 
-    None for a pytest that runs no test, or whose Python is started by something else and ignores the environment that
-    brings the plugin.
+    Nothing, too, for a pytest that runs no test, and for one whose Python is started by something else and ignores the
+    environment that brings the plugin.
 
     >>> [results_of(line.split()) for line in ("python3 -m pytest -q", "env A=1 pytest", "python3 -I -m unittest")]
     ['pytest', 'pytest', 'unittest']

@@ -1,0 +1,281 @@
+"""What is put beside pytest: start-up code of its Python, and a plugin."""
+
+from __future__ import annotations
+
+from coderepairrl.grading.programs.pieces import CLOCK, ORIGIN, PARTS, READ, SKIPS
+
+START = """
+def start():
+    # Before any folder of the workspace is on the path: where this process is pytest, all that it needs is imported.
+    import os, sys
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    words = getattr(sys, "orig_argv", None)
+    if words is None:
+        try:
+            with open("/proc/self/cmdline") as file:
+                words = file.read().split("\\0")
+        except OSError:
+            words = []
+    words, program = words[1:], ""
+    while words and not program:
+        word = words.pop(0)
+        if word == "-m" or not word.startswith("-"):
+            program = (words.pop(0) if word == "-m" and words else word)
+        elif word in ("-W", "-X") and words:
+            words.pop(0)
+        elif word == "-c":
+            program = word
+    path = list(sys.path)
+    if os.path.basename(program) in ("pytest", "py.test", "coverage") and os.path.exists(here + "/word"):
+        root = os.environ.get("CRRL_WORKSPACE", os.getcwd())
+        sys.path[:] = [each for each in path if not (os.path.abspath(each) + os.sep).startswith(root + os.sep)]
+        try:
+            __import__("PLUGIN")
+        except ImportError:  # an interpreter without pytest: some other will run the tests
+            sys.modules.pop("PLUGIN", None)
+    sys.path[:] = [each for each in path if each != here]
+    sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # the one that the interpreter would have found
+    except ImportError:
+        pass
+    sys.path[:] = path
+
+start()
+"""
+"""Start-up code of every Python that a command with pytest starts; `PLUGIN` is replaced."""
+
+PYTEST = (
+    '''"""PYTEST_DONT_REWRITE"""
+'''
+    + CLOCK
+    + READ
+    + SKIPS
+    + ORIGIN
+    + PARTS
+    + """
+
+def _recorder():
+    import gc, json, os, sys, time
+    import pytest
+    from _pytest import config as runner
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    if not os.path.exists(folder + "/word"):
+        return None  # a worker of xdist, which reports to its controller
+    for name in getattr(runner, "default_plugins", ()):
+        try:
+            __import__("_pytest." + name)
+        except ImportError:
+            pass
+    import unittest
+
+    skips = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)
+    watch(unittest, lambda *said: tell(*said))
+
+    def keep():
+        # Keeps the word and what was found, and writes it once the recorder's last hook asks for it.
+        with open(folder + "/word", encoding="utf-8", errors="surrogateescape") as file:
+            words, root, *files = file.read().split("\\n")
+        root = os.path.realpath(root)
+        os.unlink(folder + "/word")
+        word, each, whole = words.split()
+        own = sources(root, files)
+        foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
+        changed, accept = parts(("_pytest", "pytest", "pluggy", "unittest"))
+        getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
+        tick, due = time.monotonic, [0]
+        found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
+
+        def code_of(item):
+            inner = getattr(item, "_obj", None) or getattr(item, "obj", None)
+            return getattr(getattr(inner, "__func__", inner), "__code__", None)
+
+        def note(name, outcome):
+            found[name] = max(outcome, found.get(name, outcome))
+
+        def strange(plugin):
+            if isinstance(plugin, type(sys)):
+                file = getattr(plugin, "__file__", None) or ""
+            else:
+                file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None) or ""
+            run = compile("", file or "builtin", "exec")
+            return foreign(run) if file else ""
+
+        def check(manager, now=False):
+            begun = tick()
+            if not now and begun < due[0]:
+                return
+            label = changed()
+            for plugin in manager.get_plugins():
+                if id(plugin) not in plugins:
+                    plugins[id(plugin)] = plugin
+                    label = label or (strange(plugin) and "the plugins of pytest")
+            if label:
+                problems.append("code under test changes " + label)
+            due[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
+
+        def end(exitstatus, manager):
+            check(manager, True)
+            if problems:
+                sys.stderr.write("\\n" + problems[0] + "\\n")
+                for name in [*found, *(item.nodeid for item, _ in items.values())]:
+                    found[name] = 2
+            missed = [item for item, _ in items.values() if item.nodeid not in found]
+            well = int(exitstatus) == 0 and not missed and not problems and 2 not in found.values()
+            with opened(folder + "/outcomes", "w") as file:
+                file.write(dump({"word": word, "ok": well, "outcomes": found}))
+
+        def hook(event, args):
+            if event.startswith("gc.get_") and not frozen():
+                freeze()
+            if event in ("sys.settrace", "sys.setprofile"):
+                name = beneath(getframe(0), None)
+                problems.extend([name + " traces the tests"] if name else [])
+            if event != "crrl":
+                return
+            what, rest = args[0], args[1:]
+            if what == "skipping":
+                unseen[:] = [beneath(getframe(0), None)]
+                return
+            if not asking and what == "methods":
+                asking.update(rest[0])
+            elif getframe(depth).f_code not in asking:
+                return
+            elif what == "begin":
+                accept(foreign)
+                plugins.update((id(each), each) for each in rest[0].get_plugins())
+            elif what == "items":
+                problems.extend("code under test writes " + name for name in rewritten(own))
+                items.update((id(item), (item, code_of(item))) for item in rest[0])
+                marked.update(item.nodeid for item in rest[0] if item.get_closest_marker("xfail"))
+            elif what == "check":
+                unseen.clear()
+                check(rest[0])
+            elif what == "called":
+                item, late, raised = rest
+                known = items.get(id(item), (None, None))
+                same = known[0] is item and (known[1] is None or code_of(item) is known[1])
+                called[item.nodeid] = same and not late and not raised
+                if late:
+                    note(item.nodeid, 2)
+            elif what == "blame":
+                if blamed(rest[1]):
+                    note(rest[0], 2)
+            elif what == "report":
+                name, outcome, distributed, xfailed = rest
+                if xfailed and outcome == 1 and (distributed or name in marked):
+                    note(name, 0)
+                elif outcome or distributed or called.get(name):
+                    note(name, 2 if outcome == 1 and any(unseen) else outcome)
+                else:
+                    note(name, 2)  # a report of a call that nobody saw, or that raised
+            elif what == "end":
+                end(*rest)
+
+        tell = getattr(sys, "audit", None)
+        if tell:
+            frozen, freeze = gc.get_freeze_count, gc.freeze
+            sys.addaudithook(hook)
+            freeze()
+        else:
+            depth, tell = 2, lambda event, *args: hook(event, args)
+        return tell, float(each), float(whole)
+
+    tell, each, whole = keep()
+    clock = Clock(each, whole)
+
+    def blame(nodeid, info):
+        if info is not None and issubclass(info[0], skips):
+            tell("crrl", "blame", nodeid, info[2])
+
+    class Recorder:
+        distributed = False
+
+        def settle(self):
+            for name in ("PYTHONPATH", "PYTEST_ADDOPTS"):  # what runs within the tests is not ours
+                before = os.environ.pop("CRRL_" + name, None)
+                os.environ.pop(name, None)
+                if before:
+                    os.environ[name] = before
+            os.environ.pop("CRRL_WORKSPACE", None)
+            sys.path[:] = [path for path in sys.path if path != folder]
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_sessionstart(self, session):
+            option = session.config.option
+            self.distributed = bool(getattr(option, "numprocesses", None) or getattr(option, "tx", None)
+                                    or getattr(option, "forked", False))
+            tell("crrl", "begin", session.config.pluginmanager)
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_collection_finish(self, session):
+            tell("crrl", "items", list(session.items))
+
+        @pytest.hookimpl(hookwrapper=True)
+        def pytest_make_collect_report(self, collector):
+            report = (yield).get_result()
+            call = getattr(report, "call", None)
+            if report.failed:
+                tell("crrl", "report", report.nodeid, 2, False, False)
+            elif report.skipped and call is not None and call.excinfo is not None:
+                tell("crrl", "blame", report.nodeid, call.excinfo.tb)
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_setup(self, item):
+            tell("crrl", "check", item.config.pluginmanager)
+            clock.start()
+            ended = yield
+            if clock.stop():
+                tell("crrl", "report", item.nodeid, 2, False, False)
+            blame(item.nodeid, ended.excinfo)
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_teardown(self, item):
+            clock.start()
+            yield
+            if clock.stop():
+                tell("crrl", "report", item.nodeid, 2, False, False)
+            tell("crrl", "check", item.config.pluginmanager)
+
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_call(self, item):
+            clock.start()
+            ended = yield
+            tell("crrl", "called", item, clock.stop(), ended.excinfo is not None)
+            blame(item.nodeid, ended.excinfo)
+
+        def pytest_runtest_logreport(self, report):
+            xfailed = hasattr(report, "wasxfail") and "xfail" in report.keywords
+            if report.failed:
+                outcome = 2
+            elif report.skipped:
+                outcome = 1
+            elif report.passed and report.when == "call":
+                outcome = 0
+            else:
+                return
+            tell("crrl", "report", report.nodeid, outcome, self.distributed, xfailed)
+
+        def pytest_sessionfinish(self, session, exitstatus):
+            tell("crrl", "end", exitstatus, session.config.pluginmanager)
+
+    tell("crrl", "methods", [each.__code__ for each in (*vars(Recorder).values(), blame) if hasattr(each, "__code__")])
+    return Recorder()
+
+
+_recorder = _recorder()
+
+
+def pytest_addoption(parser):
+    if _recorder is not None:
+        _recorder.settle()
+
+
+def pytest_configure(config):
+    if _recorder is not None:
+        config.pluginmanager.register(_recorder)
+"""
+)
+"""A plugin for pytest that writes beside the word how each test ended."""

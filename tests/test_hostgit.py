@@ -282,6 +282,54 @@ def test_repositories_of_all_kinds_are_read(kind: str, tmp_path: Path) -> None:
         prepare(f"dir:{root}", tmp_path / "q")
 
 
+@pytest.mark.parametrize(
+    ("settings", "change"),
+    {
+        "usual place": ("mkdir -p .config/git; echo .idea/ > .config/git/ignore", "mkdir .idea; echo x > .idea/x"),
+        "named file": ("echo '*.swp' > mine; git config --global core.excludesFile '~/mine'", "echo x > .a.py.swp"),
+        "no file": ("git config --global core.excludesFile /dev/null", "true"),
+        "outranked": (
+            "mkdir -p .config/git; echo '!new' > .config/git/ignore",
+            "echo new > .git/info/exclude; echo x > new",
+        ),
+        "line ends": (
+            "git config --global core.autocrlf true",
+            "printf 'a\\r\\n' > b; git add b; git -c user.name=a -c user.email=b commit -qm b; touch b",
+        ),
+        "no modes": (
+            "git config --global core.fileMode false",
+            "git config --unset core.fileMode; chmod +x a.py",
+        ),
+    }.values(),
+)
+def test_what_the_user_ignores_everywhere_is_no_change(
+    settings: str, change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain git says that nothing has changed; so do we."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
+    subprocess.run(["bash", "-ec", settings], cwd=home, check=True)
+    subprocess.run(["bash", "-ec", change], cwd=hostile.root, check=True)
+    plain = subprocess.run(["git", "status", "--porcelain"], cwd=hostile.root, check=True, capture_output=True)
+    assert plain.stdout == b""
+    check_workspace(f"dir:{hostile.root}")
+    (hostile.root / "other").write_text("x\n")
+    with pytest.raises(TaskError, match="dirty: other"):
+        check_workspace(f"dir:{hostile.root}")
+
+
+def test_a_git_directory_elsewhere_is_read_once_it_names_its_folder(tmp_path: Path) -> None:
+    hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
+    hostile.shell("git init -q --separate-git-dir=../away")
+    with pytest.raises(TaskError, match="does not say to which") as caught:
+        open_repository(hostile.root)
+    assert f"git config core.worktree {hostile.root} there" in caught.value.fix
+    hostile.shell("git --git-dir=../away config core.worktree $PWD")
+    assert open_repository(hostile.root).root == hostile.root
+
+
 def test_linked_working_trees_and_submodules_are_at_home(tmp_path: Path) -> None:
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
     hostile.shell("git worktree add -q ../linked; git submodule absorbgitdirs; test -f sub/.git")

@@ -3,7 +3,8 @@
 A repository's settings name programs in more ways than anybody can list: filters, hooks, fsmonitor, textconv, ssh
 commands, upload-pack of a remote from which promised objects are fetched, settings included from other files, those of
 submodules. So git never reads them. `view` makes a git directory of ours that borrows the repository's objects, refs
-and index, and whose settings are ours but for the few harmless ones that say what its files look like.
+and index, and whose settings are ours but for the few harmless ones, the repository's or the user's own, that say what
+its files look like. What the user ignores everywhere is ignored here, too.
 
 Whose repositories are read is git's own rule (git-config, ``safe.directory``): the user's, and those that the user has
 declared safe. What plain git would follow elsewhere is refused: a ``.git`` file whose git directory does not name
@@ -226,12 +227,8 @@ def _check_owner(root: Path, paths: Sequence[Path]) -> None:
 
 def _declared_safe(root: Path) -> bool:
     """Whether the user's or the machine's settings say so; those of the repository itself have no word in it."""
-    local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
-    mine = {name: value for name, value in os.environ.items() if name not in local}
-    command = [_program(), "--git-dir=/dev/null", "config", "--null", "--type=path", "--get-all", "safe.directory"]
-    said = subprocess.run(command, env=mine | {"LC_ALL": "C"}, capture_output=True, cwd="/", timeout=60).stdout
     safe = False
-    for value in map(os.fsdecode, said.split(b"\0")[:-1]):
+    for value in map(os.fsdecode, _users("--type=path", "--get-all", "safe.directory").split(b"\0")[:-1]):
         if not value:  # it takes back what was said before
             safe = False
         elif value == "*":
@@ -240,6 +237,27 @@ def _declared_safe(root: Path) -> bool:
             folder = Path(value.removesuffix("/*")).resolve()
             safe = safe or (root.is_relative_to(folder) if value.endswith("/*") else root == folder)
     return safe
+
+
+def _users(*asked: str) -> bytes:
+    """What ``git config`` says of the user's and the machine's settings, which are not those of any repository."""
+    local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
+    mine = {name: value for name, value in os.environ.items() if name not in local}
+    command = [_program(), "--git-dir=/dev/null", "config", "--null", *asked]
+    return subprocess.run(command, env=mine | {"LC_ALL": "C"}, capture_output=True, cwd="/", timeout=60).stdout
+
+
+def _ignored(settings: dict[str, str]) -> str:
+    """What the user ignores in every repository, by the user's `settings` (gitignore, ``core.excludesFile``)."""
+    home = os.environ.get("HOME", "")
+    usual = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
+    path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", usual)))
+    return _text(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
+
+
+def _by_key(listed: bytes) -> dict[str, str]:
+    rows = (os.fsdecode(row).partition("\n") for row in listed.split(b"\0") if row)
+    return {key: value if newline else "true" for key, newline, value in rows}
 
 
 def _check_at_home(root: Path, home: Path, common: Path) -> None:
@@ -256,8 +274,10 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
         at_home = at_home and (home / there).resolve() == root
     if not at_home:
         raise TaskError(
-            f"{root} is no usable git repository: its git directory {home} belongs to another folder",
-            fix="git worktree repair, if it is a working tree that was moved; else clone it, and name the clone",
+            f"{root} is no usable git repository: its git directory {home} belongs to another folder, or does not say "
+            "to which",
+            fix="git worktree repair, if it is a working tree that was moved; git config core.worktree "
+            f"{shlex.quote(str(root))} there, if it was made with --separate-git-dir; else clone it and name the clone",
         )
 
 
@@ -283,8 +303,7 @@ def _settings(config: Path, root: Path) -> dict[str, str]:
         listed = git("config", "--file", str(config), "--no-includes", "--null", "--list", folder=Path("/dev/null"))
     except subprocess.CalledProcessError as error:
         _refuse(root, reason(error))
-    rows = (os.fsdecode(row).partition("\n") for row in listed.split(b"\0") if row)
-    return {key: value if newline else "true" for key, newline, value in rows}
+    return _by_key(listed)
 
 
 def _text(path: Path, root: Path) -> str:
@@ -346,19 +365,26 @@ def view(repository: Repository) -> Iterator[View]:
     Raises `TaskError`.
     """
     home, common, root = repository.home, repository.common, repository.name
-    settings = _settings(common / "config", root)
+    mine, settings = _by_key(_users("--list")), _settings(common / "config", root)
     with scratch("git") as folder:
         (folder / "info").mkdir()
         (folder / "HEAD").write_bytes(os.fsencode(_text(home / "HEAD", root)))
-        (folder / "config").write_text(_harmless(settings, root))
-        for name in ("info/exclude", "info/attributes"):
-            (folder / name).write_bytes(os.fsencode(_text(common / name, root)))
+        (folder / "config").write_text(_harmless({**_looks(mine), **settings}, root))
+        excluded = f"{_ignored(mine)}\n{_text(common / 'info/exclude', root)}"  # what comes later outranks
+        (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
+        (folder / "info" / "attributes").write_bytes(os.fsencode(_text(common / "info/attributes", root)))
         borrowed = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
         borrowed += [home / "index", *home.glob("sharedindex.*")]
         for path in borrowed:
             if path.exists():
                 (folder / path.name).symlink_to(path)
         yield View(repository, folder)
+
+
+def _looks(settings: dict[str, str]) -> dict[str, str]:
+    """Those of a user's settings that say what unchanged files look like."""
+    kept = {f"core.{name}" for name in _KEPT}
+    return {key: value for key, value in settings.items() if key in kept}
 
 
 def _harmless(settings: dict[str, str], root: Path) -> str:

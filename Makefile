@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar hello-short test crash lint test-slow test-programs test-extras test-vllm benchmarks vllm-cpu clean
+.PHONY: hello hello-bar hello-short test crash lint test-slow test-programs test-pages test-extras test-vllm benchmarks vllm-cpu clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -29,6 +29,9 @@ test-slow: .venv/.dev  ## real components that take minutes
 
 test-programs: .venv/.dev  ## Codex CLI, Claude Code, mini-swe-agent and the original Nano, as they are
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
+
+test-pages: .venv/.dev  ## reports and viewed episodes in a real Chromium
+	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/view
 
 test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes, installed into .venv: what they share and round changes nothing
 	scripts/setup.sh dev,deepspeed,bitsandbytes

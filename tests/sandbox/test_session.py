@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import make, session
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import ExecResult, Task
 
@@ -377,3 +379,26 @@ async def test_reaching_what_is_no_socket_is_a_fault(box: GuestSandbox, tmp_path
 async def test_children_hold_no_descriptor_of_the_guest(box: GuestSandbox) -> None:
     result = await box.exec(["bash", "-c", "ls -l /proc/self/fd | grep -c -e socket"])
     assert result.output == b"0\n"
+
+
+async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path) -> None:
+    """What it has forked by then waits to be told its user ids, and would do so forever."""
+    argv = ["bwrap", "--die-with-parent", "--unshare-all", "--ro-bind", "/", "/", "sleep", "60"]
+    groups = []
+    for number in range(60):
+        guest = GuestProcess.spawn(lambda _: (argv, ()), log=tmp_path / "log")
+        await asyncio.sleep(0.0002 * number)
+        guest.process.kill()  # as somebody who is out of memory does
+        await guest.close()
+        groups.append(guest.process.pid)
+    assert [group for group in groups if _lives(group)] == []
+
+
+def _lives(group: int) -> bool:
+    """Whether a process of the group has not ended."""
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its, *_ = entry.read_text(errors="replace").rpartition(") ")[2].split()
+            if int(its) == group and state not in "ZX":
+                return True
+    return False

@@ -220,8 +220,7 @@ class _Trial:
         """Do it, by SIGKILL."""
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
-            process.send_signal(signal.SIGSTOP)  # so that it starts no more
-            targets = [process.pid, *_below(process.pid)]
+            targets = _frozen(process.pid)
         else:
             targets = [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _of(process.pid, kill.victim)[:1]
         kill.at = time.time()
@@ -359,6 +358,17 @@ def _below(root: int) -> dict[int, bytes]:
             with contextlib.suppress(OSError):
                 found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
     return found
+
+
+def _frozen(root: int) -> list[int]:
+    """`root` and all that came of it, stopped, so that none starts another while they are killed one by one."""
+    stopped: list[int] = []
+    while fresh := [pid for pid in (root, *_below(root)) if pid not in stopped]:
+        for pid in fresh:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped += fresh
+    return stopped
 
 
 async def all_gone(orphans: list[str]) -> float:

@@ -219,8 +219,14 @@ class GuestProcess:
         deadline = time.monotonic() + 5.0  # a guest that is hung up on ends by itself, and its children first
         while self.process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(0.001)
-        self.process.kill()
+        self._kill_group()
         await asyncio.to_thread(self.process.wait)
+
+    def _kill_group(self) -> None:
+        """Kill the process and what it forked: a bubblewrap that is killed while it starts leaves a child which waits
+        forever to be told its user ids."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or about to be
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     async def _exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:

@@ -27,6 +27,7 @@ FLOORS = [
         "children",
         "hostgit",
         "scratch",
+        "caches",
         "registry",
         "models",
         "grading",

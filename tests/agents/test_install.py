@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 from coderepairrl import agents
 from coderepairrl.agents import recipe
 from coderepairrl.agents.command import Program
-from coderepairrl.agents.install import cache, folder, install_named
+from coderepairrl.agents.install import folder, install_named
 from coderepairrl.agents.listing import BUILT_IN
+from coderepairrl.caches import agents_cache
 from coderepairrl.cli import app
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 
@@ -65,7 +66,7 @@ def test_it_is_installed_once_and_then_known(mine: str) -> None:
     agent = agents.make(mine)
     assert isinstance(agent, Program)
     assert agent.binds == (str(target),)
-    assert target.parent == cache()
+    assert target.parent == agents_cache()
 
 
 def test_an_installation_that_fails_is_none(mine: str) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.agents.recipe import Recipe, is_recipe, label, load, names
+from coderepairrl.caches import agents_cache
 from coderepairrl.children import run
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
 from coderepairrl.registry import nearest
@@ -33,24 +34,10 @@ _PIP = ("--quiet", "--disable-pip-version-check", "--no-input", "--retries=10", 
 _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--fetch-retry-mintimeout=1000")
 
 
-def cache() -> Path:
-    """Where installations lie: ``$CRRL_CACHE``, else the user's cache folder, each with ``agents`` below it.
-
-    Root's is ``/var/cache/coderepairrl``, since sandboxes of root run as somebody who cannot enter root's home.
-    """
-    if chosen := os.environ.get("CRRL_CACHE"):
-        base = Path(chosen).expanduser()
-    elif os.geteuid() == 0:
-        base = Path("/var/cache/coderepairrl")
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "coderepairrl"
-    return base.absolute() / "agents"
-
-
 def folder(name: str, recipe: Recipe) -> Path:
     """Where what agent `name` needs is, or would be, installed."""
     asked = json.dumps([asdict(recipe.install), str(_python()) if recipe.install.pip else ""])
-    return cache() / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    return agents_cache() / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
 
 def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:

@@ -10,24 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from coderepairrl.errors import PrerequisiteError
-
 SUMS = "SHA256SUMS"
 """Of the files beside it, in the form that ``sha256sum -c`` reads."""
 _CHUNK = 1 << 22
 _THREADS = 8
-
-
-def user_cache() -> Path:
-    """Where what can be made again is kept between runs: ``$CRRL_CACHE``, else the user's own cache folder.
-
-    No sandbox shows it (`sandbox.answers`). Raises `PrerequisiteError` where it would lie in a home that there is not.
-    """
-    chosen = os.environ.get("CRRL_CACHE") or "~/.cache/coderepairrl"
-    try:
-        return Path(chosen).expanduser()
-    except RuntimeError as error:
-        raise PrerequisiteError(f"no folder {chosen}: {error}", fix="set CRRL_CACHE, or HOME") from error
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from coderepairrl import caches
+
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DEPTH = 3
 """How far below a folder that is shown environments are looked for; further, where one of these is on the way."""
@@ -28,12 +30,7 @@ def folders() -> tuple[Path, ...]:
     """The package, the checkout that it may lie in, and the caches that it may have."""
     checkout = _PACKAGE.parents[1]
     own = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
-    bases = (os.environ.get("XDG_CACHE_HOME") or "~/.cache", "~/.cache", "/var/cache")
-    found = [*own, _PACKAGE]
-    for where in (os.environ.get("CRRL_CACHE"), *(f"{base}/coderepairrl" for base in bases)):
-        with contextlib.suppress(RuntimeError):  # there is no home, and so no folder in it
-            found += [Path(where).expanduser().absolute()] if where else []
-    return tuple(found)
+    return (*own, _PACKAGE, *caches.folders())
 
 
 def in_view(shown: Iterable[str]) -> list[tuple[str, str]]:

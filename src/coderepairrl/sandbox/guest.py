@@ -360,7 +360,7 @@ class Guest:
                 raise OSError(27, "larger than can be read at once")
             return {}, file.read(READ_BYTES), None
 
-    def _settle(self, path: str) -> tuple[str, int]:
+    def _enter_without_links(self, path: str) -> tuple[str, int]:
         """Go to the folder of the file `path`, every link on the way replaced by a folder, and take away what else
         leads to its content: a link in its place, or further names. Its name there, and the mode that it had then.
         """
@@ -383,7 +383,7 @@ class Guest:
 
     def on_write(self, body: bytes, path: str, follow: bool = True) -> Reply:
         """Write a regular file of the workspace, its folders too; its mode stays, and all of it where that fails."""
-        name, had = (self._enter(path, make=True), 0) if follow else self._settle(path)
+        name, had = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
         try:
             mode = os.lstat(name).st_mode
         except FileNotFoundError:

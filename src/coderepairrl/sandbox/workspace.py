@@ -1,4 +1,4 @@
-"""From `Task.workspace` to a prepared tree that a sandbox copies (issue item "git dir outside").
+"""From `Task.workspace` to a prepared tree that a sandbox copies.
 
 A workspace becomes *one commit of exact bytes*: files are taken from the folder or from git's object store, never
 through a checkout, so no line ending is converted, no filter and no hook runs, and no later commit, remote or
@@ -29,6 +29,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from coderepairrl import hostgit
+from coderepairrl.caches import git_cache
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.hostgit import BARE_CONFIG, bare, git, reason
 from coderepairrl.printable import without_login
@@ -326,8 +327,7 @@ def _from_url(url: str, commit: str) -> Iterator[Entry]:
     named = without_login(url)
     if not _COMMIT.fullmatch(commit):
         raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    cache = base / "coderepairrl" / "git" / hashlib.sha256(url.encode()).hexdigest()[:20]
+    cache = git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)

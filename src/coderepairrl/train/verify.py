@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 
 from coderepairrl import rewards
+from coderepairrl.caches import user_cache
 from coderepairrl.config import Config
 from coderepairrl.rewards.verify import Trial, trials
 from coderepairrl.rewards.verify import verify as ask
-from coderepairrl.runs.storage import user_cache
 from coderepairrl.train.parts import placed_agent
 from coderepairrl.train.progress import Progress
 from coderepairrl.types import Task

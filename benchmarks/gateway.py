@@ -30,7 +30,7 @@ from aiohttp import web
 
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, chat
-from coderepairrl.gateway.request import Names, digest
+from coderepairrl.gateway.request import Digest, Names
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Limits, Sampling
 
@@ -177,7 +177,7 @@ def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
 
     print(f"of a call with {len(raw)} bytes and {len(before)} recorded tokens, alone and at its best:")
     report("parsing and checking the body", lambda: chat.parse(raw))
-    report("naming the request, to know its retries", lambda: digest("chat", raw))
+    report("naming the request, to know its retries", lambda: _name(raw))
     names = Names()
     names.of(tuple(messages), [TOOL])
     report("naming its conversation, to find it", lambda: names.of((*messages[:-1], *new(messages[-1:])), [TOOL]))
@@ -191,6 +191,12 @@ def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
     print(f"extending costs {extending / scratch:.3f} of rendering all")
 
 
+def _name(body: bytes) -> str:
+    named = Digest("chat")
+    named.update(body)
+    return named.name()
+
+
 async def _memory(gateway: Gateway, calls: int) -> None:
     """Bytes that a turn leaves behind, in the first half of a conversation of twice the length and in the second."""
     session = gateway.open("long", limits=Limits(calls=2 * calls, tokens=1 << 20, seconds=600.0), seed=0)
@@ -198,7 +204,7 @@ async def _memory(gateway: Gateway, calls: int) -> None:
     tracemalloc.start()
     for number in range(1, 2 * calls + 1):
         raw = json.dumps({"model": "policy", "messages": messages, "tools": [TOOL]}).encode()
-        outcome = await session.admit(chat.parse(raw), digest("chat", raw), None).result()
+        outcome = await session.admit(chat.parse(raw), _name(raw), None).result()
         messages.append(dict(outcome.message))
         messages.append({"role": "tool", "tool_call_id": "c", "content": f"{random.random()}{_result(number)}"})
         if number % calls == 0:

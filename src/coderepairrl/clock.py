@@ -1,4 +1,4 @@
-"""When something happened: a clock that nobody sets."""
+"""The time of day, by a clock that does not jump."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BEGAN = time.time() - time.monotonic()
 def now() -> float:
     """Unix seconds, counted on from the moment at which this process first asked.
 
-    Who sets the machine's clock, or lets it be corrected, moves no time within a process: what lies between two of
-    them was as long as they say.
+    Setting or correcting the machine's clock meanwhile changes nothing: the difference of two times of one process is
+    what passed between them.
     """
     return _BEGAN + time.monotonic()

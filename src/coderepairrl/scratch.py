@@ -62,7 +62,10 @@ def sweep(base: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """The descriptor that holds the lock. Somebody who sweeps between the first and the last line begins it anew."""
+    """Make the folder and lock its file; the descriptor that holds the lock.
+
+    Another process may `sweep` the folder away before it is locked: then it is made again.
+    """
     while True:
         path.mkdir(mode=0o700)
         owner = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)

@@ -18,6 +18,7 @@ from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEnd
 from coderepairrl.agents.exam import EDIT, PROMPT, command, python, said, small_repair, writes_python
 from coderepairrl.errors import AgentFault, CodeRepairError
 from coderepairrl.gateway import Remote, Server
+from coderepairrl.printable import visible
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import Check
 from coderepairrl.rollout import run_agent
@@ -67,9 +68,7 @@ class _Trial:
     def printed(self) -> str:
         """The end of what the program printed, harmless to a terminal."""
         by_fault = self.error.printed if isinstance(self.error, AgentFault) else ""
-        log = self.report.log if self.report else by_fault
-        end = log.strip()[-_LAST_CHARS:]
-        return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in end)
+        return visible((self.report.log if self.report else by_fault).strip()[-_LAST_CHARS:])
 
     @property
     def stopped(self) -> bool:

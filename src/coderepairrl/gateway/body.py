@@ -24,7 +24,7 @@ class Lenient(BaseModel):
 def read(model: type[Model], raw: bytes) -> Model:
     """The body as `model`. Raises `ApiError` (400) that names the field.
 
-    Half a character, which clients that cut text send, is read as the sign for an unknown one.
+    Clients that cut text send half a character: it is read as U+FFFD.
     """
     try:
         return model.model_validate_json(raw)
@@ -38,7 +38,7 @@ def read(model: type[Model], raw: bytes) -> Model:
 
 
 def _mended(raw: bytes) -> bytes | None:
-    """JSON that is well-formed but for its characters, with those replaced that are none."""
+    """`raw` with U+FFFD for each byte or escape that is no character; None if it is no JSON even so."""
     try:
         value = json.loads(raw.decode(errors="replace"))
         text = json.dumps(value, ensure_ascii=False)

@@ -79,7 +79,7 @@ class _Message(Lenient):
 
 
 def _arguments(function: _Function) -> str:
-    """As JSON text, whoever wrote them."""
+    """As JSON text: some clients send an object."""
     said = function.arguments
     return said if isinstance(said, str) else json.dumps({} if said is None else said, ensure_ascii=False)
 

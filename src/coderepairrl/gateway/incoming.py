@@ -53,7 +53,7 @@ class Body:
 
     @property
     def digest(self) -> str:
-        """`request.digest`."""
+        """Its name, by which a retry is recognised (`Digest`)."""
         return self._named.name()
 
     @property

@@ -75,25 +75,18 @@ class ApiError(Exception):
 
 
 class Digest:
-    """Name of a request body, by which a retry is recognised, as it comes."""
+    """The name of a request body, by which a retry is recognised, computed while the body arrives."""
 
     def __init__(self, dialect: str) -> None:
         self._hash = hashlib.sha256(dialect.encode())  # which processors have instructions for
 
     def update(self, data: bytes) -> None:
-        """What comes next."""
+        """The next bytes of the body."""
         self._hash.update(data)
 
     def name(self) -> str:
         """32 hexadecimal digits."""
         return self._hash.hexdigest()[:32]
-
-
-def digest(dialect: str, body: bytes) -> str:
-    """The name of a whole body."""
-    named = Digest(dialect)
-    named.update(body)
-    return named.name()
 
 
 class Names:
@@ -117,7 +110,7 @@ class Names:
         return messages[self._same(messages) :]
 
     def remember(self, messages: tuple[Message, ...], keys: list[bytes], defaults: Defaults) -> None:
-        """Somebody else has named a conversation."""
+        """Keep what `of` would have found, where a process of `workers` named the conversation."""
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:

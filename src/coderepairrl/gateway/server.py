@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class _Quiet(logging.LoggerAdapter):  # type: ignore[type-arg]
-    """What is no HTTP is its sender's mistake, in a line, and no traceback of ours."""
+    """Bytes that are no HTTP are their sender's mistake: a line at level debug, not a traceback."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
         """As `Logger.exception`, unless the bytes were at fault."""

@@ -206,6 +206,6 @@ def _add(data: RunData, episode: Episode) -> None:
 def _add_printed(data: RunData, text: str) -> None:
     lines = text.strip().splitlines()[-_LINES:]
     kind = kind_of(plain(lines[-1])) if lines else ""
-    if kind not in data.printed and len(data.printed) >= _KINDS:  # a policy may have written it, and never come twice
+    if kind not in data.printed and len(data.printed) >= _KINDS:  # a policy can write lines that never repeat
         kind, lines = "others", ["(others)"]
     data.printed.setdefault(kind, Printed("\n".join(lines) or "(blanks)")).count += 1

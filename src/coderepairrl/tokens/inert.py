@@ -94,7 +94,7 @@ class InertTokenizer:
         self.name_or_path = name
         self.eos_token_id = eos_token_id
         self.added: dict[str, int] = {token["content"]: token["id"] for token in added}
-        spec = {**spec, "truncation": None, "padding": None}  # as somebody else needed them
+        spec = {**spec, "truncation": None, "padding": None}  # of training, say
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
             raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")

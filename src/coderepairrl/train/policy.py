@@ -121,7 +121,7 @@ class LivePolicy:
                 raise UsageError(str(error), fix=self._without(step)) from error
 
     def _without(self, step: int) -> str:
-        """How the run goes on without the checkpoint of `step`: every one, and none, leads to the same weights."""
+        """What to do about a damaged checkpoint of `step`: the log gives the same weights from any other, or none."""
         saved = checkpoints(self.run)
         earlier = next((path for known, path in sorted(saved.items(), reverse=True) if known < step
                         and not damage(path)), None)  # fmt: skip

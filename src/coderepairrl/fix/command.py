@@ -11,12 +11,12 @@ from coderepairrl.fix.repository import Repository
 from coderepairrl.fix.trace import Trace
 from coderepairrl.gateway import Server, Session
 from coderepairrl.protocols import Agent, Sandbox
-from coderepairrl.rollout import run_agent
+from coderepairrl.rollout import how_it_ended, run_agent
 from coderepairrl.runs.codec import dump
 from coderepairrl.scratch import scratch
 from coderepairrl.serve import Choice, replying
 from coderepairrl.train.parts import limits, placed_agent
-from coderepairrl.types import AgentReport, Sampling, Task
+from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
 DEFAULTS = ("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768")
 """For a model that no run tells us about: what one user waits for, not what a thousand episodes may cost."""
@@ -101,19 +101,20 @@ async def fix(
 
 
 async def _attempt(agent: Agent, task: Task, box: Sandbox, session: Session) -> AgentReport:
-    """What the agent reports; one that breaks off at a limit has ended at it, one that breaks after a reply crashed.
+    """What the agent reports; of one that broke, the limit at which it did, or that it crashed (`how_it_ended`).
 
     Raises the fault of what broke first.
     """
+    outcome: AgentReport | AgentFault
     try:
-        report = await run_agent(agent, task, box, session.endpoint, session.limits.seconds)
-    except Fault as fault:  # the engine's death reaches the agent as an HTTP error
-        if session.fault is None and isinstance(fault, AgentFault):
-            if session.limit:
-                return AgentReport(session.limit, log=fault.printed)
-            if session.answered:
-                return AgentReport("crash", log=str(fault))
+        outcome = await run_agent(agent, task, box, session.endpoint, session.limits.seconds)
+    except AgentFault as fault:
+        outcome = fault
+    except Fault as fault:
         raise session.fault or fault from None
-    if session.fault is not None:
+    if session.fault is not None:  # the engine's death reaches the agent as an HTTP error
         raise session.fault
-    return report
+    if isinstance(outcome, AgentReport):
+        return outcome
+    ending, limit = how_it_ended(outcome, session)
+    return AgentReport("crash", log=str(outcome)) if ending is Ending.CRASH else AgentReport(limit, log=outcome.printed)

@@ -13,7 +13,7 @@ import resource
 import sys
 import traceback
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,9 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 """How bodies are read: by the name of a dialect, or the path of its counter."""
 
 
-def batches(messages: Sequence[Message]) -> list[bytes]:
-    """`messages`, packed."""
-    return [pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH)]
+def batches(messages: Sequence[Message]) -> Iterator[bytes]:
+    """`messages`, packed, some at a time."""
+    return (pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH))
 
 
 def unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:

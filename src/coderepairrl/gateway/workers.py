@@ -24,7 +24,7 @@ from coderepairrl.children import Child, ChildDied
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.incoming import Body
 from coderepairrl.gateway.request import ApiError, Message, Names, Request
-from coderepairrl.gateway.worker import BATCH, PARSERS
+from coderepairrl.gateway.worker import PARSERS, batches
 from coderepairrl.tokens import Codec, TooLong
 
 MOST = max(2, min(4, (os.cpu_count() or 2) // 2))
@@ -248,7 +248,7 @@ class Desk:
 
 
 async def _packed(messages: Sequence[Message]) -> list[bytes]:
-    return [await _step(pickle.dumps(messages[at : at + BATCH])) for at in range(0, len(messages), BATCH)]
+    return [await _step(batch) for batch in batches(messages)]
 
 
 async def _unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:

@@ -172,21 +172,29 @@ class Rollout:
         return _shortened(str(log), _PRINTED_CHARS)
 
 
-def _ended(episode: Episode, outcome: AgentReport | AgentFault, session: Session) -> Episode:
-    """`episode` with how it ended, once `session` is closed without a fault.
+def how_it_ended(outcome: AgentReport | AgentFault, session: Session) -> tuple[Ending, str]:
+    """How an attempt ended and why, where `session` has no fault.
 
-    A program that breaks off at a limit of the gateway's has ended at that limit. Raises `outcome` when the agent broke
+    A program that breaks at a limit of the gateway's has ended at that limit. Raises `outcome` when the agent broke
     before the model had replied: this was not the policy's doing.
     """
     if isinstance(outcome, AgentReport):
         limit = session.limit or (outcome.exit if outcome.exit in ("calls", "tokens", "time") else "")
-        ending = Ending.LIMIT if limit else Ending.DONE
-        return replace(episode, ending=ending, reason=limit or outcome.exit, tool_calls=outcome.tool_calls or ())
+        return (Ending.LIMIT, limit) if limit else (Ending.DONE, outcome.exit)
     if session.limit:
-        return replace(episode, ending=Ending.LIMIT, reason=session.limit)
+        return Ending.LIMIT, session.limit
     if not session.answered:
         raise outcome
-    return replace(episode, ending=Ending.CRASH, reason=outcome.how, crash=_shortened(str(outcome)))
+    return Ending.CRASH, outcome.how
+
+
+def _ended(episode: Episode, outcome: AgentReport | AgentFault, session: Session) -> Episode:
+    """`episode` with how it ended. Raises `outcome` as `how_it_ended` does."""
+    ending, reason = how_it_ended(outcome, session)
+    episode = replace(episode, ending=ending, reason=reason)
+    if isinstance(outcome, AgentReport):
+        return replace(episode, tool_calls=outcome.tool_calls or ())
+    return replace(episode, crash=_shortened(str(outcome))) if ending is Ending.CRASH else episode
 
 
 def _shortened(text: str, most: int = _CRASH_CHARS) -> str:

@@ -33,6 +33,14 @@ def folders() -> tuple[Path, ...]:
     return (*own, _PACKAGE, *caches.folders())
 
 
+def outermost_first(folders: Iterable[str]) -> list[str]:
+    """The order to show `folders` in: one that lies in a folder of ours, which is hidden, comes into view again.
+
+    That is an agent's own, in a cache.
+    """
+    return sorted(folders, key=lambda folder: len(Path(folder).parts))
+
+
 def in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
     """Each of `shown` (paths of the host) with the path, by way of it, of a folder of ours that lies in it."""
     found: list[tuple[str, str]] = []

@@ -207,8 +207,7 @@ class Bubblewrap(GuestBackend):
         prefix = prefix_of(python)
         shown = [*([str(prefix)] if prefix is not None else []), *self._binds]
         hidden: list[str] = []
-        # an outer folder first: an agent's own, within a cache of ours that is hidden, comes into view again
-        for folder in ("/usr", *sorted(shown, key=lambda each: len(Path(each).parts))):
+        for folder in ("/usr", *answers.outermost_first(shown)):
             view += ["--ro-bind", folder, folder] if folder in shown else []
             for _, at in answers.in_view([folder]):
                 view += ["--size", "4096", "--tmpfs", at]

@@ -217,7 +217,7 @@ class Container(GuestBackend):
             ) from error
         shown = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
         shown += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
-        for bind in sorted(self._binds, key=lambda each: len(Path(each).parts)):
+        for bind in answers.outermost_first(self._binds):
             shown += ["-v", f"{bind}:{bind}:ro"]
             for _, hidden in answers.in_view([bind]):
                 shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, Session, incoming, server
+from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 
 from .conftest import SHELL, Fake, Said, World, identical
@@ -447,7 +448,7 @@ async def test_a_conversation_may_go_on_in_another_dialect(world: World, said: S
 @EVERY
 def test_a_request_is_plain_data(name: str) -> None:
     """It may be read in one process and answered in another."""
-    [dialect] = [each for each in server.DIALECTS if each.name == name]
+    [dialect] = [each for each in DIALECTS if each.name == name]
     body = copy.deepcopy(SPEECHES[name].body)
     for _ in range(2):
         request = dialect.parse(json.dumps(body).encode())

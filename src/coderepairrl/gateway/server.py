@@ -12,15 +12,16 @@ import secrets
 import socket as sockets
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coderepairrl.errors import Fault, GatewayFault, UsageError
 from coderepairrl.gateway import chat, messages, responses
-from coderepairrl.gateway.body import Telling, stream
-from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.body import stream
+from coderepairrl.gateway.call import Call
+from coderepairrl.gateway.dialects import DIALECTS, Dialect
 from coderepairrl.gateway.request import ApiError, Counter, Request
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import Policy, Source
@@ -55,44 +56,6 @@ class _Quiet(logging.LoggerAdapter):  # type: ignore[type-arg]
             self.debug("bad HTTP: %s", type(exc_info).__name__)
         else:
             super().exception(msg, *args, exc_info=exc_info, **more)
-
-
-class Dialect(Protocol):
-    """A provider's API: a module with these names (`chat`, `responses`, `messages`)."""
-
-    @property
-    def name(self) -> str:
-        """What `Turn.dialect` says."""
-        ...
-
-    @property
-    def path(self) -> str:
-        """Where it is served, below ``/v1``."""
-        ...
-
-    @property
-    def counter(self) -> Counter | None:
-        """Its way to count tokens, if it has one."""
-        ...
-
-    def parse(self, raw: bytes) -> Request:
-        """A body as a request. Raises `ApiError`."""
-        ...
-
-    def reply(self, request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
-        """The response to a plain request."""
-        ...
-
-    def tell(self, request: Request, call: Call) -> Telling:
-        """The response to a streaming request."""
-        ...
-
-    def error(self, failure: ApiError) -> dict[str, Any]:
-        """An error in its shape."""
-        ...
-
-
-DIALECTS: tuple[Dialect, ...] = (chat, responses, messages)
 
 
 class Server:

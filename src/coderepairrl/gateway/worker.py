@@ -20,7 +20,7 @@ from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.children import Parent
-from coderepairrl.gateway import chat, messages, responses
+from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.gateway.request import ApiError, Message, Names, Request, named
 from coderepairrl.tokens import Codec, Origin, TooLong
 
@@ -34,8 +34,8 @@ REPEATED = 4
 """The text of replies may be so many times what fits in a prompt: templates drop earlier thoughts."""
 
 PARSERS: dict[str, Callable[[bytes], Request]] = {
-    **{dialect.name: dialect.parse for dialect in (chat, responses, messages)},
-    **{dialect.counter.path: dialect.counter.parse for dialect in (responses, messages)},
+    **{dialect.name: dialect.parse for dialect in DIALECTS},
+    **{dialect.counter.path: dialect.counter.parse for dialect in DIALECTS if dialect.counter is not None},
 }
 """How bodies are read: by the name of a dialect, or the path of its counter."""
 

@@ -74,7 +74,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Unique in the session, and the same for whoever follows it: the stem of a dialect's ids."""
+        """Unique in the session, and the same for all its followers: the stem of a dialect's ids."""
         return f"{self.digest[:16]}-{self.ordinal}"
 
     @property

@@ -14,7 +14,7 @@ from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS
 def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: Parts) -> list[Message]:
     """Items as messages after `opening`: what one reply said (thoughts, words, calls) is one message.
 
-    Raises `ApiError` for a role that nobody has.
+    Raises `ApiError` for an unknown role.
     """
     messages: list[dict[str, Any]] = [dict(message) for message in opening]
     last = ""
@@ -67,7 +67,7 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _heard(item: Mapping[str, Any], kind: str, number: int, parts: Parts) -> dict[str, Any]:
-    """What others say to the policy. Raises `ApiError` for a role that nobody has."""
+    """What others say to the policy. Raises `ApiError` for an unknown role."""
     if kind == "result":
         said = item.get("output")
         content = parts.text(said, "\n") if said is not None else parts.placeholder(item)

@@ -449,7 +449,7 @@ class Relayed:
         return Reply(heard.content, heard.reasoning, calls), [*rest, *(Delta(call=call) for call in calls)]
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """None: nobody knows the ids that were sampled under which logprobs."""
+        """Both empty: a remote does not say which ids it sampled with which logprobs."""
         nothing = TokenSpan((), Origin.POLICY)
         return nothing, nothing
 

@@ -176,7 +176,7 @@ class Server:
         await self._workers.close()
 
     def _greet(self) -> asyncio.Protocol:
-        """A new connection, which has some seconds to show a key: whoever sends half a line forever has none."""
+        """A new connection, which has some seconds to show a key: one that sends half a line forever is closed."""
         if self._runner is None or self._runner.server is None:
             raise AssertionError("the server does not run")
         handler = self._runner.server()
@@ -276,7 +276,7 @@ class Server:
         }
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Whether the engine is alive, and no more: whoever is in a sandbox may ask."""
+        """Whether the engine is alive, and no more: agents in sandboxes may ask."""
         try:
             await self.source.health()
         except Fault as fault:
@@ -353,7 +353,7 @@ def _retry_count(request: web.Request) -> int | None:
 
 @contextlib.contextmanager
 def _charged(session: Session) -> Iterator[None]:
-    """A refusal is counted as a call. Whoever has none left is told before anything is read."""
+    """A refusal is counted as a call. A session with none left is refused before anything is read."""
     session.check_requests()
     try:
         yield
@@ -399,7 +399,7 @@ async def _errors(
         failure = ApiError(500, "gateway_fault", "the gateway failed")
     response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
     if failure.code in ("invalid_body", "episode_limit_reached") or failure.status in CLOSING:
-        response.force_close()  # nobody knows where on this connection the next request begins, or nobody cares
+        response.force_close()  # where the next request begins is unknown, or of no interest
     return response
 
 

@@ -275,13 +275,13 @@ class Session:
 
     async def _finish(self, call: Call, request: Request, begun: _Begun | None, error: BaseException | None) -> None:
         """Commit the turn, and only then let followers see the end."""
-        if isinstance(error, ApiError):  # nothing was sampled: whoever samples refused the request
+        if isinstance(error, ApiError):  # nothing was sampled: the engine or the remote refused the request
             self.limit = self.limit or error.limit
             call.failure = error
             return
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
         fault = None if error is None or aborted else self._failed(error)
-        if begun is None:  # nobody was asked
+        if begun is None:  # nothing was asked of the engine or the remote
             call.failure = self._gone() if fault is None else _unavailable(fault)
             return
         placement, budget, generation = begun
@@ -330,7 +330,7 @@ class Session:
         call.publish(rest)
         usage = generation.usage
         limit, most = self._most
-        if usage.context > most:  # only somebody else's model can be asked for more than it may: nobody counts before
+        if usage.context > most:  # only of a remote: its tokens are not counted before it is asked
             self.limit = self.limit or limit
         call.outcome = Outcome(
             turn=turn,
@@ -366,7 +366,7 @@ class Session:
             fault = error
         elif isinstance(error, ValueError) and not isinstance(error, UnicodeError):
             fault = EngineFault(f"the engine refused a prompt: {error}")
-        elif isinstance(error, CodeRepairError):  # a full disk, say: whoever writes next ends the run and says so
+        elif isinstance(error, CodeRepairError):  # a full disk, say: the next write to the log ends the run and says so
             fault = GatewayFault(str(error), fix=error.fix)
         else:
             log.error("episode %s: unexpected %r", self.episode_id, error, exc_info=error)

@@ -27,7 +27,7 @@ class Generating(Protocol):
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample to the end or until `deadline` (loop time). Cancelling aborts.
 
-        Raises a `Fault`, and `ApiError` for a request that whoever samples refuses.
+        Raises a `Fault`, and `ApiError` for a request that the engine or the remote refuses.
         """
         ...
 
@@ -70,7 +70,7 @@ class Source(Protocol):
 
     @property
     def context(self) -> int | None:
-        """Longest sequence in tokens; None if nobody knows."""
+        """Longest sequence in tokens; None if it is not known."""
         ...
 
     @property

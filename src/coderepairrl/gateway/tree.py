@@ -93,7 +93,7 @@ class Tree(ABC):
 
 
 class TextTree(Tree):
-    """Of text only: whoever replies is sent the whole conversation each time."""
+    """Of text only: a remote is sent the whole conversation each time."""
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """After the recorded turn that most of `messages` repeat."""

@@ -1,7 +1,7 @@
 """A process that reads, names and writes requests that are too large for the gateway's event loop: see `workers`.
 
-What an agent sends decides how long a job takes and how much memory. Neither is anybody else's here: the process may be
-killed at any time, and another one is asked.
+What an agent sends decides how long a job takes and how much memory. Here it costs no other session anything: the
+process may be killed at any time, and another one is asked.
 """
 
 from __future__ import annotations

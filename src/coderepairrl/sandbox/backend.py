@@ -69,7 +69,7 @@ class StateFolder:
         sweep_scratch(self.path.parent)
 
     def find_groups(self) -> Groups:
-        """Where control groups named after this folder can be made; noted in it, for whoever has to sweep them."""
+        """Where control groups named after this folder can be made; noted in it, for a later `_sweep`."""
         if self.groups is None:
             self.groups = find()
             (self.path / _GROUPS).write_text("".join(f"{parent}\n" for parent in self.groups.parents.values()))

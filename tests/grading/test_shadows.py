@@ -20,6 +20,8 @@ COMMANDS = {
     "src": ("env", "PYTHONPATH=src", "python3", "-m", "json.tool", "data.json"),
     "sub": ("sh", "-c", "cd docs && python3 -m json.tool ../data.json"),
     "-c": ("python3", "-c", "import json; json.load(open('data.json'))"),
+    "runner": ("python3", "-m", "nose"),
+    "new": ("env", "PYTHONPATH=docs:new", "python3", "-m", "json.tool", "data.json"),
     "start": ("env", "PYTHONPATH=.:src", "python3", "-c", "import json; json.load(open('data.json'))"),
 }
 CHEATS: dict[str, tuple[str, Mapping[str, bytes]]] = {
@@ -33,6 +35,9 @@ CHEATS: dict[str, tuple[str, Mapping[str, bytes]]] = {
     "a script of one line": ("-c", {"json/__init__.py": END}),
     "start-up code as a package": ("start", {"sitecustomize/__init__.py": END}),
     "a user's start-up code": ("start", {"src/usercustomize.py": END, "src/sitecustomize/__init__.py": END}),
+    "a package in a new folder that the command names": ("new", {"new/__init__.py": b"", "new/json.py": END}),
+    "a new folder of a package": ("new", {"new/json/__init__.py": b"", "new/json/tool.py": END}),
+    "a runner that is not there, by a folder": ("runner", {"nose/__main__.py": END}),
     "what every start imports": ("start", {"src/encodings/__init__.py": END, "encodings/__init__.py": END}),
 }
 """The command and the files that make it pass without a repair."""
@@ -63,7 +68,7 @@ async def test_new_modules_do_not_stand_in_for_others(name: str, repository: Rep
     command, files = CHEATS[name]
     backend, task = bwrap(), made(repository, command)
     async with backend.open(task) as fresh:
-        assert (await grade(fresh, task, task.reference)).problem == ""
+        assert ((await grade(fresh, task, task.reference)).problem == "") == (command != "runner")
     patch = cheat(repository, files)
     async with backend.open(task) as fresh:
         assert (await grade(fresh, task, patch)).problem.startswith("check failed (exit code 1)")
@@ -88,6 +93,18 @@ async def test_modules_of_packages_are_the_patchs_to_add(repository: Repository)
         assert (await grade(fresh, task, patch)).problem == ""
         assert (await fresh.exec(["ls", *new])).ok
         assert not (await fresh.exec(["ls", "queue.py"])).ok
+
+
+async def test_what_nothing_imports_by_that_name_is_the_patchs_to_add(repository: Repository) -> None:
+    """Modules of a new package, of folders that are no packages, of no Python of today; programs without an ending."""
+    new = ("shop/__init__.py", "shop/types.py", "shop/json/__init__.py", "shop/json/tool.py", "docs/code/util.py")
+    new += ("calendar/models.py", "parser.py", "src/formatter.py", "bin/profile")
+    repaired = {"data.json": b"{}\n"} | dict.fromkeys(new, b"x = 1\n")
+    backend, task = bwrap(), made(repository, "-m")
+    patch = cheat(repository, repaired)
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem == ""
+        assert (await fresh.exec(["ls", *new])).ok
 
 
 async def test_names_that_the_reference_or_the_repository_has_are_the_patchs_too(repository: Repository) -> None:

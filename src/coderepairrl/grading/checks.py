@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.grading import witness
 from coderepairrl.grading.reports import PARSERS, Outcome, Outcomes, lacking, worst
-from coderepairrl.grading.steering import left_out, literally, may_shadow, shadowed, touched
+from coderepairrl.grading.steering import (
+    left_out,
+    literally,
+    may_shadow,
+    packages,
+    shadowed,
+    stands_for,
+    touched,
+)
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
@@ -32,6 +41,7 @@ for path; do
 done
 """
 """Says which of its arguments are not there and would lie in no package that is."""
+_MISSING = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
 _APPLY_SECONDS = 60.0
 _REFUSED = (1, 128)
 """Exit codes of a git that read the patch and does not take it."""
@@ -66,14 +76,15 @@ class Verdict(NamedTuple):
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
     """Apply `patch` in a fresh sandbox of `task`, put the checks' files back, and run them. Raises `SandboxFault`."""
     without = left_out(task.reference, task.checks, sandbox.workdir)
-    without += await _shadowing(sandbox, patch, without, task.reference)
+    without += await _shadowing(sandbox, patch, without, task)
     refused = await apply(sandbox, patch, without)
     return Verdict(refused) if refused else await judge(sandbox, task.checks)
 
 
-async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], reference: bytes) -> tuple[str, ...]:
+async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
     """Patterns, as for `apply`, of the new files of `patch` that Python could import in the place of its own or of a
-    runner's; but for modules of a package that is there without the patch, and for names that the reference touches.
+    runner's; but for modules of a package that is there without the patch or that the patch makes in a new folder of
+    which the checks know nothing, and for names that the reference touches.
     """
     if not may_shadow(patch):
         return ()
@@ -81,13 +92,24 @@ async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], r
     listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
     found = map(_LISTED.fullmatch, listed.output.split(b"\0"))
     paths = [line[1].decode("utf-8", "surrogateescape") for line in found if line]
-    own = {shadowed(path) for path in touched(reference)}
-    suspects = [path for path in paths if shadowed(path) and shadowed(path) not in own]
+    own = {shadowed(path) for path in touched(task.reference)}
+    made, links = packages(paths), b"120000" in patch
+    places = {path: stands_for(path, made, links=links) for path in paths if shadowed(path) not in own}
+    suspects = [path for path, place in places.items() if place]
     if not suspects:
         return ()
+    said = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
+    hidden = await _missing(sandbox, [each for each in made if each.rpartition("/")[2] not in said])
+    suspects = [path for path in suspects if not any(places[path].startswith(f"{each}/") for each in hidden)]
     asked = await sandbox.exec(["sh", "-c", _NEW, "sh", *suspects], max_bytes=_LOG_BYTES)
     new = asked.output.decode("utf-8", "surrogateescape").split("\0") if asked.ok else suspects
     return tuple(literally(path) for path in new if path)
+
+
+async def _missing(sandbox: Sandbox, folders: Collection[str]) -> list[str]:
+    """Those that are not there."""
+    asked = await sandbox.exec(["sh", "-c", _MISSING, "sh", *folders], max_bytes=_LOG_BYTES) if folders else None
+    return asked.output.decode("utf-8", "surrogateescape").split("\0")[:-1] if asked and asked.ok else []
 
 
 async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:

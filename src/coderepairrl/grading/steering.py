@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 import sys
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 from coderepairrl.types import Checks
@@ -23,7 +24,7 @@ STEERING = (
 )
 """Files that steer a test runner or an interpreter, or count as tests by their name: what a patch does to them is left
 out before it is judged, unless the task's reference changes a file of that kind too. So are the files that a command
-names (`named`), and new files that Python could import in the place of its own or of a runner's (`shadowed`)."""
+names (`named`), and new files that Python could import in the place of its own or of a runner's (`stands_for`)."""
 
 _ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
 _PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
@@ -38,10 +39,14 @@ _RUNNERS = (
     *("typing_extensions", "pathlib2", "funcsigs", "xdist", "execnet", "coverage", "nose", "nose2", "tox"),
     *("setuptools", "pkg_resources", "pip", "_distutils_hack", "sitecustomize", "usercustomize"),
 )
-_FORMER = ("distutils", "imp", "asynchat", "asyncore", "smtpd", "binhex", "formatter", "parser", "symbol", "tomllib")
-"""Modules that other versions of Python have, or had."""
+_FORMER = ("distutils", "imp", "tomllib")
+"""Modules that runners import where their Python has them."""
 MODULES = {*sys.stdlib_module_names, *_RUNNERS, *_FORMER} - {"test"}
 """What Python and its test runners import before any code of a workspace, and so must not find there."""
+_EVERYWHERE = {
+    name for name in sys.stdlib_module_names - {"nt", "msvcrt", "winreg", "winsound"} if not name.startswith("_")
+}
+"""What every Python has: it is not looked for in folders that are no packages."""
 _IMPORTED = (".py", ".pyc", ".pyo", ".so", ".pyd")
 _NAMES = re.compile(rb"^(?:diff|---|\+\+\+|rename|copy) .*", re.MULTILINE)
 _WORDS = re.compile(rb"[/\s\"]+")
@@ -53,7 +58,7 @@ def touched(patch: bytes) -> set[str]:
 
 
 def may_shadow(patch: bytes) -> bool:
-    """Whether a new file of `patch` may be a `shadowed` one. A quick look that says yes too often, never no.
+    """Whether a new file of `patch` may be one that `stands_for` another. A quick look that says yes too often, never no.
 
     >>> may_shadow(b"+++ b/src/json.py"), may_shadow(b'+++ "b/\\152son.py"'), may_shadow(b"+++ b/maths.py")
     (True, True, False)
@@ -65,7 +70,7 @@ def may_shadow(patch: bytes) -> bool:
 
 
 def shadowed(path: str) -> str:
-    """The first name in `path` that is one of `MODULES`, if that is what the file would be imported as; or nothing.
+    """The first name in `path` that is one of `MODULES`, if the file may be imported at all; or nothing.
 
     >>> shadowed("src/json/decoder.py"), shadowed("unittest"), shadowed("json/a.txt"), shadowed("_ssl.abi3.so")
     ('json', 'unittest', '', '_ssl')
@@ -74,6 +79,36 @@ def shadowed(path: str) -> str:
     if not name.endswith(_IMPORTED):  # unless it is a link to a package
         return name if name in MODULES else ""
     return next((part for part in (*folders, name.partition(".")[0]) if part in MODULES), "")
+
+
+def packages(paths: Iterable[str]) -> set[str]:
+    """The folders that `paths` make packages of.
+
+    >>> sorted(packages(["a/__init__.py", "a/b/__init__.abi3.so", "a/c/d.py"]))
+    ['a', 'a/b']
+    """
+    places = (path.rpartition("/") for path in paths)
+    return {folder for folder, _, name in places if name.startswith("__init__.") and name.endswith(_IMPORTED)}
+
+
+def stands_for(path: str, made: Collection[str], *, links: bool = True) -> str:
+    """The file or folder that one of `MODULES` could be imported from once `path` is there; or nothing.
+
+    `made` are the `packages` of the patch: Python takes a folder that is none only for a name that it has not itself.
+    `links` is whether what has no ending may be a link.
+
+    >>> stands_for("a/json/b.py", ["a/json"]), stands_for("a/json/b.py", []), stands_for("a/cmd.py", [])
+    ('a/json', '', 'a/cmd.py')
+    """
+    folder, _, name = path.rpartition("/")
+    if not name.endswith(_IMPORTED):
+        return path if links and name in MODULES else ""
+    parts = folder.split("/")
+    for end, part in enumerate(parts, 1):
+        place = "/".join(parts[:end])
+        if part in MODULES and (place in made or part not in _EVERYWHERE):
+            return place
+    return path if name.partition(".")[0] in MODULES else ""
 
 
 def literally(path: str) -> str:

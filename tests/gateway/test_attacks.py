@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import logging
+import resource
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -19,8 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
+from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway import Session, incoming, server, workers
 from coderepairrl.gateway.workers import Desk, Workers
+from coderepairrl.types import Sampling
 
 from .conftest import SHELL, World
 
@@ -371,6 +374,36 @@ async def test_no_session_takes_all_processes(world: World) -> None:
         assert order.index("modest") <= 2, order
     finally:
         await pool.close()
+
+
+async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> None:
+    """A session sends sixteen bodies at a time, each of which may take a minute: the gateway did them all first."""
+    pool = Workers(most=1)
+    desk = Desk(pool, world.gateway.source.codec, 1 << 30)
+    jobs = [asyncio.create_task(desk.render((user(f"{n} words " * 100_000),), ())) for n in range(12)]
+    while not pool._children:
+        await asyncio.sleep(0.05)
+    started = time.monotonic()
+    await pool.close()
+    assert all(isinstance(each, GatewayFault) for each in await asyncio.gather(*jobs, return_exceptions=True))
+    assert time.monotonic() - started < 5.0  # 13 s for four of them, before
+    assert not pool._children
+
+
+async def test_a_gateway_has_files_for_all_connections_that_it_allows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen agents with 64 connections each left none to anybody else."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(server, "OPEN_FILES", min(900, hard))
+    another = server.Server(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(800, hard), hard))
+        await another.start()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(900, hard), hard)
+    finally:
+        await another.stop()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(

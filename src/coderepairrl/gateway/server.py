@@ -8,6 +8,7 @@ import errno
 import gc
 import json
 import logging
+import resource
 import secrets
 import socket as sockets
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -38,6 +39,8 @@ STRANGERS = 512
 """Connections that have not shown a key yet: of more, the oldest are closed."""
 STRANGE_SECONDS = 10.0
 """How long one may do without."""
+OPEN_FILES = 1 << 16
+"""That this process may have, as far as the system lets it: a connection is one."""
 REMEMBERED = 1 << 16
 """Keys of closed sessions that are told from made-up ones."""
 CLOSING = 408, 410, 413, 429
@@ -116,6 +119,7 @@ class Server:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_Quiet(log, {})
         )
         await self._runner.setup()
+        _allow_connections()
         loop = asyncio.get_running_loop()
         try:
             self._doors.append(await loop.create_server(self._greet, host, port, backlog=1024))
@@ -302,6 +306,15 @@ class Gateway(Server):
     ) -> None:
         policy = Policy(codec, engine, history_policy)
         super().__init__(policy, sampling=sampling, on_turn=on_turn, model_name=model_name, accept=accept)
+
+
+def _allow_connections() -> None:
+    """Open files for those of `OPEN_FILES` connections, where shells begin with 1,024: else a few agents that hold all
+    that they may have would be all that the machine can have."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    if now != resource.RLIM_INFINITY and now < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 async def _present(request: web.Request) -> web.Response:

@@ -153,11 +153,15 @@ class Workers:
                 entry[2].set_result(None)
 
     async def _start(self) -> Child:
+        if self._closed:  # the job waited behind another one of its desk
+            raise GatewayFault("the gateway stops")
         try:
             child = await Child.spawn("coderepairrl.gateway.worker", log=Path(os.devnull))
         except OSError as error:
             raise GatewayFault(f"no process for large requests can be started: {error}") from error
         self._children.add(child)
+        if self._closed:  # meanwhile
+            child.process.kill()
         return child
 
     async def _end(self, child: Child) -> None:

@@ -58,7 +58,7 @@ def touched(patch: bytes) -> set[str]:
 
 
 def may_shadow(patch: bytes) -> bool:
-    """Whether a new file of `patch` may be one that `stands_for` another. A quick look that says yes too often, never no.
+    """Whether a new file of `patch` may be one that `stands_for` another. A quick look: yes too often, never no.
 
     >>> may_shadow(b"+++ b/src/json.py"), may_shadow(b'+++ "b/\\152son.py"'), may_shadow(b"+++ b/maths.py")
     (True, True, False)

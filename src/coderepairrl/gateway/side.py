@@ -70,7 +70,7 @@ def _systems(turns: Sequence[Turn]) -> list[str]:
             continue
         shared = turn.fork.messages if turn.fork else 0
         found = list(opening[turn.fork.turn][:shared]) if turn.fork else []
-        for message in turn.messages if len(found) == shared else ():  # else what is shared goes beyond the system prompt
+        for message in turn.messages if len(found) == shared else ():  # else it forks after the system prompt
             if message["role"] != "system":
                 break
             found.append(str(message["content"]))

@@ -359,3 +359,4 @@ async def test_tokens_of_a_remote_cannot_be_counted_before() -> None:
             client.post(f"{session.endpoint.base_url}/messages/count_tokens", json=body) as answer,
         ):
             assert (answer.status, (await answer.json())["error"]["type"]) == (404, "not_found_error")
+        assert session._started == 0, "an agent that asks before every call has all its calls"

@@ -154,8 +154,11 @@ class Session:
             raise self._spent("calls", f"an episode of {self.limits.calls} model calls makes not so many requests")
 
     def refused(self, error: ApiError) -> None:
-        """A request that was no call is counted as one: an agent that keeps sending what cannot be answered ends."""
-        if error.code != "episode_limit_reached":
+        """A request that was no call is counted as one: an agent that keeps sending what cannot be answered ends.
+
+        What is never answered here (tokens that nobody can count) is asked for by whoever does not know, at every turn.
+        """
+        if error.code not in ("episode_limit_reached", "not_supported"):
             self._started += 1
 
     async def read(self, name: str, body: Body) -> Request:

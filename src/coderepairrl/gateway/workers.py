@@ -153,14 +153,12 @@ class Workers:
                 entry[2].set_result(None)
 
     async def _start(self) -> Child:
-        if self._closed:  # the job waited behind another one of its desk
-            raise GatewayFault("the gateway stops")
         try:
             child = await Child.spawn("coderepairrl.gateway.worker", log=Path(os.devnull))
         except OSError as error:
             raise GatewayFault(f"no process for large requests can be started: {error}") from error
         self._children.add(child)
-        if self._closed:  # meanwhile
+        if self._closed:  # meanwhile, or the job waited behind another one of its desk
             child.process.kill()
         return child
 

@@ -79,7 +79,8 @@ import asyncio, subprocess, sys
 from coderepairrl.check import crash
 with crash.adopting():
     subprocess.run(["sh", "-c", f"sleep {sys.argv[1]} > /dev/null & exit 0"])
-    print(asyncio.run(crash.all_gone([])))
+    asyncio.run(crash.all_gone(kill := crash.Kill("controller", 0.0)))
+    print(kill.gone)
 """
 
 

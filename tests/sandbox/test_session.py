@@ -16,7 +16,7 @@ from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import make, session
-from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.backend import GuestBackend, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox
@@ -392,6 +392,28 @@ async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path)
         await guest.close()
         groups.append(guest.process.pid)
     assert [group for group in groups if _lives(group)] == []
+
+
+async def test_the_next_owner_ends_what_a_killed_one_had_half_started(tmp_path: Path) -> None:
+    """Nobody is left then to kill its group."""
+    stale = tmp_path / "crrl-sandbox-stale"
+    stale.mkdir()
+    (stale / ".lock").touch()
+    argv = ["bwrap", "--die-with-parent", "--unshare-all", "--ro-bind", "/", "/", "--chdir", str(stale), "sleep", "60"]
+    groups: list[int] = []
+    for number in range(600):
+        process = subprocess.Popen(argv, start_new_session=True, stderr=subprocess.DEVNULL)
+        await asyncio.sleep(0.0001 * (number % 60))
+        process.kill()
+        process.wait()
+        await asyncio.sleep(0.01)
+        if _lives(process.pid):
+            groups.append(process.pid)
+            break
+    assert groups, "no bubblewrap left anybody"
+    _sweep(tmp_path)
+    await asyncio.sleep(0.05)
+    assert not _lives(groups[0]) and not stale.exists()
 
 
 def _lives(group: int) -> bool:

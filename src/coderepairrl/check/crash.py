@@ -62,6 +62,7 @@ _MARKS = {
     "guest": b"guest.pyc",
 }
 """What is in the command line of a process that is no controller."""
+_BUBBLEWRAP = b"bwrap --unshare"
 VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
 """`everything`: all processes of the run at once. `gateway`: who holds its sockets, in the middle of an episode."""
 EACH = "each"
@@ -83,9 +84,11 @@ class Kill:
     at: float = 0.0
     """When it was, by the clock that the log has."""
     gone: float = 0.0
-    """Seconds until the last process was."""
+    """Seconds until the last process was, but for `half_started`."""
     orphans: list[str] = field(default_factory=list)
     """Command lines of those that were there after `GONE` seconds."""
+    half_started: int = 0
+    """Children of a bubblewrap that was killed while it started, which the next run ends."""
     seconds: float = 0.0
     """Until the next step of the run was finished, or its end reached."""
     problems: list[str] = field(default_factory=list)
@@ -134,7 +137,9 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
                 yield _row(name, own)
         slowest = max(kill.gone for kill in done)
         orphans = sorted({words for kill in done for words in kill.orphans})
-        said = "; ".join([f"{slowest:.2f} s after the controller at most", *orphans])
+        half = sum(kill.half_started for kill in done)
+        late = [f"{half} of a bubblewrap that had just begun, with the next start"] if half else []
+        said = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
         yield Check("orphans end", slowest <= GONE, said)
         if wrong:
             kept = work.rename(work.with_name(f"{work.name}-failed"))
@@ -229,7 +234,7 @@ class _Trial:
                 os.kill(target, signal.SIGKILL)
         if process.pid in targets:
             process.wait()
-            kill.gone = await all_gone(kill.orphans)
+            await all_gone(kill)
 
     async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
         """Wait for the moment, and for the victim; false when the run ended before."""
@@ -371,21 +376,24 @@ def _frozen(root: int) -> list[int]:
     return stopped
 
 
-async def all_gone(orphans: list[str]) -> float:
-    """Seconds until nothing is left of a run whose controller was killed; after half a minute that is killed, too.
+async def all_gone(kill: Kill) -> None:
+    """Wait until nothing is left of a run whose controller was killed; after half a minute that is killed, too.
 
-    To `orphans` are added the command lines of those that are there after `GONE` seconds.
+    What a bubblewrap left that was killed while it started is counted and not waited for: the next run ends it.
     """
     began = time.monotonic()
     while left := _below(os.getpid()):
         seconds = time.monotonic() - began
-        if seconds > GONE and not orphans:
-            orphans += [words.decode(errors="replace")[:200] for words in left.values()]
+        if seconds > GONE and all(_BUBBLEWRAP in words for words in left.values()):
+            kill.half_started = len(left)
+            return
+        if seconds > GONE and not kill.orphans:
+            kill.orphans += [words.decode(errors="replace")[:200] for words in left.values()]
         if seconds > 30:
             for pid in left:
                 _end(pid)
         await asyncio.sleep(0.01)
-    return time.monotonic() - began
+        kill.gone = time.monotonic() - began
 
 
 def _end(root: int) -> None:

@@ -97,9 +97,22 @@ def _sweep(folder: Path) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if (stale / _GROUPS).exists():
                     sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
+                _end_half_started(stale)
                 destroy(stale)
         except OSError:  # held, or just being made or removed by its owner
             continue
+
+
+def _end_half_started(folder: Path) -> None:
+    """Kill each bubblewrap that was to open a sandbox in `folder`, whose owner is dead.
+
+    One that is killed while it starts, as its owner's death does, leaves a child that waits to be told its user ids.
+    """
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            program, *arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if program.endswith(b"bwrap") and any(os.fsencode(folder) in argument for argument in arguments):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def destroy(folder: Path) -> None:

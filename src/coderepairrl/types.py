@@ -104,8 +104,8 @@ class Finish(StrEnum):
 
 
 SideCalls = Literal["mask", "tools", "train"]
-"""What becomes of calls beside an agent's main conversation (titles, summaries, sub-agents): none is trained, those are
-that were given tools to work with, or all are."""
+"""Which calls beside an agent's main conversation (titles, summaries, sub-agents) are trained: ``mask`` none, ``tools``
+those that were given tools, ``train`` all."""
 
 
 @dataclass(frozen=True, slots=True)

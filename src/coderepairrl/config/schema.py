@@ -171,16 +171,16 @@ class Rollout(Section):
     """What the policy sees of its own replies: the tokens it sampled, wherever a client repeats their text, or the
     conversation as the client sent it, rendered anew at each call (docs/gateway.md)."""
     side_calls: Literal["mask", "tools", "train"] | None = None
-    """What becomes of calls beside the agent's main conversation: no training on any, on those that were given tools,
-    on all. Unset is what the agent's recipe says (docs/agents.md)."""
+    """Which calls beside the agent's main conversation are trained: none (`mask`), those that were given tools
+    (`tools`), all (`train`). Unset is what the agent's recipe says (docs/agents.md)."""
 
 
 class Gateway(Section):
     """What agents talk to."""
 
     accept: tuple[str, ...] = ()
-    """Names of models that agents may ask for beside `policy`; empty is all names. Whatever the name, the policy
-    replies, and each turn has the name that was asked for (docs/gateway.md)."""
+    """Names of models that agents may ask for beside `policy`; empty allows every name. The policy replies under any
+    of them, and each turn has the name that was asked for (docs/gateway.md)."""
 
 
 class Lora(Section):

@@ -98,6 +98,20 @@ def test_a_cache_that_is_none_is_refused(mine: str, monkeypatch: pytest.MonkeyPa
     assert raised.value.fix == "set CRRL_CACHE"
 
 
+@pytest.mark.slow
+def test_nothing_is_imported_from_the_folder_that_it_is_started_in(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository, mark = Path(mine).with_name("repository"), Path(mine).with_name("mark")
+    repository.mkdir()
+    for name in ("venv", "pip", "json"):
+        (repository / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    Path(mine).write_text('argv = ["true"]\n[install]\npip = ["b"]\n')
+    with pytest.raises(RunError, match="pip could not install b"):
+        install_named(mine)
+    assert not mark.exists()
+
+
 def test_a_download_that_breaks_off_is_begun_again(mine: str) -> None:
     flaky = Path(mine).with_name("cache") / "flaky"
     flaky.touch()

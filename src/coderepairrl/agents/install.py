@@ -120,12 +120,13 @@ def _pip(venv: Path, requirements: Sequence[str]) -> dict[str, str]:
     fix = "sudo apt-get install python3-venv (or what your distribution calls it)"
     if not python.exists():
         raise PrerequisiteError(f"{python}, which sandboxes can run, is not installed", fix=fix)
-    _run([str(python), "-m", "venv", str(venv)], PrerequisiteError("no virtual environment can be made", fix=fix))
+    # -I: nothing is imported from the folder that we were started in, which may be anybody's repository
+    _run([str(python), "-I", "-m", "venv", str(venv)], PrerequisiteError("no virtual environment can be made", fix=fix))
     inside = str(venv / "bin/python")
-    command = [inside, "-m", "pip", "install", *_PIP, *requirements]
+    command = [inside, "-I", "-m", "pip", "install", *_PIP, *requirements]
     _run(command, RunError(f"pip could not install {' '.join(requirements)}"))
     listing = subprocess.run(
-        [inside, "-m", "pip", "list", "--format=json", "--disable-pip-version-check"],
+        [inside, "-I", "-m", "pip", "list", "--format=json", "--disable-pip-version-check"],
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from coderepairrl import sandbox
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox import backend as backends
-from coderepairrl.sandbox import redteam
+from coderepairrl.sandbox import probes, redteam
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.cgroups import Groups
@@ -28,6 +30,18 @@ async def test_no_attack_succeeds_on_the_default_backend(bwrap: Bubblewrap, fami
     assert len(outcomes) > 5
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
     backend.close()  # type: ignore[attr-defined]
+
+
+def test_the_control_on_priorities_works_at_a_lower_one_too() -> None:
+    """As in `nice crrl check sandbox`: whoever is not root cannot ask for more priority than there is."""
+    user = 65533 if os.geteuid() == 0 else None
+    low = ["nice", "-n", "10"]
+    with subprocess.Popen([*low, "sleep", "60"], user=user, cwd="/") as holder:
+        env = {"PATH": os.environ["PATH"], "HOLDER": str(holder.pid), "A": "seen", "B": "it"}
+        asked = [*low, "bash", "-c", probes.SECRETS["another's priority"]]
+        done = subprocess.run(asked, user=user, cwd="/", env=env, capture_output=True, text=True)
+        holder.kill()
+    assert "seenit" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ for line in open(f"/proc/{pid}/maps"):
     "another's limits": _python("""
 import resource
 resource.prlimit(int(E["HOLDER"]), resource.RLIMIT_CORE, (0, 0)); found()"""),
-    "another's priority": 'renice -n 5 -p "$HOLDER" && echo "$A$B"',
+    "another's priority": 'renice -n 19 -p "$HOLDER" && echo "$A$B"',
     "answers in this package": 'cat "$PACKAGE"/tasks/handmade/*/fix.patch && echo "$A$B"',
     "a search for answers": """find "$PACKAGE" /usr/lib/python3* /usr/local/lib /opt -path '*/handmade/*/fix.patch' |
         grep -q . && echo "$A$B\"""",

@@ -532,7 +532,11 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Check]:
             yield Check(title, False, str(error))
             continue
         bad = [f"{outcome.name} succeeds" for outcome in outcomes if outcome.succeeded]
-        bad += [f"{outcome.name} fails where nothing stops it" for outcome in outcomes if outcome.control is False]
+        bad += [
+            f"{outcome.name} fails even where nothing stops it, and proves nothing"
+            for outcome in outcomes
+            if outcome.control is False
+        ]
         shown = sum(outcome.control is True for outcome in outcomes)
         detail = ", ".join(bad) or f"{len(outcomes)}, of which {shown} were seen to succeed where nothing stops them"
         yield Check(title, not bad, detail)

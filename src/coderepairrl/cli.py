@@ -10,6 +10,7 @@ import atexit
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -193,6 +194,12 @@ def view(
 
     page = view.render(run, episode)
     if output is None:
+        if sys.stdout.isatty():
+            command = shlex.join(["crrl", "view", str(run), *([episode] if episode else [])])
+            raise UsageError(
+                "the page is HTML, which a terminal does not show",
+                fix=f"{command} -o {'episode' if episode else 'index'}.html, and open it in a browser",
+            )
         _show(page)
     else:
         try:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -206,3 +209,14 @@ def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
     assert "a-00" in raised.value.fix
     with pytest.raises(UsageError, match="begins the ids of 2"):
         render(run.path, "a-0")
+
+
+def test_a_terminal_is_shown_the_command_and_not_the_html(run: RunFolder) -> None:
+    controller, terminal = os.openpty()
+    crrl = Path(sys.executable).parent / "crrl"
+    done = subprocess.run([crrl, "view", run.path], stdout=terminal, stderr=subprocess.PIPE, text=True)
+    os.close(terminal)
+    os.close(controller)
+    assert done.returncode == 2 and f"view {run.path} -o index.html" in done.stderr
+    piped = subprocess.run([crrl, "view", run.path], capture_output=True, text=True)
+    assert piped.returncode == 0 and piped.stdout.startswith("<!DOCTYPE html>")

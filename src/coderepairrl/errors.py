@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 
 from coderepairrl.printable import logged, without_login
 
@@ -54,7 +58,7 @@ def told() -> Iterator[None]:
     except CodeRepairError as error:
         print(f"error: {logged(str(error))}", file=sys.stderr)
         if error.fix:
-            print(f"  fix: {logged(error.fix)}", file=sys.stderr)
+            print(f"  fix: {logged(as_called(error.fix))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:  # of paths that a user names, which are looked at in many places
         if error.errno not in _CLOSED or error.filename is None:
@@ -63,6 +67,14 @@ def told() -> Iterator[None]:
         sys.exit(ExitCode.USAGE)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
+
+
+def as_called(text: str) -> str:
+    """`text` with its ``crrl`` commands as this shell finds them: ``make hello`` runs one that is not on its PATH."""
+    called = Path(sys.argv[0])
+    if called.name != "crrl" or shutil.which("crrl"):
+        return text
+    return re.sub(r"\bcrrl (?=[a-z])", lambda _: f"{shlex.quote(str(called))} ", text)
 
 
 class ConfigError(CodeRepairError):

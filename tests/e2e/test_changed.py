@@ -25,7 +25,8 @@ def test_a_changed_learning_rate_is_replayed_bit_for_bit(project: Project) -> No
     folder = str(project.run.path)
     project.train("run.steps=2")
     forget_checkpoints(project)
-    project.crrl("train", folder, "--resume", "train.lr=5e-3", "rollout.seconds=20", "run.steps=3")
+    done = project.crrl("train", folder, "--resume", "train.lr=5e-3", "rollout.seconds=20", "run.steps=3")
+    assert "resumed after step 2 of 3: steps 1 to 2 replayed from the log" in done.stderr
     assert configs.load(folder).train.lr == 5e-3
     assert sorted(checkpoints(project.run)) == [2, 3], "one where the settings changed"
     forget_checkpoints(project)

@@ -99,7 +99,7 @@ def test_somebody_elses_repository_is_refused_with_what_to_do(home: Home, miniat
 def test_no_patch_is_exit_code_1(home: Home, miniature: Path) -> None:
     before = home.state
     done = home.fix(miniature, *SHORT, "--agent-option", "nudge=false", "--apply", *says("I give up."), code=1)
-    assert done.stdout == b"" and b"I give up." in done.stderr
+    assert done.stdout == b"" and b"I give up." in done.stderr and b"none: nothing in the repo" in done.stderr
     assert home.state == before
 
 

@@ -57,3 +57,21 @@ def test_why_scores_are_zero_is_shown_at_the_end(capsys: pytest.CaptureFixture[s
         "tests: 1 of 4 scores are 0, of which",
         "       1  no [bold]module[/] pytest",
     ]
+
+
+@pytest.mark.parametrize(
+    ("replayed", "how"),
+    [
+        (range(1, 9), "steps 1 to 8 replayed from the log"),
+        (range(8, 9), "step 8 replayed from the log"),
+        (range(9, 9), "from its checkpoint"),
+    ],
+)
+def test_a_resumed_run_says_where_it_goes_on(replayed: range, how: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replaying takes a while, in which a run that seems to be at step 0 looks as if it had been lost."""
+    with Progress(50) as progress:
+        progress.resume(8, replayed)
+        with progress.console.capture() as panel:
+            progress.console.print(progress._panel())
+    assert capsys.readouterr().err == f"resumed after step 8 of 50: {how}\n"
+    assert "replay" in panel.get() and "8/50" in panel.get()

@@ -83,6 +83,8 @@ async def fix(
                     seconds = time.monotonic() - began
                     trace.ended(report, seconds)
                     patch = await box.diff()
+                    if not patch:
+                        trace.say("patch", "none: nothing in the repository has changed")
                     if not patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
                         trace.printed(report.log)
             finally:

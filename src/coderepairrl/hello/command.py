@@ -14,6 +14,7 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl import train
+from coderepairrl.errors import as_called
 from coderepairrl.evaluate import compare, pair
 from coderepairrl.evaluate.clusters import slice_of
 from coderepairrl.runs import open_run
@@ -41,7 +42,7 @@ def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool 
     if not resume and not any(override.startswith("run.name=") for override in overrides):
         name = _free(Path(config.run.dir), config.run.name)
         if name != config.run.name:
-            print(f"a new run, {name}: crrl hello --resume goes on with {config.run.name}", file=sys.stderr)
+            print(as_called(f"a new run, {name}: crrl hello --resume goes on with {config.run.name}"), file=sys.stderr)
         config = configs.load("hello", [*overrides, f"run.name={name}"])
     began = time.monotonic()
     asyncio.run(train.run(config, resume=resume))

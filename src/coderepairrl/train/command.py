@@ -82,6 +82,7 @@ async def run(
             doubt = _what_may_not_fit(config)
             with Progress(config.run.steps, quiet=quiet) as progress:
                 await verify(config, *found, progress)
+                progress.phase("start")
                 if resume:
                     await _check_model(folder, config)
                 else:

@@ -16,7 +16,7 @@ from coderepairrl.rollout import Group, check_health, collect, schedule
 from coderepairrl.train import gates, overoptimisation
 from coderepairrl.train.history import History, episodes_of
 from coderepairrl.train.parts import Parts
-from coderepairrl.train.policy import checkpoints, make_batch
+from coderepairrl.train.policy import checkpoints, make_batch, replayed
 from coderepairrl.train.references import References, read_references
 from coderepairrl.types import Ending, Episode, Sampling, Task, Verified
 
@@ -28,8 +28,9 @@ async def train(parts: Parts, history: History) -> None:
     log's history continues as if nothing had happened. Raises `HealthGateError`, `RunError`, `LearnerFault`.
     """
     config, run, policy = parts.config, parts.config.run, parts.policy
+    if history.step:
+        parts.progress.resume(history.step, replayed(parts.folder, history))
     await policy.restore(history)
-    parts.progress.resume_at(history.step)
     references = read_references(parts.folder, history, parts.train_tasks, config.tasks.verified_references)
     if history.steps:  # the last process may have been killed between the record of a step and these
         newest = episodes_of(parts.folder, "train", history.step, history.step)[history.step]

@@ -91,10 +91,9 @@ class LivePolicy:
         they changed, a checkpoint is written, and another learner goes on from it. Raises `RunError` when the replayed
         weights differ from the logged ones: another machine, or other versions of the libraries.
         """
-        start = max((step for step in checkpoints(self.run) if step <= history.step), default=0)
-        configs = {
-            step: in_force(self.config, history.changes, step) for step in range(start + 1, history.step + 1)
-        } | {history.step + 1: self.config}
+        again = replayed(self.run, history)
+        start = again.start - 1
+        configs = {step: in_force(self.config, history.changes, step) for step in again} | {again.stop: self.config}
         await self._begin(configs[start + 1], start)
         consumed = episodes_of(self.run, "train", start + 1, history.step)
         for step, config in configs.items():
@@ -190,6 +189,12 @@ class LivePolicy:
             shutil.rmtree(self._live.path, ignore_errors=True)
         self._live = published
         return {"sync_seconds": round(seconds, 3), "sync_bytes": size}
+
+
+def replayed(run: RunFolder, history: History) -> range:
+    """The logged steps after the newest checkpoint; empty, from the next step on, where that is the last one's."""
+    newest = max((step for step in checkpoints(run) if step <= history.step), default=0)
+    return range(newest + 1, history.step + 1)
 
 
 def checkpoints(run: RunFolder) -> dict[int, Path]:

@@ -57,9 +57,13 @@ class Progress:
         for line in self._notes.zeros(_NOTES):
             self.say(line)
 
-    def resume_at(self, step: int) -> None:
-        """Steps up to `step` were done by an earlier process."""
+    def resume(self, step: int, replayed: range) -> None:
+        """Steps up to `step` were done by an earlier process; `replayed` are those after its newest checkpoint."""
         self._step = self._first_step = step
+        self.phase("replay")
+        again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
+        how = f"{again} replayed from the log" if replayed else "from its checkpoint"
+        self.say(f"resumed after step {step} of {self.total_steps}: {how}")
 
     def phase(self, name: str, expected: int = 0) -> None:
         """A new phase, in which `expected` episodes will finish."""

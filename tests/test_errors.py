@@ -1,0 +1,34 @@
+"""What a command says when it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import as_called
+
+CRRL = Path(sys.executable).parent / "crrl"
+
+
+@pytest.mark.parametrize("activated", [False, True])
+def test_a_fix_names_crrl_as_this_shell_finds_it(activated: bool, tmp_path: Path) -> None:
+    """`make hello` runs `.venv/bin/crrl`, and nobody has activated the environment."""
+    path = f"{CRRL.parent}{os.pathsep}/usr/bin:/bin" if activated else "/usr/bin:/bin"
+    run = ["crrl" if activated else CRRL, "check", "agent", "aider"]
+    env = {"PATH": path, "HOME": str(tmp_path), "CRRL_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(run, env=env, capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert f"  fix: {'crrl' if activated else CRRL} agents install aider" in done.stderr
+
+
+def test_what_only_looks_like_a_command_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", [".venv/bin/crrl"])
+    assert as_called("crrl train runs/a b --resume") == ".venv/bin/crrl train runs/a b --resume"
+    assert as_called("rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x") == "rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest"])
+    assert as_called("crrl check") == "crrl check"

@@ -134,6 +134,26 @@ def cheated(repository: Repository, files: Mapping[str, bytes | None]) -> bytes:
     return repository.edit(files)
 
 
+async def test_a_script_may_say_more_at_its_end(repository: Repository, backend: Local) -> None:
+    """Threads, and what runs at exit, print after the last line."""
+    speaks = b"""
+import atexit, sys, threading, time
+atexit.register(print, "bye")
+class Late:
+    def __del__(self): raise ValueError("late")
+kept = Late()
+threading.Thread(target=lambda: (time.sleep(0.1), print("still here"))).start()
+"""
+    check = b"from limits import clamp\nassert clamp(10, 0, 9) == 9\n"
+    repository.commit({"limits.py": SOURCE, "check.py": check})
+    oracle = repository.edit({"limits.py": REPAIRED + speaks})
+    checks = Checks((Command((PYTHON, "check.py"), 60.0),))
+    task = Task("t/script", "The upper limit is ignored.", "python", f"dir:{repository.folder}", oracle, checks)
+    assert (await graded(task, oracle, backend)).problem == ""
+    broken = await graded(task, repository.edit({"limits.py": SOURCE + speaks}), backend)
+    assert broken.problem.startswith("check failed (exit code 1)")
+
+
 @pytest.mark.parametrize("kind", ["pytest", "unittest", "node"])
 async def test_a_patch_is_judged_by_the_tests_that_are_named(kind: str, repository: Repository, backend: Local) -> None:
     if shutil.which(kind) is None and kind == "node":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -42,6 +43,33 @@ def test_the_control_on_priorities_works_at_a_lower_one_too() -> None:
         done = subprocess.run(asked, user=user, cwd="/", env=env, capture_output=True, text=True)
         holder.kill()
     assert "seenit" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("nice", [5, 19])
+def test_the_control_of_the_keepers_priority_touches_nobody_elses(nice: int) -> None:
+    """Whose exam it is would work on at the lowest priority, with no way back."""
+    user = 60_999 if os.geteuid() == 0 else None  # nobody
+    ours, theirs = socket.socketpair()
+    python = "/usr/bin/python3"
+    keeper = [
+        "nice",
+        "-n",
+        str(nice),
+        python,
+        "-c",
+        probes.KEEPER,
+        str(theirs.fileno()),
+        probes.LIFETIME["its priority"],
+    ]
+    with ours, theirs, subprocess.Popen(["sleep", "60"], user=user, cwd="/") as bystander:
+        before = os.getpriority(os.PRIO_PROCESS, bystander.pid)
+        env = {"PATH": os.environ["PATH"], "A": "seen", "B": "it"}
+        subprocess.run(keeper, user=user, cwd="/", env=env, pass_fds=[theirs.fileno()], check=True, capture_output=True)
+        after = os.getpriority(os.PRIO_PROCESS, bystander.pid)
+        bystander.kill()
+        theirs.close()
+        assert ours.recv(16) == b"", "a control that changed nothing"
+    assert after == before
 
 
 @pytest.mark.slow

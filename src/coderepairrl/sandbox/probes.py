@@ -383,7 +383,6 @@ def tries(action, *values):
     try: action(*values); found()
     except OSError: pass
 tries(os.setpriority, os.PRIO_PROCESS, os.getppid(), 19)
-tries(os.setpriority, os.PRIO_USER, 0, 19)
 tries(os.sched_setscheduler, os.getppid(), os.SCHED_IDLE, os.sched_param(0))
 tries(os.sched_setaffinity, os.getppid(), {0})"""),
     "a signal by a descriptor": _python("""
@@ -427,10 +426,11 @@ while not os.path.exists("started") or not os.path.getsize("started"): time.slee
 KEEPER = """
 import os, socket, subprocess, sys
 ours = socket.socket(fileno=int(sys.argv[1]))
-before = os.getpriority(os.PRIO_PROCESS, 0)
+rank = lambda: (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0))
+before = rank()
 subprocess.run(["bash", "-c", sys.argv[2]], pass_fds=[ours.fileno()], stdin=subprocess.DEVNULL)
 open("/dev/null").close()
-if os.getpriority(os.PRIO_PROCESS, 0) == before: ours.sendall(b"fine\\n")
+if rank() == before: ours.sendall(b"fine\\n")
 """
 """A keeper as one would write it first: an ordinary parent whose socket its commands inherit."""
 

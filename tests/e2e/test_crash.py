@@ -78,15 +78,18 @@ ORPHANED = """
 import asyncio, subprocess, sys
 from coderepairrl.check import crash
 with crash.adopting():
-    subprocess.run(["sh", "-c", f"sleep {sys.argv[1]} > /dev/null & exit 0"])
+    subprocess.run(["bash", "-c", f"(exec -a '{sys.argv[1]}' sleep {sys.argv[2]}) > /dev/null & exit 0"])
     asyncio.run(crash.all_gone(kill := crash.Kill("controller", 0.0)))
-    print(kill.gone)
+    print(kill.gone, kill.half_started)
 """
 
 
-def test_it_sees_an_orphan() -> None:
-    done = subprocess.run([sys.executable, "-c", ORPHANED, "0.7"], capture_output=True, text=True)
-    assert 0.3 < float(done.stdout) < 60, done.stderr
+@pytest.mark.parametrize(("name", "seconds", "half"), [("learner", "0.7", 0), ("bwrap --unshare-user", "9", 1)])
+def test_it_sees_an_orphan(name: str, seconds: str, half: int) -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHANED, name, seconds], capture_output=True, text=True)
+    gone, half_started = done.stdout.split()
+    assert int(half_started) == half, done.stderr
+    assert float(gone) == 0.0 if half else 0.3 < float(gone) < 60
 
 
 def test_whom_it_does_not_know_it_does_not_kill() -> None:

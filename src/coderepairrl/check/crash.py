@@ -384,16 +384,18 @@ async def all_gone(kill: Kill) -> None:
     began = time.monotonic()
     while left := _below(os.getpid()):
         seconds = time.monotonic() - began
-        if seconds > GONE and all(_BUBBLEWRAP in words for words in left.values()):
+        others = [words for words in left.values() if _BUBBLEWRAP not in words]
+        if seconds > GONE and not others:
             kill.half_started = len(left)
             return
         if seconds > GONE and not kill.orphans:
-            kill.orphans += [words.decode(errors="replace")[:200] for words in left.values()]
+            kill.orphans += [words.decode(errors="replace")[:200] for words in others]
         if seconds > 30:
             for pid in left:
                 _end(pid)
         await asyncio.sleep(0.01)
-        kill.gone = time.monotonic() - began
+        if others:
+            kill.gone = time.monotonic() - began
 
 
 def _end(root: int) -> None:

@@ -199,11 +199,11 @@ async def test_edited_tests_are_restored(task: Task, repository: Repository, bac
     honest = repository.edit({"check.py": b"assert False\n# more\n", "maths.py": FIXED})
     assert (await judge(task, honest, backend)).value == 1.0
     (repository.folder / "expected.txt").symlink_to("/etc/hostname")
-    link = repository.diff()
+    link = repository.edit({"maths.py": FIXED})
+    assert b"expected.txt" in link
     restoring = replace(task, checks=replace(task.checks, restore={**task.checks.restore, "expected.txt": "5"}))
-    found = await judge(restoring, link, backend)
-    assert found.value == 0.0
-    assert "no way to restore expected.txt" in found.note
+    assert (await judge(restoring, link, backend)).value == 1.0  # the link makes way for the file
+    assert Path("/etc/hostname").read_text() != "5"
 
 
 async def test_all_commands_must_pass_in_time(task: Task, backend: Local) -> None:

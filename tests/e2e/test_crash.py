@@ -20,7 +20,7 @@ from coderepairrl.runs.storage import SUMS
 
 @pytest.mark.timeout(600)
 def test_killed_and_resumed_a_run_comes_to_the_same_weights(isolating: None) -> None:
-    """Property 6 (DESIGN 9): nothing is lost, nothing trained twice, nothing left."""
+    """Nothing is lost, nothing trained twice, nothing left."""
     command = [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "each", "kills=4", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -116,10 +116,10 @@ async def test_a_killed_worker_is_a_fault_and_leaves_nothing(real: VllmEngine, t
     """The last one: it ends the server."""
     assert real.pid is not None
     family = psutil.Process(real.pid).children(recursive=True)
-    assert len(family) >= 2
-    stream = real.generate([1, 2, 3], Sampling(max_tokens=900), 1)
+    worker = next(process for process in family if process.name() == "VLLM::Worker")  # pids say nothing of their order
+    stream = real.generate([1, 2, 3], Sampling(max_tokens=4000), 1)
     await anext(stream)
-    family[-1].send_signal(signal.SIGKILL)
+    worker.send_signal(signal.SIGKILL)
     with pytest.raises(EngineFault):
         async for _ in stream:
             pass

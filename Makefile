@@ -11,17 +11,17 @@ test: .venv/.dev lint  ## the default suite
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; fails if the bar is missed
-	$(BIN)/python -m coderepairrl.hello.bar
+	$(BIN)/python -m workshop.tiny.bar
 
 hello-short: .venv/.base  ## two seeds, a few steps, quoted issues: has anything been learned?
-	$(BIN)/python -m coderepairrl.hello.bar --short --seeds 0 1
+	$(BIN)/python -m workshop.tiny.bar --short --seeds 0 1
 
 crash: .venv/.base  ## kill a small run twelve times, resume it, compare its weights (50 times: crrl check crash)
 	$(BIN)/crrl check crash each kills=12
 
 lint: .venv/.dev
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples workshop
+	$(BIN)/ruff format --check src tests benchmarks examples workshop
 	$(BIN)/mypy
 
 test-slow: .venv/.dev  ## real components that take minutes

@@ -18,8 +18,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 from coderepairrl import stats
-from coderepairrl.data.audit import Judged
-from coderepairrl.data.spoil import spoiled
+from coderepairrl.certify.data.audit import Judged
+from coderepairrl.certify.data.spoil import spoiled
 from coderepairrl.rewards import edits
 from coderepairrl.rewards.beside import beside
 from coderepairrl.rewards.changes import Changes, changes, classes_of_code

@@ -20,8 +20,6 @@ import torch
 
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import Model, Weights
-from coderepairrl.hello.simulate import Attempt, Simulation
-from coderepairrl.hello.warmstart import held_out, save_weights
 from coderepairrl.rewards.lines import similarity
 from coderepairrl.rewards.parse import parse
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
@@ -29,6 +27,8 @@ from coderepairrl.tasks.mutants.judge import judge
 from coderepairrl.tasks.mutants.slices import functions
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tokens import load
+from workshop.tiny.simulate import Attempt, Simulation
+from workshop.tiny.warmstart import held_out, save_weights
 
 
 def scores(attempts: Sequence[Attempt], alpha: float) -> list[dict[str, float]]:

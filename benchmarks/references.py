@@ -39,13 +39,13 @@ from typing import Any, NamedTuple
 from coderepairrl import config as configs
 from coderepairrl import rewards, stats, tasks
 from coderepairrl.errors import UsageError, told
-from coderepairrl.evaluate import pair
-from coderepairrl.evaluate.clusters import cluster_of
-from coderepairrl.hello.bar import SHOWN, Episodes, evaluations, pooled
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.rewards.verified import Identity, identity, unfit
 from coderepairrl.runs import open_run
+from coderepairrl.stats import pair
+from coderepairrl.stats.clusters import cluster_of
 from coderepairrl.types import Task
+from workshop.tiny.bar import SHOWN, Episodes, evaluations, pooled
 
 GOLDS = {"lite": "swebench_lite", "verified": "swebench_verified", "full": "swebench_full_devin_sample"}
 MOST = {0: "its reference", 1: "the nearest of it and one repair", 4: "of it and up to 4", 64: "of it and all"}

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 import choice
-from coderepairrl import data
-from coderepairrl.data.audit import Judged
+from coderepairrl.certify import data
+from coderepairrl.certify.data.audit import Judged
 from coderepairrl.rewards import PatchEdits, PatchLines, PatchSimilarity
 from coderepairrl.rewards.compiled import matcher
 

@@ -23,9 +23,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.engines import weights
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.learn import Learner, LearnSettings, Route, Streamed
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 RANK = 32

@@ -14,8 +14,7 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import tasks
 from coderepairrl.errors import UsageError
-from coderepairrl.rewards import PatchEdits, TestsReward
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import PatchEdits, TestsReward, with_patch
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score, Verified
 from rewards.folder import Local

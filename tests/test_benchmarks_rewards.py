@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.data.spoil import spoiled
+from coderepairrl.certify.data.spoil import spoiled
 from coderepairrl.rewards import PatchEdits
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.children import Child, ChildDied, run
+from coderepairrl.processes.children import Child, ChildDied, run
 
 ECHO = """
     import os, subprocess, sys
-    from coderepairrl.children import Parent
+    from coderepairrl.processes.children import Parent
     parent = Parent.connect()
     try:
         while True:
@@ -121,7 +121,7 @@ def test_a_child_dies_with_its_parent(modules: dict[str, str], tmp_path: Path) -
     program = f"""
 import asyncio, os, signal
 from pathlib import Path
-from coderepairrl.children import Child
+from coderepairrl.processes.children import Child
 async def main():
     child = await Child.spawn("crrl_echo", log=Path({str(tmp_path / "log")!r}))
     await child.send({{}})
@@ -138,7 +138,7 @@ asyncio.run(main())
 STARTING = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from coderepairrl.children import Child
+from coderepairrl.processes.children import Child
 async def main():
     child = await Child.spawn("crrl_slow", log=Path(sys.argv[1]))
     print(child.process.pid, flush=True)

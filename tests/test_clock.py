@@ -11,10 +11,11 @@ import aiohttp
 import pytest
 
 import coderepairrl
-from coderepairrl import clock, tokens
+from coderepairrl import tokens
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Policy, Server
 from coderepairrl.gateway.remote import _seconds
+from coderepairrl.processes import clock
 from coderepairrl.runs import Log
 from coderepairrl.types import Limits, Sampling, Turn
 
@@ -89,4 +90,4 @@ def test_nobody_else_looks_at_the_clock_of_the_machine() -> None:
         for path in root.rglob("*.py")
         if any(name in path.read_text(encoding="utf-8") for name in WALL)
     }
-    assert found == {"clock.py", "check/crash.py", "sandbox/backend.py"}
+    assert found == {"processes/clock.py", "certify/crash.py", "sandbox/backend.py"}

@@ -19,9 +19,9 @@ from urllib.parse import unquote
 import pytest
 
 import coderepairrl
-from coderepairrl import hostgit
+from coderepairrl.apps.fix import apply, open_repository
 from coderepairrl.errors import SandboxFault, TaskError
-from coderepairrl.fix import apply, open_repository
+from coderepairrl.processes import hostgit
 from coderepairrl.runs.folder import commit
 from coderepairrl.sandbox.workspace import check_workspace, prepare
 from coderepairrl.tasks.mutants.package_tasks import read_tree
@@ -93,7 +93,7 @@ def test_no_other_module_starts_git() -> None:
         inside = {id(node) for call in ast.walk(tree) if _by_sandbox(call) for node in ast.walk(call)}
         if found := [node.lineno for node in ast.walk(tree) if _names_git(node) and id(node) not in inside]:
             starts[str(path.relative_to(root))] = found
-    assert list(starts) == ["grading/checks.py", "hostgit.py"], starts
+    assert list(starts) == ["grading/checks.py", "processes/hostgit.py"], starts
     assert "sandbox.exec([*_APPLY" in (root / "grading/checks.py").read_text()
 
 

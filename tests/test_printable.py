@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import coderepairrl
-from coderepairrl import check, data
+from coderepairrl import certify
+from coderepairrl.apps.fix import Trace
+from coderepairrl.certify import data
 from coderepairrl.errors import SandboxFault
-from coderepairrl.fix import Trace
 from coderepairrl.printable import LogFormatter, logged, printable, visible, without_login
 from coderepairrl.registry import Check
-from coderepairrl.train.progress import Progress
+from coderepairrl.stages.progress import Progress
 from coderepairrl.types import AgentReport, Ending, Episode
 
 HOSTILE = (
@@ -114,7 +115,7 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tables() -> None:
     shown(data.table([data.Verdict(HOSTILE, (Check(HOSTILE, False, HOSTILE),))]))
-    shown(check.line(check.Entry("x", False, HOSTILE, "a fix")))
+    shown(certify.line(certify.Entry("x", False, HOSTILE, "a fix")))
 
 
 def test_logs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,5 +176,4 @@ def test_no_command_prints_but_through_it() -> None:
                 safe = node.args and ast.unparse(node.args[0]).split("(")[0] in ("logged", "visible", "json.dumps")
                 if not safe:
                     prints.add(str(path.relative_to(root)))
-    assert prints <= {"errors.py", "hello/bar.py", "hello/command.py", "hello/warmstart.py", "config/reference.py",
-                      "tasks/mutants/judge.py"}, prints  # fmt: skip
+    assert prints <= {"errors.py", "apps/hello/command.py", "config/reference.py", "tasks/mutants/judge.py"}, prints

@@ -55,7 +55,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 @app.command()
 def hello(overrides: Overrides = None, resume: Resume = False, as_json: Json = False) -> None:
     """The main job on this machine: reinforcement learning of a tiny policy, nothing else needed."""
-    from coderepairrl.hello import hello as run
+    from coderepairrl.apps.hello import hello as run
 
     _show(run(overrides or [], resume=resume, as_json=as_json))
 
@@ -69,24 +69,24 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, weights live, next step."""
-    from coderepairrl import config, train
+    from coderepairrl import config, stages
 
     resolved = config.load(file, overrides or [])
-    folder = train.named(file, resolved) if resume else train.folder_of(resolved)
+    folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
     if dry_run:
         plan: dict[str, Any] = {}
         try:
-            plan["needs"] = train.needs(resolved)
-            if lacking := train.missing(resolved):
+            plan["needs"] = stages.needs(resolved)
+            if lacking := stages.missing(resolved):
                 plan["missing"] = {"what": str(lacking), "fix": lacking.fix}
-            plan |= train.plan(resolved, folder)
+            plan |= stages.plan(resolved, folder)
         finally:  # what is known, though the rest is refused
             if plan:
                 _show(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{_table(plan)}")
         if lacking:
             raise lacking
         return
-    result = asyncio.run(train.run(resolved, resume=resume, folder=folder))
+    result = asyncio.run(stages.run(resolved, resume=resume, folder=folder))
     _show(json.dumps(result) if as_json else _table(result))
 
 
@@ -104,7 +104,7 @@ def fix(
     as_json: Json = False,
 ) -> None:
     """Let a model repair your own repository: its work on stderr, the diff on stdout."""
-    from coderepairrl import fix, serve
+    from coderepairrl.apps import fix, serve
 
     repository, text = fix.open_repository(repo), fix.read_issue(issue)
     given = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
@@ -145,7 +145,7 @@ def serve(
     as_json: Json = False,
 ) -> None:
     """The gateway alone, for a trainer of your own: sessions for agents, their turns as JSON (docs/serve.md)."""
-    from coderepairrl import serve as served
+    from coderepairrl.apps import serve as served
 
     if admin is not None and admin_port is not None:
         raise UsageError("--admin and --admin-port are two places for one thing", fix="choose one")
@@ -190,7 +190,7 @@ def view(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="write the page here, not to stdout")] = None,
 ) -> None:
     """A static page: an episode with every token coloured by origin, mask and advantage, or the index of a run."""
-    from coderepairrl import view
+    from coderepairrl.report import view
 
     page = view.render(run, episode)
     if output is None:
@@ -242,7 +242,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """What this machine has and lacks; with KIND NAME, the exam of one implementation."""
-    from coderepairrl import check as checks
+    from coderepairrl import certify as checks
     from coderepairrl import config
 
     if every and (kind != "sandbox" or name is not None or options):
@@ -279,7 +279,7 @@ Source = Annotated[str, typer.Argument(help="a task source, or module:Class")]
 @data.command("list")
 def data_list(as_json: Json = False) -> None:
     """The shipped task sources, with their tasks per split."""
-    from coderepairrl import data
+    from coderepairrl.certify import data
 
     listing = data.shipped()
     rows = {entry.source: f"{_counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
@@ -289,7 +289,8 @@ def data_list(as_json: Json = False) -> None:
 @data.command("prepare")
 def data_prepare(source: Source, options: Options = None, as_json: Json = False) -> None:
     """Fetch and make whatever the tasks of SOURCE need, and count them."""
-    from coderepairrl import config, data
+    from coderepairrl import config
+    from coderepairrl.certify import data
 
     splits = data.splits(data.load(source, config.parse_options(options or [])))
     _show(json.dumps({"source": source, "splits": splits}) if as_json else _counts(splits))
@@ -310,8 +311,9 @@ def data_verify(
     as_json: Json = False,
 ) -> None:
     """Ask each task: does its check fail, does its reference mend that, do rewards know one from the other?"""
-    from coderepairrl import config, data
+    from coderepairrl import config
     from coderepairrl import sandbox as sandboxes
+    from coderepairrl.certify import data
 
     made = data.load(source, config.parse_options(options or []))
     choice = sandboxes.choose(sandbox)
@@ -336,7 +338,7 @@ def data_audit(
     as_json: Json = False,
 ) -> None:
     """Ask of rewards: do patches that pass rank above those that fail, and what do cheap edits earn?"""
-    from coderepairrl import data
+    from coderepairrl.certify import data
 
     rows = data.read(file)
     verdicts = data.audit(rows, reward or ["patch_similarity", "patch_lines", "patch_edits"])
@@ -353,7 +355,8 @@ def data_export(
     as_json: Json = False,
 ) -> None:
     """Write the tasks of SOURCE as JSON lines, which the source `jsonl` reads back."""
-    from coderepairrl import config, data
+    from coderepairrl import config
+    from coderepairrl.certify import data
 
     count = data.export(data.load(source, config.parse_options(options or [])), file)
     _show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")
@@ -394,7 +397,7 @@ def _counts(splits: dict[str, int]) -> str:
 
 
 def _run(job: Coroutine[Any, Any, T]) -> T:
-    from coderepairrl.train import until_told
+    from coderepairrl.stages import until_told
 
     return asyncio.run(until_told(job))
 

@@ -18,7 +18,6 @@ from coderepairrl.agents.command import Command
 from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import GatewayFault, UsageError
-from coderepairrl.evaluate import summarise
 from coderepairrl.gateway import Gateway
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
@@ -26,6 +25,7 @@ from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rollout import Group, Rollout, SupervisedEngine, collect, derive_seed
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
+from coderepairrl.stats import summarise
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Finish, Limits, Sampling, Task
 
 PROGRAM = """\

@@ -16,9 +16,9 @@ from coderepairrl.agents import recipe
 from coderepairrl.agents.command import Program
 from coderepairrl.agents.install import folder, install_named
 from coderepairrl.agents.listing import BUILT_IN
-from coderepairrl.caches import agents_cache
 from coderepairrl.cli import app
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
+from coderepairrl.processes.caches import agents_cache
 
 NPM = """\
 #!/bin/sh

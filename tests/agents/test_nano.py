@@ -12,9 +12,9 @@ from nano_play import DONE, ISSUE, patch, play, shell
 
 from coderepairrl import agents
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
-from coderepairrl.agents.exam import examine
 from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.agents.scripted import ScriptedAgent
+from coderepairrl.certify.agent import examine
 from coderepairrl.errors import AgentFault, ConfigError, GatewayFault
 from coderepairrl.types import Endpoint, Limits, Task
 

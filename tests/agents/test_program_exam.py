@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from coderepairrl import agents, cli
 from coderepairrl.agents.command import Command
-from coderepairrl.check import programs
+from coderepairrl.certify import programs
 from coderepairrl.errors import PrerequisiteError
 
 PROGRAM = """

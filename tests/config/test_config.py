@@ -10,7 +10,7 @@ from coderepairrl.config import load, override, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError, ExitCode
-from coderepairrl.hello.bar import BAR
+from workshop.tiny.bar import BAR
 
 
 def write(path: Path, text: str) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import data
-from coderepairrl.data.spoil import ZERO, spoiled
+from coderepairrl.certify import data
+from coderepairrl.certify.data.spoil import ZERO, spoiled
 from coderepairrl.errors import UsageError
 from coderepairrl.rewards import PatchEdits, parse
 from rewards.folder import records

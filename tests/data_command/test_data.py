@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import data, tasks
+from coderepairrl import tasks
+from coderepairrl.certify import data
 
 
 @pytest.fixture

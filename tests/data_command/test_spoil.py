@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from coderepairrl.data.spoil import spoiled
+from coderepairrl.certify.data.spoil import spoiled
 from coderepairrl.rewards import PatchEdits, parse
 from rewards.folder import records
 

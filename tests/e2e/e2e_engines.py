@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 from safetensors.torch import save_file
 
-from coderepairrl.engines import TinyEngine, weights
+from coderepairrl.engines import TinyEngine
 from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 KILLED = Path("killed")

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.engines import TinyEngine, weights
+from coderepairrl.apps.serve import DEFAULTS, USED, choose, replying
+from coderepairrl.engines import TinyEngine
 from coderepairrl.gateway import Policy
 from coderepairrl.learn import merge
 from coderepairrl.protocols import Engine
-from coderepairrl.serve import DEFAULTS, USED, choose, replying
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 from e2e.conftest import Project
 

@@ -13,9 +13,9 @@ import subprocess
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl import models, train
+from coderepairrl import models, stages
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError, UsageError
-from coderepairrl.train.shared import shared_path
+from coderepairrl.sync.shared import shared_path
 from e2e.conftest import HERE, Project, until
 
 
@@ -59,11 +59,11 @@ GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
 )
 def test_a_mistake_costs_no_run_folder(project: Project, override: str, message: str, fix: str) -> None:
     with pytest.raises(CodeRepairError, match=message) as caught:
-        train.plan(configs.load(project.config, [override]))
+        stages.plan(configs.load(project.config, [override]))
     assert caught.value.exit_code == 2
     assert fix in caught.value.fix
     with pytest.raises(CodeRepairError, match=message):
-        asyncio.run(train.run(configs.load(project.config, [override]), quiet=True))
+        asyncio.run(stages.run(configs.load(project.config, [override]), quiet=True))
     assert not project.run.path.exists()
 
 
@@ -83,11 +83,11 @@ def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Pro
     (other / "config.json").write_text(json.dumps(llama))
     overrides = ["model.path=other", "model.renderer=qwen3"]
     with pytest.raises(ConfigError, match="serves Qwen3ForCausalLM, and .* is LlamaForCausalLM") as caught:
-        train.plan(configs.load(project.config, overrides))
+        stages.plan(configs.load(project.config, overrides))
     assert "engine=vllm" in caught.value.fix
     (other / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights") as caught_too:
-        train.plan(configs.load(project.config, [*overrides, "model.init=weights"]))
+        stages.plan(configs.load(project.config, [*overrides, "model.init=weights"]))
     assert "model.init=random" in caught_too.value.fix
 
 
@@ -107,7 +107,7 @@ def test_a_workspace_that_cannot_be_used_is_named_before_the_run(project: Projec
         repository.rename(project.path / "elsewhere")
     options = f"tasks={{source='jsonl', options={{path='{project.path}/tasks.jsonl'}}}}"
     with pytest.raises(TaskError, match=r"toy/one.*repository|tasks\.jsonl:1.*repository") as caught:
-        train.plan(configs.load(project.config, [options]))
+        stages.plan(configs.load(project.config, [options]))
     assert caught.value.fix
 
 
@@ -181,7 +181,7 @@ def test_a_resumed_run_goes_on_with_what_it_was_told_last(project: Project, monk
     monkeypatch.chdir("/")  # a run folder is where it is, whatever `run.dir` was relative to
     assert configs.load(project.run.path).run.steps == 2
     with pytest.raises(ConfigError, match="2 steps already") as caught:
-        asyncio.run(train.run(configs.load(project.run.path, ["run.steps=1"]), resume=True, quiet=True))
+        asyncio.run(stages.run(configs.load(project.run.path, ["run.steps=1"]), resume=True, quiet=True))
     assert "run.steps=2" in caught.value.fix
     assert configs.load(project.run.path).run.steps == 2
 
@@ -190,7 +190,7 @@ def test_a_folder_with_other_files_is_not_taken_over(project: Project) -> None:
     project.run.path.mkdir(parents=True)
     project.run.config.write_text("mine = true\n")
     with pytest.raises(UsageError, match="other files"):
-        asyncio.run(train.run(configs.load(project.config), quiet=True))
+        asyncio.run(stages.run(configs.load(project.config), quiet=True))
     assert project.run.config.read_text() == "mine = true\n"
 
 

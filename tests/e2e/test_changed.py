@@ -9,8 +9,7 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl.errors import ConfigError, ExitCode
-from coderepairrl.train.changes import check_resumed
-from coderepairrl.train.policy import checkpoints
+from coderepairrl.stages.changes import check_resumed
 from e2e.conftest import Project
 
 
@@ -28,7 +27,7 @@ def test_a_changed_learning_rate_is_replayed_bit_for_bit(project: Project) -> No
     done = project.crrl("train", folder, "--resume", "train.lr=5e-3", "rollout.seconds=20", "run.steps=3")
     assert "resumed after step 2 of 3: steps 1 to 2 replayed from the log" in done.stderr
     assert configs.load(folder).train.lr == 5e-3
-    assert sorted(checkpoints(project.run)) == [2, 3], "one where the settings changed"
+    assert sorted(project.run.saved_checkpoints()) == [2, 3], "one where the settings changed"
     forget_checkpoints(project)
     done = project.crrl("train", folder, "--resume", "run.steps=4", "--json")
     assert json.loads(done.stdout.splitlines()[-1])["account"]["balanced"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.check import crash
+from coderepairrl.certify import crash
 from coderepairrl.learn.stitch import Account
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import SUMS
@@ -76,7 +76,7 @@ def test_it_sees_what_differs(tmp_path: Path, otherwise: dict[str, Any], said: l
 
 ORPHANED = """
 import asyncio, subprocess, sys
-from coderepairrl.check import crash
+from coderepairrl.certify import crash
 with crash.adopting():
     subprocess.run(["bash", "-c", f"(exec -a '{sys.argv[1]}' sleep {sys.argv[2]}) > /dev/null & exit 0"])
     asyncio.run(crash.all_gone(kill := crash.Kill("controller", 0.0)))

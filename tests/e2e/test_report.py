@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.evaluate.clusters import cluster_of
 from coderepairrl.stats import Interval
+from coderepairrl.stats.clusters import cluster_of
 from pages import Page
 
 from .conftest import Project

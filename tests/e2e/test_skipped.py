@@ -7,7 +7,7 @@ import shutil
 from typing import Any
 
 from coderepairrl import report
-from coderepairrl.train import gates
+from coderepairrl.stages import gates
 from e2e.conftest import Project
 from e2e.e2e_engines import DOUBTED
 

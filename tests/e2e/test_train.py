@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl import train
+from coderepairrl import stages
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import stitch
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.train.shared import shared_path
+from coderepairrl.sync.shared import shared_path
 from coderepairrl.types import Ending, sequence
 from e2e.conftest import Project, frozen, until
 
@@ -79,9 +79,9 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
     copy, before = RunFolder(project.path / "elsewhere" / "a copy"), project.records()
     shutil.copytree(project.run.path, copy.path)
     for source in (copy.path, copy.config):
-        assert train.named(str(source), configs.load(source)).path == copy.path
+        assert stages.named(str(source), configs.load(source)).path == copy.path
         with pytest.raises(ConfigError, match=r"run\.dir=runs names another place"):
-            train.named(str(source), configs.load(source, ["run.dir=runs"]))
+            stages.named(str(source), configs.load(source, ["run.dir=runs"]))
     again = project.crrl("train", str(copy.path), "run.steps=1", "--resume", "--json")
     assert json.loads(again.stdout.splitlines()[-1])["steps"] == 1
     assert project.records() == before

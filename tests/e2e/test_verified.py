@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl import train
-from coderepairrl.train.parts import load_tasks
-from coderepairrl.train.progress import Progress
-from coderepairrl.train.verify import verify
+from coderepairrl import stages
+from coderepairrl.stages.parts import load_tasks
+from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.verify import verify
 
 from .conftest import Project
 
@@ -74,12 +74,12 @@ async def test_what_is_verified_is_said_and_remembered(
     monkeypatch.chdir(project.path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = configs.load(project.config, tasked)
-    assert train.plan(config)["verify"] == "references of 1 tasks by tests (tasks.verify)"
+    assert stages.plan(config)["verify"] == "references of 1 tasks by tests (tasks.verify)"
     for known in (0, 1):
         with Progress(1) as progress:
             await verify(config, *load_tasks(config), progress)
         said = capsys.readouterr().err
         assert "to verify: references of 1 tasks by tests" in said
         assert f"{known} of 1 from an earlier run" in said
-    off = train.plan(configs.load(project.config, [*tasked, "tasks.verify=false"]))
+    off = stages.plan(configs.load(project.config, [*tasked, "tasks.verify=false"]))
     assert off["verify"] == "off: tasks.verify=false"

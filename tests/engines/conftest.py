@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from coderepairrl.certify.engine import Reference
 from coderepairrl.engines import TinyEngine
-from coderepairrl.engines.exam import Reference
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl.certify.engine import CHECKS, Check, Reference, examine
 from coderepairrl.engines import TinyEngine
-from coderepairrl.engines.exam import CHECKS, Check, Reference, examine
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
 

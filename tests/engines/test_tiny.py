@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from coderepairrl.certify.engine import TOLERANCE, Reference
 from coderepairrl.engines import TinyEngine, check, check_model, make
-from coderepairrl.engines.exam import TOLERANCE, Reference
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
@@ -255,7 +255,8 @@ async def test_a_child_that_cannot_start_says_why(miniature: Path, tmp_path: Pat
 
 def test_the_controller_stays_light() -> None:
     program = (
-        "import sys, coderepairrl.engines, coderepairrl.engines.exam; print({'torch', 'transformers'} & {*sys.modules})"
+        "import sys, coderepairrl.engines, coderepairrl.certify.engine\n"
+        "print({'torch', 'transformers'} & {*sys.modules})"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

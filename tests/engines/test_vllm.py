@@ -27,13 +27,14 @@ from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
 from coderepairrl.config import load
-from coderepairrl.engines import check, make, require, versions, weights
+from coderepairrl.engines import check, make, require, versions
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.engines.vllm.options import parse
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.train.parts import engine_options
+from coderepairrl.stages.parts import engine_options
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 from . import fake_vllm

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coderepairrl.engines import weights
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.rollout.supervise import SupervisedEngine
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 from .conftest import ask, load_reference, require_vllm

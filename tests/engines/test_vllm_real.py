@@ -15,10 +15,11 @@ import pytest
 import pytest_asyncio
 import torch
 
-from coderepairrl.engines import exam, weights
-from coderepairrl.engines.exam import CHECKS, TOLERANCE, Reference, examine
+from coderepairrl.certify import engine as exam
+from coderepairrl.certify.engine import CHECKS, TOLERANCE, Reference, examine
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 from .conftest import ask, load_reference, require_vllm

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.evaluate import COUNTS, compare, measures, pair, summarise
-from coderepairrl.stats import Interval
+from coderepairrl.stats import COUNTS, Interval, compare, measures, pair, summarise
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 
-from coderepairrl.evaluate import Notes, notes
+from coderepairrl.stats import Notes, notes
 from coderepairrl.types import Ending, Episode, Score
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coderepairrl.assembly import sample
 from coderepairrl.config import Config
-from coderepairrl.evaluate import sample
-from coderepairrl.train.parts import load_tasks
+from coderepairrl.stages.parts import load_tasks
 from coderepairrl.types import Task
 
 TASKS = [Task(f"{repository}/{at}", "Fix it.", "python", "dir:/x", b"") for repository in "ab" for at in range(50)]

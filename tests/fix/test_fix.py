@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
+from coderepairrl.apps.fix import DEFAULTS, USED
+from coderepairrl.apps.serve import Choice, choose
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.fix import DEFAULTS, USED
-from coderepairrl.serve import Choice, choose
 from fix.conftest import PATCH, SHORT, Home, call, says
 from hostile_repository import SETTINGS, Hostile
 
@@ -62,12 +62,12 @@ def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(hom
 def test_a_patch_that_git_refuses_is_printed_and_changes_nothing(home: Home, miniature: Path) -> None:
     """Meanwhile the user went on working."""
     meddle = f"""
-import coderepairrl.fix, pathlib, sys
-apply = coderepairrl.fix.apply
+import coderepairrl.apps.fix, pathlib, sys
+apply = coderepairrl.apps.fix.apply
 def late(repository, patch):
     pathlib.Path({str(home.repo)!r}, "mine.txt").write_text("mine")
     return apply(repository, patch)
-coderepairrl.fix.apply = late
+coderepairrl.apps.fix.apply = late
 from coderepairrl.cli import main
 main()
 """

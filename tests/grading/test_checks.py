@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import data
+from coderepairrl.certify import data
 from coderepairrl.grading import Outcome, Verdict, grade, judge
 from coderepairrl.grading.steering import left_out
 from coderepairrl.sandbox import make

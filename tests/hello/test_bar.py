@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl import train
-from coderepairrl.hello import bar
+from coderepairrl import stages
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score
+from workshop.tiny import bar
 
 
 def episodes(seed: int, fixed: float, step: int, *, tried: float = 0.8) -> list[Episode]:
@@ -105,13 +105,13 @@ def test_only_what_is_missing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
         asked.append((config.run.steps, resume))
         return {}
 
-    monkeypatch.setattr(train, "run", run)
+    monkeypatch.setattr(stages, "run", run)
     for steps in (1, 1, 1, 2, 2):
         bar.finished([f"run.dir={tmp_path}", f"run.steps={steps}", *bar.FULL])
     assert asked == [(1, False), (1, True), (2, True)]
 
 
 def test_mistakes_are_told_as_by_crrl(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "coderepairrl.hello.bar", "engine=tinny"]
+    command = [sys.executable, "-m", "workshop.tiny.bar", "engine=tinny"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: unknown engine 'tinny'\n  fix: did you mean 'tiny'?")

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from coderepairrl.agents.nano import NanoOptions
 from coderepairrl.agents.tools import Tools
-from coderepairrl.hello import prompt, tokenizer
-from coderepairrl.hello.demonstrations import Habits, demonstrate, row
-from coderepairrl.hello.workspace import Workspace
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
 from coderepairrl.tokens import Codec, load
 from coderepairrl.types import Task
+from workshop.tiny import prompt, tokenizer
+from workshop.tiny.demonstrations import Habits, demonstrate, row
+from workshop.tiny.workspace import Workspace
 
 SHIPPED = Path(tokenizer.__file__).parents[1] / "models" / "tiny"
 

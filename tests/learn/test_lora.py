@@ -15,7 +15,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, LoraSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.train.policy import settings
+from coderepairrl.stages.policy import settings
 from coderepairrl.types import Sampling
 
 LENGTHS = [30, 12, 45, 8]

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import train
+from coderepairrl import stages
+from coderepairrl.assembly.sizing import KNOWN, DoesNotFit, estimate, learner_memory
+from coderepairrl.assembly.sizing.engine import EngineSettings, engine_memory
+from coderepairrl.assembly.sizing.estimate import Estimate
 from coderepairrl.config import Config, load
 from coderepairrl.errors import ConfigError, ExitCode
 from coderepairrl.learn import LearnSettings
-from coderepairrl.plan import KNOWN, DoesNotFit, estimate, learner_memory
-from coderepairrl.plan.engine import EngineSettings, engine_memory
-from coderepairrl.plan.estimate import Estimate
-from coderepairrl.train.command import _what_may_not_fit
-from coderepairrl.train.policy import settings
+from coderepairrl.stages.command import _what_may_not_fit
+from coderepairrl.stages.policy import settings
 
 BASE = """
 [run]
@@ -88,19 +88,19 @@ CASES = [
 def test_a_refusal_names_the_nearest_change_that_fits(
     overrides: tuple[str, ...], message: str, fix: str, tmp_path: Path
 ) -> None:
-    train.needs(config(tmp_path))  # which fits
+    stages.needs(config(tmp_path))  # which fits
     with pytest.raises(DoesNotFit) as refused:
-        train.needs(config(tmp_path, *overrides))
+        stages.needs(config(tmp_path, *overrides))
     assert message in str(refused.value)
     assert fix in refused.value.fix
     assert refused.value.exit_code is ExitCode.USAGE
     change = shlex.split(refused.value.fix.removeprefix("nearest change that fits: "))
-    assert train.needs(config(tmp_path, *overrides, *change))["step"]["seconds"] > 0
+    assert stages.needs(config(tmp_path, *overrides, *change))["step"]["seconds"] > 0
 
 
 def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
     with pytest.raises(DoesNotFit) as refused:
-        train.needs(config(tmp_path, "model.path=Qwen/Qwen3-32B", "gpu.memory_gb=6"))
+        stages.needs(config(tmp_path, "model.path=Qwen/Qwen3-32B", "gpu.memory_gb=6"))
     assert refused.value.fix == "take a smaller model, or larger GPUs"
 
 
@@ -132,44 +132,44 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
 )
 def test_what_no_memory_helps_is_refused_too(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        train.needs(config(tmp_path, *overrides))
+        stages.needs(config(tmp_path, *overrides))
 
 
 def test_where_memory_is_not_known_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    plan = train.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
+    plan = stages.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
     assert plan["gpu 1 (learner)"]["has_gb"] == "unknown"
     assert "seconds" not in plan["step"]
     driver = tmp_path / "nvidia-smi"
     driver.write_text("#!/bin/sh\necho 24576\necho 81559\n")
     driver.chmod(0o755)
     with pytest.raises(DoesNotFit, match=r"GPU 1 has 25\.8 GB"):  # the smaller one's
-        train.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
+        stages.needs(config(tmp_path, "gpu.memory_gb=0", "train.lora=false"))
 
 
 def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: Path) -> None:
-    plan = train.needs(config(tmp_path, "engine.options={url='http://127.0.0.1:1'}", "engine.devices=[]"))
+    plan = stages.needs(config(tmp_path, "engine.options={url='http://127.0.0.1:1'}", "engine.devices=[]"))
     assert [key for key in plan if key.startswith("gpu")] == ["gpu 1 (learner)"]
     for argument in ("--cpu-offload-gb=4", "--kv-cache-dtype nvfp4", "--speculative_config.method ngram"):
         given = f"engine.options.args={argument.split()}"
-        assert train.needs(config(tmp_path, given))["memory"] == (
+        assert stages.needs(config(tmp_path, given))["memory"] == (
             f"not planned: it is not known what the server holds with {argument}"
         )
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
-    assert "mixtral" not in (said := train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
+    assert "mixtral" not in (said := stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
     assert said.startswith("not planned")
     quantised = json.dumps(KNOWN["Qwen3-4B"].config | {"model_type": "qwen3", "quantization_config": {"bits": 4}})
     for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}', quantised):
         (tmp_path / "config.json").write_text(nothing)
-        assert train.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"] == said
+        assert stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"] == said
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read"):
-        train.needs(config(tmp_path, f"model.path={tmp_path}"))
+        stages.needs(config(tmp_path, f"model.path={tmp_path}"))
 
 
 def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))  # no driver
-    plan = train.needs(load("hello"))
+    plan = stages.needs(load("hello"))
     assert plan["process 0 (learner)"].keys() == {
         *("weights_gb", "gradients_gb", "optimizer_gb", "activations_gb", "work_gb", "logits_gb", "needs_gb")
     }
@@ -219,8 +219,8 @@ def test_a_cache_of_8_bits_takes_half(tmp_path: Path) -> None:
     assert kv_token("--kv-cache-dtype", "fp8") == kv_token("--kv_cache_dtype=fp8_e4m3") == whole // 2
     assert kv_token("--kv-cache-dtype", "fp8", "--kv-cache-dtype", "auto") == kv_token(dtype="half") == whole
     assert kv_token(dtype="float32") == 2 * kv_token("--kv-cache-dtype=bfloat16", dtype="float32") == 2 * whole
-    plain = train.needs(config(tmp_path))
-    halved = train.needs(config(tmp_path, "engine.options.args=['--kv-cache-dtype', 'fp8']"))
+    plain = stages.needs(config(tmp_path))
+    halved = stages.needs(config(tmp_path, "engine.options.args=['--kv-cache-dtype', 'fp8']"))
     assert halved["kv_tokens"] == pytest.approx(2 * plain["kv_tokens"], abs=1)
     assert halved["gpu 0 (engine)"] == plain["gpu 0 (engine)"]
 

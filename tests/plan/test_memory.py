@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from coderepairrl.assembly.sizing import KNOWN, Architecture, learner, learner_memory
 from coderepairrl.learn import LearnSettings, LoraSettings, adapters
 from coderepairrl.learn import policy as policies
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.plan import KNOWN, Architecture, learner, learner_memory
 from coderepairrl.types import Sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learn"))

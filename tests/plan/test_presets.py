@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import cli, models, train
+from coderepairrl import cli, models, stages
+from coderepairrl.assembly.numerics import clip
+from coderepairrl.assembly.sizing import KNOWN
 from coderepairrl.config import load, shipped
-from coderepairrl.plan import KNOWN
-from coderepairrl.train.numerics import clip
-from coderepairrl.train.policy import settings
+from coderepairrl.stages.policy import settings
 
 PRESETS = sorted(set(shipped()) - {"hello"})
 GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2)}
@@ -113,14 +113,14 @@ def test_the_documented_plan_is_the_plan(
     assert crrl(monkeypatch, *shlex.split(command)[1:]) == 2
     assert " ".join(said.split()) in " ".join(capsys.readouterr().err.split())
     for name in PRESETS:
-        needs = train.needs(load(name))
+        needs = stages.needs(load(name))
         most = max(gpu["needs_gb"] for key, gpu in needs.items() if key.startswith("gpu "))
         assert f"{most:.1f}" in next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in GPUS])
 def test_small_ones_fit_a_large_gpu_too(name: str) -> None:
-    small, large = (train.needs(load(name, overrides)) for overrides in ([], ["gpu.memory_gb=80"]))
+    small, large = (stages.needs(load(name, overrides)) for overrides in ([], ["gpu.memory_gb=80"]))
     assert large["kv_tokens"] >= small["kv_tokens"]
 
 

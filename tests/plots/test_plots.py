@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coderepairrl.plots import Baseline, Panel, Series, ema, figure, forest
-from coderepairrl.plots.scale import thin, ticks
+from coderepairrl.report.plots import Baseline, Panel, Series, ema, figure, forest
+from coderepairrl.report.plots.scale import thin, ticks
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
 SVG = "{http://www.w3.org/2000/svg}"

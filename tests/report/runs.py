@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.evaluate import summarise
 from coderepairrl.learn import batch
 from coderepairrl.runs import Log, RunFolder
+from coderepairrl.stats import summarise
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, ToolCall, Turn, VersionRange
 
 COMMANDS = ("cat", "ls", "grep", "sed", "python3", "git", "find", "head", "echo", "wc", "tail")

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from coderepairrl import report
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError, UsageError
-from coderepairrl.evaluate import clusters, compare
 from coderepairrl.report import ledger, names, reading
 from coderepairrl.report.analysis import compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.stats import clusters, compare
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.rewards import make, score
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import make, score, with_patch
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Checks, Command, Score, Task
 from rewards.folder import Local, Repository

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from coderepairrl.rewards import make, score
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import make, score, with_patch
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from coderepairrl.errors import GraderFault
-from coderepairrl.rewards import TestsReward
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.types import Checks, Command, Score, Task
 from rewards.folder import Local, Repository, bwrap
 

@@ -14,8 +14,17 @@ from typer.testing import CliRunner
 from coderepairrl import cli
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards import ScriptedReward, TestsReward, compose, examine, make, score, score_files, versions
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import (
+    ScriptedReward,
+    TestsReward,
+    compose,
+    examine,
+    make,
+    score,
+    score_files,
+    versions,
+    with_patch,
+)
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import Checks, Command, Episode, ExecResult, Score, Task, total
 from rewards.folder import Local, Repository, bwrap

@@ -9,8 +9,7 @@ import pytest
 
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.rewards import SHIPPED, make
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import SHIPPED, make, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.tests import group_drawn
 from coderepairrl.rewards.verify import EACH, GROUP, UP_TO, Trial, chosen, measuring_repair, trials, verify

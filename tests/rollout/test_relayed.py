@@ -10,7 +10,7 @@ from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.gateway import Remote, Server
 from coderepairrl.learn.stitch import stitch
-from coderepairrl.rewards.exam import ScriptedReward
+from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Rollout, Ticket
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read

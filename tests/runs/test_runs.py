@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl import config as configs
-from coderepairrl import train
+from coderepairrl import stages
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
 from coderepairrl.types import (
@@ -166,14 +166,14 @@ async def test_a_name_that_is_taken_is_refused_before_anything_is_verified(
     async def minutes(*_: object) -> None:
         pytest.fail("references were verified for a run that cannot start")
 
-    monkeypatch.setattr("coderepairrl.train.command.verify", minutes)
+    monkeypatch.setattr("coderepairrl.stages.command.verify", minutes)
     config = configs.load("hello", [f"run.dir={tmp_path}"])
     run = RunFolder(tmp_path / config.run.name)
     run.create("", {})
     with closing(run.writer()) as log:
         log.append("start")
     with pytest.raises(UsageError, match="already holds a run"):
-        await train.run(config, quiet=True)
+        await stages.run(config, quiet=True)
 
 
 def test_a_folder_of_somebody_elses_files_is_left_alone(tmp_path: Path) -> None:

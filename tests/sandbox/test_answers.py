@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.caches import user_cache
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.processes.caches import user_cache
 from coderepairrl.sandbox import answers, make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.types import Task

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import check, sandbox
+from coderepairrl import certify, sandbox
 from coderepairrl.agents import recipe
-from coderepairrl.check import report
+from coderepairrl.certify import machine
 from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError
 from coderepairrl.runs import open_run
 from coderepairrl.sandbox.bwrap import Bubblewrap
@@ -146,7 +146,7 @@ def test_check_names_what_a_run_would_take_instead_of_bwrap_sandlock(
     sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, path_without_bwrap: str
 ) -> None:
     monkeypatch.setenv("PATH", path_without_bwrap)
-    [entry] = [entry for entry in check.machine() if entry.name == "a sandbox that isolates"]
+    [entry] = [entry for entry in certify.machine() if entry.name == "a sandbox that isolates"]
     assert entry.ok and entry.detail.startswith("sandlock, bubblewrap is not installed")
 
 
@@ -156,6 +156,6 @@ def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatc
     monkeypatch.setattr(sandbox, "_isolating", lambda: iter(here[:2]))
     for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
         monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)
-        [entry] = [entry for entry in report.machine() if entry.name == "a sandbox that isolates"]
+        [entry] = [entry for entry in machine.machine() if entry.name == "a sandbox that isolates"]
         assert (entry.ok, entry.detail) == expected
     assert entry.fix == "install bwrap; or: install sandlock"

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import sandbox
+from coderepairrl.certify import redteam
+from coderepairrl.certify import sandbox as exam
 from coderepairrl.errors import PrerequisiteError, SandboxFault
-from coderepairrl.sandbox import container, exam, redteam
+from coderepairrl.sandbox import container
 from coderepairrl.sandbox.container import Container
 from coderepairrl.types import Task
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import coderepairrl
-from coderepairrl.sandbox import exam, make
+from coderepairrl.certify import sandbox as exam
+from coderepairrl.sandbox import make
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.fake import ScriptedBackend
 
@@ -72,7 +73,8 @@ def test_bubblewrap_passes_as_an_ordinary_user(bwrap: Bubblewrap, tmp_path: Path
     for path in (home, *home.rglob("*")):
         os.chown(path, SOMEBODY, SOMEBODY)
     program = (
-        "import asyncio, json, os; from coderepairrl.sandbox import exam, make, choose\n"
+        "import asyncio, json, os\n"
+        "from coderepairrl.certify import sandbox as exam; from coderepairrl.sandbox import make, choose\n"
         "assert os.getuid() != 0 and choose().name == 'bwrap'\n"
         "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
         "print(json.dumps(asyncio.run(exam.examine(make('bwrap')))))"

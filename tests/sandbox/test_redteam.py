@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Iterable
 import pytest
 
 from coderepairrl import sandbox
+from coderepairrl.certify import probes, redteam
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox import backend as backends
-from coderepairrl.sandbox import probes, redteam
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.cgroups import Groups

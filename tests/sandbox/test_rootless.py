@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 import coderepairrl
-from coderepairrl.sandbox import exam, redteam
+from coderepairrl.certify import redteam
+from coderepairrl.certify import sandbox as exam
 
 from .conftest import python_for_all
 from .images import import_image
@@ -23,7 +24,8 @@ Run = Callable[[str], Any]
 PREAMBLE = """
 import asyncio, json, os
 from coderepairrl import sandbox
-from coderepairrl.sandbox import exam, redteam
+from coderepairrl.certify import redteam
+from coderepairrl.certify import sandbox as exam
 from coderepairrl.sandbox.container import Podman
 assert os.getuid() != 0
 def make(**limits): return Podman(image="localhost/crrl-test:1", flags=FLAGS, **limits)

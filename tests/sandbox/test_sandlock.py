@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 
 import coderepairrl
 from coderepairrl import sandbox
+from coderepairrl.certify import sandbox as exam
 from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
-from coderepairrl.sandbox import exam
 from coderepairrl.sandbox import sandlock as module
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.sandlock import MACHINES, PACKAGE, PORTS, Sandlock
@@ -385,7 +385,8 @@ def test_the_exam_as_an_ordinary_user(sandlock: Sandlock, public: Path) -> None:
     for path in (home, *home.rglob("*")):
         os.chown(path, SOMEBODY, SOMEBODY)
     program = (
-        "import asyncio, json, os; from coderepairrl.sandbox import exam, make\n"
+        "import asyncio, json, os\n"
+        "from coderepairrl.certify import sandbox as exam; from coderepairrl.sandbox import make\n"
         "assert os.getuid() != 0\n"
         "exam.QUESTIONS = (*exam.BEHAVIOUR, exam.timeouts, exam.processes, *exam.ISOLATION, *exam.LIFETIME)\n"
         "print(json.dumps(asyncio.run(exam.examine(make('sandlock')))))"

@@ -13,14 +13,14 @@ import aiohttp
 from openai import APIStatusError, AsyncOpenAI
 
 from coderepairrl import tokens
+from coderepairrl.apps.serve.admin import Admin
+from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway import Policy, Server
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log
-from coderepairrl.serve.admin import Admin
-from coderepairrl.serve.sessions import Asked, Sessions
 from coderepairrl.types import Limits, Sampling
 
 

@@ -16,10 +16,10 @@ import aiohttp
 import pytest
 
 from coderepairrl import tokens
+from coderepairrl.apps.serve.admin import Admin
+from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Policy, Server
-from coderepairrl.serve.admin import Admin
-from coderepairrl.serve.sessions import Sessions
 from coderepairrl.types import Limits, Sampling
 
 KIB = 1024
@@ -110,7 +110,7 @@ def test_more_connections_than_a_shell_allows() -> None:
     code = (
         "import resource; most = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, most));"
-        "from coderepairrl.serve import command; command._allow_connections();"
+        "from coderepairrl.apps.serve import command; command._allow_connections();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == most)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"

@@ -20,12 +20,12 @@ import pytest
 from anthropic import Anthropic
 from openai import APIStatusError, NotFoundError, OpenAI
 
+from coderepairrl.apps.serve import DEFAULTS, USED, Choice, choose
+from coderepairrl.apps.serve.admin import Admin
+from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.gateway import Remote, Server
 from coderepairrl.runs import logged_episodes, open_run
-from coderepairrl.serve import DEFAULTS, USED, Choice, choose
-from coderepairrl.serve.admin import Admin
-from coderepairrl.serve.sessions import Sessions
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHOWN, Served, Start, command

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import TaskError
-from coderepairrl.rewards import TestsReward
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.tasks import JsonlSource, study, write_jsonl
 from coderepairrl.tasks.mutants import MutantSource
 from coderepairrl.types import Command, Task

@@ -84,7 +84,7 @@ async def test_a_handmade_bug_is_one_and_its_reference_repairs_it(task: Task) ->
     assert [check for check in checks if not check.ok] == []
     assert len(checks) == 7
     judges = rewards.make({"patch_lines": 1.0, "tests": 1.0})
-    repaired = await rewards.score(judges, task, rewards.exam.with_patch(task, task.reference), backend)
+    repaired = await rewards.score(judges, task, rewards.with_patch(task, task.reference), backend)
     assert [score.value for score in repaired] == [1.0, 1.0]
     # What the repository ships passes on the bug, and the issue does not quote the repair.
     async with backend.open(task) as fresh:

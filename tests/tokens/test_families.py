@@ -275,7 +275,7 @@ def test_the_page_says_what_is_tested(name: str) -> None:
 
 
 def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path, miniature: Path) -> None:
-    from coderepairrl.check.model import examine
+    from coderepairrl.certify.model import examine
 
     assert all(check.ok for check in examine(miniature))
     checks = {check.name: check for check in examine(FAMILIES["Qwen3-Coder"].write(tmp_path))}

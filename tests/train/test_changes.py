@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from coderepairrl.config import Config
-from coderepairrl.train.changes import MAY_CHANGE, WHY_NOT, Change, in_force, reason
+from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, in_force, reason
 
 CONFIG = Config.model_validate({"run": {"name": "changing"}})
 

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from coderepairrl import engines, models
+from coderepairrl.assembly.devices import shared, split, visible
 from coderepairrl.config import Config, load
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
-from coderepairrl.train.command import plan
-from coderepairrl.train.devices import shared, split, visible
-from coderepairrl.train.parts import _both, engine_options
-from coderepairrl.train.policy import settings, start_learner
-from coderepairrl.train.shared import shared_folder, shared_path
+from coderepairrl.stages.command import plan
+from coderepairrl.stages.parts import _both, engine_options
+from coderepairrl.stages.policy import settings, start_learner
+from coderepairrl.sync.shared import shared_folder, shared_path
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
 GPUS = "CUDA_VISIBLE_DEVICES"

@@ -26,12 +26,12 @@ from coderepairrl.protocols import Chunk, Sandbox, SandboxBackend
 from coderepairrl.rollout import Rollout
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.train import gates
-from coderepairrl.train.history import History, read_history
-from coderepairrl.train.loop import train
-from coderepairrl.train.parts import Parts
-from coderepairrl.train.policy import LivePolicy
-from coderepairrl.train.progress import Progress
+from coderepairrl.stages import gates
+from coderepairrl.stages.history import History, read_history
+from coderepairrl.stages.parts import Parts
+from coderepairrl.stages.policy import LivePolicy
+from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.train import train
 from coderepairrl.types import AgentReport, Endpoint, Episode, Limits, Sampling, Score, Task
 
 PATIENCE, BEGIN, STEPS = 4, 8, 16

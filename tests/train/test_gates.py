@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from coderepairrl.config import Config, to_toml
 from coderepairrl.config.schema import GateName, Run
 from coderepairrl.runs import RunFolder
-from coderepairrl.train import gates
+from coderepairrl.stages import gates
 
 Record = dict[str, Any]
 Fault = Callable[[Record], None]

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import rewards, train
+from coderepairrl import rewards, stages
+from coderepairrl.assembly.numerics import check_clip, clip, engine_half, resolved
 from coderepairrl.config import Config, load, override, to_toml
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder
-from coderepairrl.train.changes import changes_at_resume
-from coderepairrl.train.command import plan
-from coderepairrl.train.history import History
-from coderepairrl.train.numerics import check_clip, clip, engine_half, resolved
-from coderepairrl.train.policy import settings
+from coderepairrl.stages.changes import changes_at_resume
+from coderepairrl.stages.command import plan
+from coderepairrl.stages.history import History
+from coderepairrl.stages.policy import settings
 
 VLLM = "engine=vllm"
 HALF = "engine.options.dtype=bfloat16"
@@ -63,7 +63,7 @@ async def test_a_run_and_a_plan_refuse_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="rounding"):
         plan(config)
     with pytest.raises(ConfigError, match="rounding"):
-        await train.run(config, quiet=True)
+        await stages.run(config, quiet=True)
     assert not list(tmp_path.iterdir())
 
 

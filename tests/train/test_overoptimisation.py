@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from coderepairrl.rollout import Group
-from coderepairrl.train import overoptimisation
-from coderepairrl.train.overoptimisation import EVERY, RATE, WINDOW, alarm
+from coderepairrl.stages import overoptimisation
+from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, alarm
 from coderepairrl.types import Ending, Episode, Score, Task
 
 Records = list[Mapping[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coderepairrl.config import load
-from coderepairrl.train.policy import make_batch, settings
+from coderepairrl.stages.policy import make_batch, settings
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}

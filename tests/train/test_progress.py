@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coderepairrl.train.progress import Progress
+from coderepairrl.stages.progress import Progress
 from coderepairrl.types import Ending, Episode, Score
 
 

@@ -11,13 +11,13 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import rewards, runs
 from coderepairrl.errors import ConfigError
-from coderepairrl.rewards.exam import with_patch
+from coderepairrl.rewards import with_patch
 from coderepairrl.rewards.tests import group_drawn
 from coderepairrl.rewards.verified import LARGEST, unfit
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.train.history import read_history
-from coderepairrl.train.references import References, check_references, read_references
+from coderepairrl.stages.history import read_history
+from coderepairrl.stages.references import References, check_references, read_references
 from coderepairrl.types import Checks, Command, Ending, Episode, ExecResult, Score, Task, Verified
 
 BODY = "@@ -1,2 +1,2 @@\n def add(a, b):\n"

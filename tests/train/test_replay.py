@@ -20,9 +20,9 @@ from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError
 from coderepairrl.learn import Form, LearnSettings, Published
 from coderepairrl.runs import RunFolder
-from coderepairrl.train import policy
-from coderepairrl.train.changes import Change
-from coderepairrl.train.history import History
+from coderepairrl.stages import policy
+from coderepairrl.stages.changes import Change
+from coderepairrl.stages.history import History
 
 RATES = (1e-3, 2e-3, 3e-3)
 
@@ -155,4 +155,4 @@ def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
     story.history.steps[1] = {"step": 2, "checksum": "other libraries"}
     with pytest.raises(RunError, match="to step 2 gives other weights"):
         story.restored(monkeypatch)
-    assert policy.checkpoints(story.run) == {}
+    assert story.run.saved_checkpoints() == {}

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import UsageError
+from coderepairrl.processes.scratch import owned, scratch, sweep
 from coderepairrl.sandbox.backend import StateFolder
-from coderepairrl.scratch import owned, scratch, sweep
 
 OWNER = """
 import sys
 from pathlib import Path
-from coderepairrl.scratch import owned
+from coderepairrl.processes.scratch import owned
 with owned(Path(sys.argv[1])):
     Path(sys.argv[1], "weights").write_bytes(bytes(1000))
     print("there", flush=True)

@@ -20,13 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from coderepairrl.assembly.route import check_route
 from coderepairrl.config import Config, load
-from coderepairrl.engines import weights
 from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings, LoraSettings, Receiving, Route, Streamed
 from coderepairrl.protocols import Chunk
-from coderepairrl.train.route import check_route
+from coderepairrl.sync import weights
 from coderepairrl.types import Sample, Sampling
 
 torch.set_num_threads(1)

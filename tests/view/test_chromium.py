@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from coderepairrl import report
+from coderepairrl.report.view import Row, render, render_index
 from coderepairrl.types import Ending, Episode, Score, ToolCall
-from coderepairrl.view import Row, render, render_index
 from report.runs import Maker
 
 pytestmark = pytest.mark.slow

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
+from coderepairrl.report.view import Row, render, render_episode, render_index
+from coderepairrl.report.view.text import pieces, visible
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, ToolCall, Turn, VersionRange
-from coderepairrl.view import Row, render, render_episode, render_index
-from coderepairrl.view.text import pieces, visible
 from pages import Page
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(1)> \u202e\x1b[31m\x00 \"' {{ 7*7 }}"

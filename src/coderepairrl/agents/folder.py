@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
-from coderepairrl.hostgit import git
-from coderepairrl.scratch import scratch
+from coderepairrl.processes.hostgit import git
+from coderepairrl.processes.scratch import scratch
 from coderepairrl.types import ExecResult, Task
 
 _ENVIRONMENT = {"PATH": os.defpath, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.agents.recipe import Recipe, is_recipe, label, load, names
-from coderepairrl.caches import agents_cache
-from coderepairrl.children import run
 from coderepairrl.errors import ConfigError, PrerequisiteError, RunError
+from coderepairrl.processes.caches import agents_cache
+from coderepairrl.processes.children import run
 from coderepairrl.registry import nearest
 from coderepairrl.runs.storage import replace_file
 

@@ -2,7 +2,7 @@
 
 `make` starts one by name. An engine of your own is a class named by import path, ``package.module:Class``, with an
 async classmethod ``start(model, *, log_dir, **options)`` that returns it ready to serve, and it sits the same exam
-(`coderepairrl.engines.exam`). Class methods ``check``, ``accepts`` and ``require``, each optional, say before a run is
+(`certify/engine.py`). Class methods ``check``, ``accepts`` and ``require``, each optional, say before a run is
 begun what `start` would refuse (`check`, `check_model`, `require`), and ``versions`` what it would run.
 """
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coderepairrl import clock
 from coderepairrl.gateway.request import ApiError, Message, Request
+from coderepairrl.processes import clock
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Turn
 

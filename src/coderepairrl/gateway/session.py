@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from coderepairrl import clock
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, GatewayFault
 from coderepairrl.gateway.call import Call, Outcome
 from coderepairrl.gateway.incoming import Body, Incoming
@@ -19,6 +18,7 @@ from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.source import Generating, Source
 from coderepairrl.gateway.tree import Placement
 from coderepairrl.gateway.workers import Desk, Workers
+from coderepairrl.processes import clock
 from coderepairrl.tokens import Reply, TooLong
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation
 

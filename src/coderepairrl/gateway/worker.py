@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import tokens
-from coderepairrl.children import Parent
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.gateway.request import ApiError, Message, Names, Request, named
+from coderepairrl.processes.children import Parent
 from coderepairrl.tokens import Codec, Origin, TooLong
 
 BATCH = 256

@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coderepairrl.children import Child, ChildDied
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.incoming import Body
 from coderepairrl.gateway.request import ApiError, Message, Names, Request
 from coderepairrl.gateway.worker import PARSERS, batches
+from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.tokens import Codec, TooLong
 
 MOST = max(2, min(4, (os.cpu_count() or 2) // 2))

@@ -10,9 +10,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from coderepairrl.children import Child, ChildDied, Frame
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.settings import Form, LearnSettings, Precision, Route
+from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"

@@ -1,4 +1,4 @@
-"""The learner's process: ``python -m coderepairrl.learn.learner``, driven by frames (`coderepairrl.children`).
+"""The learner's process: ``python -m coderepairrl.learn.learner``, driven by frames (`processes/children.py`).
 
 A request is ``{"op": NAME, ...arguments}`` and gets one reply: ``{"ok": result, "version": n}``, or ``{"error":
 message, "kind": KIND, "fix": hint}`` after which the process goes on with the next request. KIND is ``usage`` (a bad
@@ -20,11 +20,11 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from coderepairrl.children import Frame, Parent
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.policy import init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sample
 
 

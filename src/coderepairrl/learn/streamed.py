@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from coderepairrl.engines import weights
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 

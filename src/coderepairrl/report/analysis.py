@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from coderepairrl.evaluate import Noted, pair, summarise
-from coderepairrl.evaluate.clusters import cluster_of, slice_of
-from coderepairrl.evaluate.notes import Kind
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
 from coderepairrl.report.reading import Printed, Row, RunData
-from coderepairrl.stats import Interval
+from coderepairrl.stats import Interval, Noted, pair, summarise
+from coderepairrl.stats.clusters import cluster_of, slice_of
+from coderepairrl.stats.notes import Kind
 from coderepairrl.types import Ending, Episode
 
 _COMMANDS, _TOOLS, _NOTES = 9, 6, 6

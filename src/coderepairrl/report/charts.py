@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coderepairrl.plots import Baseline, Panel, Series, compact, ema, strength
 from coderepairrl.report.analysis import Report
 from coderepairrl.report.ledger import ROLLOUT
 from coderepairrl.report.names import spoken
+from coderepairrl.report.plots import Baseline, Panel, Series, compact, ema, strength
 
 OTHER, TOOLS = 0.01, 0.05
 """Alpha of the EMA for rewards and all else, and for tools (REQUIREMENTS 13)."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import UsageError
-from coderepairrl.plots import Baseline, figure
 from coderepairrl.report.analysis import Report, analyse, as_json, compare_runs, differences
 from coderepairrl.report.charts import curve
 from coderepairrl.report.page import render
+from coderepairrl.report.plots import Baseline, figure
 from coderepairrl.report.reading import read
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.evaluate import COUNTS
+from coderepairrl.stats import COUNTS
 
 _NAMES = {
     "reward": "reward",

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 from jinja2 import Environment
 from markupsafe import Markup
 
-from coderepairrl import plots
-from coderepairrl.evaluate import COUNTS
 from coderepairrl.printable import visible
+from coderepairrl.report import plots
 from coderepairrl.report.analysis import Change, Comparison, Report, compare_runs, differences
 from coderepairrl.report.charts import is_reward, sections
 from coderepairrl.report.ledger import ACTIVITIES
 from coderepairrl.report.names import LESS_IS_BETTER, SECONDARY, spoken
-from coderepairrl.stats import TOO_FEW, Interval
-from coderepairrl.view.text import templates
+from coderepairrl.report.view.text import templates
+from coderepairrl.stats import COUNTS, TOO_FEW, Interval
 
 _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from coderepairrl.agents.stats import ToolStats, tally
 from coderepairrl.errors import RunError
-from coderepairrl.evaluate import Notes
-from coderepairrl.evaluate.notes import kind_of, plain
 from coderepairrl.learn import Account
 from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
+from coderepairrl.stats import Notes
+from coderepairrl.stats.notes import kind_of, plain
 from coderepairrl.types import Ending, Episode, Origin, TokenSpan
 
 Record = Mapping[str, Any]

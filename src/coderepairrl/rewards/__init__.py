@@ -9,9 +9,9 @@ without an episode.
 
 from coderepairrl.rewards.compose import SHIPPED, Weighted, make, score, score_files, versions
 from coderepairrl.rewards.edits import PatchEdits
-from coderepairrl.rewards.exam import ScriptedReward, examine
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.scripted import ScriptedReward, with_patch
 from coderepairrl.rewards.similarity import PatchSimilarity
 from coderepairrl.rewards.tests import TestsReward
 
@@ -24,10 +24,10 @@ __all__ = [
     "ScriptedReward",
     "TestsReward",
     "Weighted",
-    "examine",
     "make",
     "parse",
     "score",
     "score_files",
     "versions",
+    "with_patch",
 ]

@@ -25,9 +25,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from coderepairrl import __version__, hostgit
+from coderepairrl import __version__
 from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
 from coderepairrl.printable import without_login
+from coderepairrl.processes import hostgit
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import Log, read, repair
 from coderepairrl.runs.storage import replace_file
@@ -63,6 +64,10 @@ class RunFolder:
     def logs(self) -> Path:
         """What child processes print."""
         return self.path / "logs"
+
+    def saved_checkpoints(self) -> dict[int, Path]:
+        """The complete checkpoints, by step."""
+        return {int(path.name): path for path in sorted(self.checkpoints.glob("[0-9]*")) if path.name.isdigit()}
 
     @property
     def checkpoints(self) -> Path:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import clock
 from coderepairrl.errors import RunError, UsageError
+from coderepairrl.processes import clock
 from coderepairrl.runs.codec import dump
 
 Record = dict[str, Any]

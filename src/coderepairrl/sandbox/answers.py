@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from coderepairrl import caches
+from coderepairrl.processes import caches
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DEPTH = 3

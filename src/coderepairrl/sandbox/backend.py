@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.processes.scratch import sweep as sweep_scratch
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
 from coderepairrl.sandbox.workspace import Images, Prepared, Workspaces
-from coderepairrl.scratch import sweep as sweep_scratch
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task

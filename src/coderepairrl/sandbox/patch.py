@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
-from coderepairrl.hostgit import git, reason
+from coderepairrl.processes.hostgit import git, reason
 from coderepairrl.protocols import Sandbox
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, quoted

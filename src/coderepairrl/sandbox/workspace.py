@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-from coderepairrl import hostgit
-from coderepairrl.caches import git_cache
 from coderepairrl.errors import SandboxFault, TaskError
-from coderepairrl.hostgit import BARE_CONFIG, bare, git, reason
 from coderepairrl.printable import without_login
+from coderepairrl.processes import hostgit
+from coderepairrl.processes.caches import git_cache
+from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
 
 Images = Callable[[str], Iterable["Entry"]]
 """What reads the files of an image by its name."""

@@ -1,4 +1,4 @@
-"""Statistics: no number is printed without its interval."""
+"""Intervals, tests, and the measures and accounts of episodes: no number is printed without its interval."""
 
 from coderepairrl.stats.intervals import (
     TOO_FEW,
@@ -10,18 +10,29 @@ from coderepairrl.stats.intervals import (
     tango,
     wilson,
 )
+from coderepairrl.stats.measures import COUNTS, Pairs, Summary, compare, measures, pair, summarise
+from coderepairrl.stats.notes import Noted, Notes
 from coderepairrl.stats.ranking import Ranking, interval, rank_correlation
 
 __all__ = [
+    "COUNTS",
     "TOO_FEW",
     "Interval",
+    "Noted",
+    "Notes",
+    "Pairs",
     "Ranking",
+    "Summary",
+    "compare",
     "interval",
     "is_share",
     "mean_interval",
+    "measures",
+    "pair",
     "paired_difference",
     "rank_correlation",
     "sign_flip_test",
+    "summarise",
     "tango",
     "wilson",
 ]

@@ -6,7 +6,6 @@
 `make` gives a source by name; `write_jsonl` writes tasks in the documented schema.
 """
 
-from coderepairrl.tasks.exam import Study, about_source, examine, study
 from coderepairrl.tasks.handmade import HandmadeSource
 from coderepairrl.tasks.jsonl import JsonlSource, write_jsonl
 from coderepairrl.tasks.sources import SHIPPED, ScriptedSource, make
@@ -16,10 +15,6 @@ __all__ = [
     "HandmadeSource",
     "JsonlSource",
     "ScriptedSource",
-    "Study",
-    "about_source",
-    "examine",
     "make",
-    "study",
     "write_jsonl",
 ]

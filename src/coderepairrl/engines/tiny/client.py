@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.children import Child, ChildDied, Frame
 from coderepairrl.engines.options import check_positive, check_whole
 from coderepairrl.engines.tiny.config import ModelConfig, weights_of
 from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
 

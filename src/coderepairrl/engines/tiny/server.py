@@ -19,12 +19,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 
-from coderepairrl.children import Frame, Parent
 from coderepairrl.engines.tiny.config import WEIGHTS, ModelConfig, weights_of
 from coderepairrl.engines.tiny.model import Model, Weights
 from coderepairrl.engines.tiny.sampler import sample, uniforms
 from coderepairrl.engines.tiny.scheduler import Request, Scheduler
 from coderepairrl.errors import CodeRepairError, EngineFault
+from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sampling
 
 HEAD = "lm_head.weight"

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.engines import weights
 from coderepairrl.engines.vllm import options
 from coderepairrl.engines.vllm.options import HEAD, MAX_LORAS, RANKS, SLOTS
 from coderepairrl.engines.vllm.server import Gone, Refused, Server, check_version, default_python, installed, version_at
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 POLICY = "policy"
@@ -247,7 +247,7 @@ class VllmEngine:
                 self._fewer.set()
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. `path` and `checksum` are as `coderepairrl.engines.weights` has them.
+        """See `Engine.load`. `path` and `checksum` are as `coderepairrl.sync.weights` has them.
 
         Of an offer, the sender must begin at about the same time (`receivers`).
         """

@@ -19,8 +19,8 @@ from urllib.parse import urljoin
 
 import aiohttp
 
-from coderepairrl.children import NOT_FROM_HERE, last_words
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
+from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 
 VERSIONS = "0.32."
 """The minor version whose routes are known here; they change between minor versions."""

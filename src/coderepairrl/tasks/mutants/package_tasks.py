@@ -13,12 +13,12 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar, cast
 
-from coderepairrl import hostgit
-from coderepairrl.children import run
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import Outcome, Outcomes, reported, results_of
+from coderepairrl.processes import hostgit
+from coderepairrl.processes.children import run
+from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
-from coderepairrl.scratch import scratch
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 from coderepairrl.types import Checks, Command, ExecResult
 

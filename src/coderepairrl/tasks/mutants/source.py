@@ -16,9 +16,9 @@ from random import Random
 from typing import Any, get_args
 
 from coderepairrl import __version__
-from coderepairrl.caches import user_cache
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
+from coderepairrl.processes.caches import user_cache
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree, write_tree

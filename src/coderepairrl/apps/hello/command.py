@@ -1,0 +1,141 @@
+"""Evaluation before, reinforcement learning, evaluation after, and what changed, with intervals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl import stages
+from coderepairrl.errors import as_called
+from coderepairrl.runs import open_run
+from coderepairrl.stats import Interval, compare, pair
+from coderepairrl.stats.clusters import slice_of
+from coderepairrl.types import Episode
+
+SHOWN = {
+    "reward": "reward",
+    "patch_edits": "patch_edits",
+    "patch_lines": "patch_lines",
+    "tests_passing": "tests",
+    "tests_passing_per_patch": "tests_per_patch",
+    "empty_patches": "empty_patches",
+    "tool_success": "tool_success",
+}
+"""What is reported, by its name there, and the measure behind it."""
+
+
+def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
+    """Run the shipped ``hello`` config and return what to print. Raises what `train.run` raises.
+
+    Each call is a run of its own (``hello``, ``hello-2``, ...) unless it is named or resumed.
+    """
+    config = configs.load("hello", overrides)
+    if not resume and not any(override.startswith("run.name=") for override in overrides):
+        name = _free(Path(config.run.dir), config.run.name)
+        if name != config.run.name:
+            print(as_called(f"a new run, {name}: crrl hello --resume goes on with {config.run.name}"), file=sys.stderr)
+        config = configs.load("hello", [*overrides, f"run.name={name}"])
+    began = time.monotonic()
+    asyncio.run(stages.run(config, resume=resume))
+    wall = time.monotonic() - began
+    report = before_and_after(Path(config.run.dir) / config.run.name, config.run.steps)
+    report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(_cpu_seconds(), 1)}
+    return json.dumps(report) if as_json else as_text(report)
+
+
+def before_and_after(path: Path, last: int) -> dict[str, Any]:
+    """The first and the last evaluation of a run, task by task, with intervals clustered by function.
+
+    The shares of ``eval`` (quoted and not) stand beside it by their names, further evaluations below theirs.
+    """
+    run = open_run(path)
+    report: dict[str, Any] = {}
+    seen: list[Episode] = []
+    for name in configs.load(path).eval.each:
+        before, after = list(run.episodes(f"{name}-00000")), list(run.episodes(f"{name}-{last:05d}"))
+        if not before:  # this machine has no such tasks, and the run said so
+            continue
+        seen += before + after
+        found: dict[str, Any] = _changes(before, after)
+        for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
+            found[kind.replace(" ", "_")] = _changes(*(_slice(episodes, kind) for episodes in (before, after)))
+        report |= found if name == "eval" else {name: found}
+    trained = list(run.episodes("train-*"))
+    return {
+        **report,
+        "tasks": len({episode.task_id for episode in seen if episode.phase == "eval"}),
+        "episodes": len(trained) + len(seen),
+        "tokens": sum(episode.sampled for episode in (*trained, *seen)),
+        "run": str(path),
+    }
+
+
+def _slice(episodes: Sequence[Episode], kind: str) -> list[Episode]:
+    return [episode for episode in episodes if slice_of(episode.task_id) == kind]
+
+
+def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, dict[str, Any]]:
+    """Means over the tasks that have the measure on both sides, so that the change is the difference of the two."""
+    pairs = pair(before, after)
+    return {
+        name: {
+            "before": fmean(pairs[measure].before),
+            "after": fmean(pairs[measure].after),
+            "delta": change.value,
+            "ci95": [change.low, change.high],
+        }
+        for measure, change in compare(before, after).items()
+        for name, shown in SHOWN.items()
+        if shown == measure
+    }
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report as a plain table."""
+    lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
+    lines += [
+        "",
+        f"{report['tasks']} held-out tasks, {report['episodes']} episodes, {report['tokens']:,} sampled tokens, "
+        f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), seed {report['seed']}",
+        f"run folder: {report['run']}   (crrl view {report['run']} -o index.html)",
+    ]
+    return "\n".join(lines)
+
+
+def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:
+    """The table of an evaluation, then those of its shares and of the evaluations below it."""
+    yield from [title] * bool(title) + _rows(report)
+    for name, inner in report.items():
+        if isinstance(inner, Mapping) and "tests_passing" in inner:
+            yield ""
+            yield from _tables(", ".join(filter(None, (title, name.replace("_", " ")))), inner)
+
+
+def _rows(changes: Mapping[str, Any]) -> list[str]:
+    rows = []
+    for name in SHOWN:
+        if (row := changes.get(name)) is not None:
+            delta = Interval(row["delta"], *row["ci95"])
+            rows.append(f"{name.replace('_', ' '):<26}{row['before']:>8.3f}{row['after']:>8.3f}   {delta}")
+    return rows
+
+
+def _free(folder: Path, name: str) -> str:
+    number, candidate = 1, name
+    while (folder / candidate).exists():
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
+
+
+def _cpu_seconds() -> float:
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,0 +1,185 @@
+"""What the host may do and no agent: sessions, their turns, weights. HTTP on a socket of its own (DESIGN 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from coderepairrl.apps.serve.sessions import Asked, Sessions
+from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
+from coderepairrl.gateway import Policy, Source
+from coderepairrl.gateway.server import check_free
+from coderepairrl.protocols import Engine
+
+Model = TypeVar("Model", bound=BaseModel)
+_MAX_BODY = 1 << 20
+
+
+class _Weights(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    path: str
+    version: int = Field(ge=1)
+    checksum: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, code: str, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = {"code": code, "message": message, "fix": fix}
+
+
+class Admin:
+    """Serves `sessions` and the weights of `source`. With a `token`, requests carry it (``Authorization: Bearer``)."""
+
+    def __init__(self, sessions: Sessions, source: Source, token: str = "") -> None:
+        self._sessions = sessions
+        self._source = source
+        self._token = token
+        self._served = 0
+        """What the engine had at `start`, or what was loaded last, which one that is restarted is given again."""
+        self._loading = asyncio.Lock()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, *, socket: Path | None = None, host: str = "127.0.0.1", port: int | None = None) -> str:
+        """Listen on a Unix socket that only its owner may open, or on `host`:`port`; where that is.
+
+        Raises `UsageError` when it is taken, and `EngineFault` when the engine is dead.
+        """
+        if isinstance(self._source, Policy):
+            self._served = int((await self._source.engine.health())["version"])  # 1 where it began with adapters
+        app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._guard])
+        app.add_routes(
+            [
+                web.post("/sessions", self._open),
+                web.get("/sessions", self._list),
+                web.get("/sessions/{id}", self._tell),
+                web.delete("/sessions/{id}", self._close),
+                web.get("/weights", self._version),
+                web.post("/weights", self._load),
+                web.get("/health", self._health),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            if socket is None:
+                site = web.TCPSite(self._runner, host, port or 0)
+                await site.start()
+                return f"http://{host}:{site.port}"
+            check_free(socket)
+            before = os.umask(0o177)  # from its first moment on it is its owner's only
+            try:
+                await web.UnixSite(self._runner, str(socket)).start()
+            finally:
+                os.umask(before)
+            return f"unix:{socket}"
+        except OSError as error:
+            await self._runner.cleanup()
+            where = socket or f"{host}:{port}"
+            raise UsageError(f"cannot listen on {where}: {error.strerror or error}", fix="choose another") from error
+
+    async def stop(self) -> None:
+        """Answer nobody any more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Nobody without the token; every refusal as JSON."""
+        try:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+                raise _Refused(401, "unauthorized", "the token is missing or wrong")
+            return await handler(request)
+        except _Refused as refused:
+            return web.json_response({"error": refused.error}, status=refused.status)
+        except web.HTTPException as error:
+            code = "not_found" if error.status == 404 else "invalid_request"
+            return web.json_response({"error": {"code": code, "message": error.reason, "fix": ""}}, status=error.status)
+        except CodeRepairError as error:
+            code = f"{error.boundary}_fault" if isinstance(error, Fault) else "failed"
+            told = {"code": code, "message": str(error), "fix": error.fix}
+            return web.json_response({"error": told}, status=503)
+
+    async def _open(self, request: web.Request) -> web.Response:
+        asked = await _body(request, Asked)
+        if asked.id and asked.id in self._sessions:
+            raise _Refused(409, "exists", f"there is an open session {asked.id!r}", "close it, or choose another id")
+        return web.json_response(self._sessions.open(asked), status=201)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        return web.json_response({"sessions": self._sessions.summary()})
+
+    async def _tell(self, request: web.Request) -> web.Response:
+        return await _json(await self._sessions.told(self._named(request)))
+
+    async def _close(self, request: web.Request) -> web.Response:
+        return await _json(await self._sessions.close(self._named(request)))
+
+    def _named(self, request: web.Request) -> str:
+        name = request.match_info["id"]
+        if name not in self._sessions:
+            raise _Refused(404, "not_found", f"there is no open session {name!r}", "GET /sessions lists them")
+        return name
+
+    async def _version(self, request: web.Request) -> web.Response:
+        if not isinstance(self._source, Policy):
+            return web.json_response({"version": None, "loadable": False})
+        return web.json_response({"version": self._served, "loadable": True})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        if not isinstance(self._source, Policy):
+            raise _Refused(409, "not_loadable", "the model is somebody else's: its weights are not ours to change")
+        asked, engine = await _body(request, _Weights), self._source.engine
+        async with self._loading:
+            if asked.version <= self._served:
+                raise _Refused(409, "old_version", f"version {self._served} is served, and versions only grow")
+            try:
+                self._served = await engine.load(Path(asked.path), asked.version, asked.checksum)
+            except EngineFault as fault:
+                if not await _alive(engine):
+                    raise
+                raise _Refused(422, "refused", f"{fault}", "the weights of before go on being served") from fault
+        return web.json_response({"version": self._served, "loadable": True})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response(dict(await self._source.health()))
+
+
+async def _alive(engine: Engine) -> bool:
+    try:
+        await engine.health()
+    except EngineFault:
+        return False
+    return True
+
+
+async def _json(session: dict[str, Any]) -> web.Response:
+    """A long session is megabytes: agents are served meanwhile."""
+    return web.Response(text=await asyncio.to_thread(json.dumps, session), content_type="application/json")
+
+
+async def _body(request: web.Request, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(await request.read() or b"{}")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _Refused(
+            400,
+            "invalid_value",
+            f"{where}: {first['msg']}" if where else first["msg"],
+            "what may be sent is in docs/serve.md",
+        ) from error

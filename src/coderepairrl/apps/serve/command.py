@@ -1,0 +1,137 @@
+"""``crrl serve``: the gateway alone, for people who bring their own trainer (docs/serve.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl import engines
+from coderepairrl.apps.serve.admin import Admin
+from coderepairrl.apps.serve.model import Choice, replying
+from coderepairrl.apps.serve.sessions import Sessions
+from coderepairrl.errors import UsageError
+from coderepairrl.gateway import Policy, Server
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.processes.signals import stoppable
+from coderepairrl.runs import Log, RunFolder
+from coderepairrl.stages.parts import limits
+from coderepairrl.types import Sampling, Turn
+
+DEFAULTS = ("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768")
+"""For a model that no run tells us about."""
+USED = (
+    *("engine", "model.renderer", "model.thinking", "run.retries"),
+    *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
+    *("rollout.history_policy", "rollout.side_calls", "gateway.accept"),
+)
+"""Settings that mean something here."""
+TOKEN = "CRRL_ADMIN_TOKEN"
+"""The environment variable that may hold the token of an admin port."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a server listens: the gateway on `host`:`port` (0: any that is free) and on the Unix socket `socket`; the
+    host's own API on the Unix socket `admin`, by default in a folder of its own, or with a token on `admin_port`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    socket: Path | None = None
+    admin: Path | None = None
+    admin_port: int | None = None
+
+
+async def serve(
+    choice: Choice,
+    places: Places,
+    *,
+    log: Path | None = None,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
+    """Serve the model of `choice` until one of `signals.STOPPING`; `ready` is told where, once it answers.
+
+    Turns are recorded in the folder `log`. Raises `UsageError` for what is taken or there already, and what
+    `replying` raises.
+    """
+    with stoppable() as received:  # from the first moment on: an engine that is being started ends with us
+        try:
+            await _serve(choice, places, log, ready, say)
+        except asyncio.CancelledError:
+            if not received:
+                raise
+
+
+async def _serve(
+    choice: Choice,
+    places: Places,
+    log: Path | None,
+    ready: Callable[[dict[str, Any]], None],
+    say: Callable[[str], None],
+) -> None:
+    config = choice.config
+    _allow_connections()
+    async with AsyncExitStack() as parts:
+        home = parts.enter_context(scratch("serve"))
+        record = _recorder(parts, log, choice)
+        source = await parts.enter_async_context(replying(choice, log / "logs" if log else home))
+        if isinstance(source, Policy):
+            for fork in source.codec.verify():
+                say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
+        rollout = config.rollout
+        sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+
+        def on_turn(episode: str, turn: Turn) -> None:
+            if record is not None:
+                record.append("turn", episode=episode, turn=turn)
+
+        server = Server(source, sampling=sampling, on_turn=on_turn, accept=config.gateway.accept)
+        parts.push_async_callback(server.stop)
+        await server.start(places.host, places.port, places.socket)
+        if places.socket is not None:
+            parts.callback(places.socket.unlink, missing_ok=True)
+        sessions = Sessions(server, limits(config), record, side_calls=rollout.side_calls)
+        parts.push_async_callback(sessions.close_all)
+        by_port = places.admin_port is not None
+        token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
+        host_only = Admin(sessions, source, token)
+        parts.push_async_callback(host_only.stop)
+        address = places.admin or home / "admin.sock"
+        where = await host_only.start(socket=None if by_port else address, port=places.admin_port)
+        if not by_port:
+            parts.callback(address.unlink, missing_ok=True)
+        told = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
+        told |= {"model": choice.name, "log": str(log or "")}
+        ready({name: value for name, value in told.items() if value})
+        try:
+            await asyncio.Event().wait()
+        finally:
+            say("stopping: open sessions are closed")
+
+
+def _allow_connections() -> None:
+    """As many open files as we may have: a connection is one, and shells begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log | None:
+    if folder is None:
+        return None
+    run, engine = RunFolder(folder), choice.config.engine
+    versions = {} if choice.url else engines.versions(engine.name, engine.options)
+    try:
+        run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name}, versions)
+    except UsageError as error:
+        raise UsageError(str(error), fix="name another folder with --log") from None
+    log = run.writer()
+    parts.callback(log.close)
+    return log

@@ -1,0 +1,74 @@
+"""What rounding does to a run's ratios, known from its configuration: whether its clip can do its job."""
+
+from __future__ import annotations
+
+import json
+
+from coderepairrl import models
+from coderepairrl.assembly.sizing.architecture import known
+from coderepairrl.config import Config
+from coderepairrl.engines.vllm.options import half
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import LearnSettings
+
+
+def engine_half(config: Config) -> bool | None:
+    """Whether the engine computes in half precision. None: not known beforehand, as of an engine of your own, a server
+    that is joined, or a model that is neither here nor known."""
+    options = config.engine.options
+    if config.engine.name == "tiny":
+        return False
+    if config.engine.name != "vllm" or options.get("url"):
+        return None
+    dtype = options.get("dtype", "auto")
+    if dtype == "auto":  # that of the weights
+        if config.model.init == "random":
+            return False
+        try:
+            raw = json.loads((models.folder(config.model.path) / "config.json").read_text())
+            dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+        except (UsageError, OSError, ValueError):  # which is refused elsewhere, where there must be one
+            shape = known(config.model.path)
+            return None if shape is None else shape.half
+    return half(dtype)
+
+
+def resolved(config: Config) -> Config:
+    """`config` with what ``auto`` stands for in ``train.mismatch_correction``. A run writes it down, so that it stays
+    the same if the run goes on with another engine."""
+    train = config.train
+    if train.mismatch_correction != "auto":
+        return config
+    rounded = train.precision == "bf16" or engine_half(config)
+    kind = "token" if train.old_logprobs == "recomputed" and rounded else "off"
+    return config.model_copy(update={"train": train.model_copy(update={"mismatch_correction": kind})})
+
+
+def check_clip(config: Config) -> None:
+    """Refuse a clip that cuts rounding noise: GSPO's range is narrower than what half precision does to a row's ratio.
+
+    Raises `ConfigError`. A run that was begun before this was refused can still be resumed.
+    """
+    train = config.train
+    if train.algorithm != "gspo" or train.old_logprobs != "recorded":
+        return
+    rounding = ["train.precision=bf16"] if train.precision == "bf16" else []
+    rounding += ["a half-precision engine"] if engine_half(config) else []
+    if rounding:
+        raise ConfigError(
+            f"algorithm=gspo with old_logprobs=recorded and {' and '.join(rounding)}: rounding alone moves a row's"
+            " ratio by more than GSPO's clip range, so that almost half of the rows would have no gradient",
+            fix="train.old_logprobs=recomputed, with train.minibatches=2 or more so that the clip has something to cut",
+        )
+
+
+def clip(config: Config, learn: LearnSettings) -> str:
+    """When the clip of the importance ratio acts, in a few words, the first of which is ``never`` where it does not."""
+    if learn.updates > 1:
+        return f"from the second of a batch's {learn.updates} updates on"
+    more = "train.minibatches=2 or more makes it act"
+    if learn.old_logprobs == "recomputed":
+        return f"never: with one update per batch and old_logprobs=recomputed every ratio is 1 ({more})"
+    if learn.precision == "fp32" and engine_half(config) is False:
+        return f"never: with one update per batch every ratio is 1, but for the rounding of float32 ({more})"
+    return "where engine and learner differ: one update per batch, with the engine's logprobs"

@@ -1,0 +1,181 @@
+"""Memory of a vLLM server, per GPU, from the options and arguments it is started with.
+
+It takes a share of each GPU (``--gpu-memory-utilization``) and gives what weights and work leave to the cache of keys
+and values: so the question is how many sequences that cache holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from coderepairrl.assembly.sizing.architecture import Architecture
+from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
+from coderepairrl.errors import ConfigError
+from coderepairrl.learn import LoraSettings
+
+SHARE = 0.92
+"""vLLM 0.32's own ``--gpu-memory-utilization``."""
+BATCHED = 8192
+"""Its ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
+RESERVE = 2_000_000_000
+"""What it takes beside its tensors (context, libraries, captured graphs): an assumption, not a measurement."""
+KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
+"""Of a number in the cache, by ``--kv-cache-dtype``; with ``auto`` it has the type of the weights."""
+
+TENSOR_NAMES, SHARE_NAMES = ("--tensor-parallel-size", "-tp"), ("--gpu-memory-utilization",)
+_PIPELINE, _DATA = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
+_BATCHED, _KV_DTYPE = ("--max-num-batched-tokens",), "--kv-cache-dtype"
+_UNITS = {unit: base**power for base, units in ((1000, "kmgt"), (1024, "KMGT")) for power, unit in enumerate(units, 1)}
+_QUANTISED = ("--quantization", "-q", "--quantization-config")
+_UNKNOWN = (
+    *("--cpu-offload-gb", "--offload-backend", "--kv-cache-memory-bytes", "--num-gpu-blocks-override"),
+    *("--speculative-config", "-sc", "--spec-method", "--spec-model"),
+    *("--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"),
+    "--kv-cache-dtype-skip-layers",
+)
+
+
+def unknown(args: Sequence[str]) -> str:
+    """The first of vLLM's arguments `args` whose memory is not known here, empty if there is none.
+
+    Raises `ConfigError` for those with which it serves other weights than the learner's.
+
+    >>> unknown(["-tp", "2", "--cpu_offload_gb=4"])
+    '--cpu_offload_gb=4'
+    """
+    found = ""
+    for given in parse(args):
+        if given.means(*_QUANTISED):
+            raise ConfigError(
+                f"engine.options.args has {given.words[0]}: quantised weights are not those that are trained",
+                fix="leave it out; --tensor-parallel-size divides the weights, --kv-cache-dtype fp8 halves the cache",
+            )
+        known = given.means(_KV_DTYPE) and given.value in (*KV_BYTES, "auto")
+        if not found and not known and given.means(_KV_DTYPE, *_UNKNOWN):
+            found = " ".join(given.words)
+    return found
+
+
+def argument(args: Sequence[str], names: tuple[str, ...], default: float) -> float:
+    """The number that follows one of `names` in a command line; the last one counts. Raises `ConfigError`.
+
+    As vLLM writes them, ``8k`` is 8,000 and ``8K`` 8,192.
+
+    >>> argument(["--a", "1", "--gpu-memory-utilization=0.5"], ("--gpu-memory-utilization",), 0.92)
+    0.5
+    >>> argument(["--max-num-batched-tokens", "8K"], ("--max-num-batched-tokens",), 2048)
+    8192.0
+    """
+    found = default
+    for given in parse(args):
+        if given.means(*names):
+            unit = _UNITS.get(given.value[-1:], 1)
+            try:
+                found = float(given.value if unit == 1 else given.value[:-1]) * unit
+            except ValueError:
+                raise ConfigError(f"engine.options.args: {given.name} wants a number, not {given.value!r}") from None
+            if not 0 < found < math.inf:
+                raise ConfigError(f"engine.options.args: {given.name} must be positive, not {given.value}")
+    return found
+
+
+def count(args: Sequence[str], names: tuple[str, ...], default: int) -> int:
+    """An `argument` that is a whole number. Raises `ConfigError`."""
+    found = argument(args, names, default)
+    if found != int(found):
+        raise ConfigError(f"engine.options.args: {names[0]} must be a whole number, not {found:g}")
+    return int(found)
+
+
+def with_argument(args: Sequence[str], names: tuple[str, ...], value: str) -> list[str]:
+    """`args` with `value` after the first of `names`, instead of any of them that was there.
+
+    >>> with_argument(["--a", "--b-c=1", "--b_c", "2", "-b", "3"], ("--b-c", "-b"), "4")
+    ['--a', '--b-c', '4']
+    """
+    return [*(word for given in parse(args) if not given.means(*names) for word in given.words), names[0], value]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What decides a server's memory."""
+
+    context: int
+    slots: int
+    share: float
+    batched: int
+    tensor: int
+    pipeline: int
+    replicas: int
+    size: int
+    """Bytes of a weight."""
+    kv_size: int
+    """Bytes of a number in the cache."""
+    adapters: int
+    """At the server at once."""
+    rank: int
+    targets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], model: Architecture, lora: LoraSettings | None, *, small: bool) -> Self:
+        """From ``engine.options``, which were checked; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
+        args = options.get("args", ())
+        rank = options.get("lora_rank", lora.rank if lora else 0)
+        dtype = options.get("dtype", "auto")
+        size = 2 if (model.half if dtype == "auto" else half(dtype)) else 4
+        kv_types = [given.value for given in parse(args) if given.means(_KV_DTYPE)]
+        return cls(
+            context=options.get("context") or model.context,
+            slots=options.get("slots", SLOTS),
+            share=argument(args, SHARE_NAMES, SHARE),
+            batched=count(args, _BATCHED, 2048 if small else BATCHED),
+            tensor=count(args, TENSOR_NAMES, 1),
+            pipeline=count(args, _PIPELINE, 1),
+            replicas=count(args, _DATA, 1),
+            size=size,
+            kv_size=KV_BYTES.get(kv_types[-1], size) if kv_types else size,
+            adapters=options.get("max_loras", MAX_LORAS) if rank else 0,
+            rank=min((r for r in RANKS if r >= rank), default=rank) if rank else 0,
+            targets=lora.targets if lora else LoraSettings().targets,
+        )
+
+    @property
+    def gpus(self) -> int:
+        """That the server uses."""
+        return self.tensor * self.pipeline * self.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes on one GPU."""
+
+    weights: int
+    adapters: int
+    work: int
+    """Of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
+    kv_token: int
+    """Keys and values of one token."""
+
+    @property
+    def fixed(self) -> int:
+        """All but the cache."""
+        return self.weights + self.adapters + self.work + RESERVE
+
+    def cached(self, room: float) -> int:
+        """Tokens that the cache holds when the server has `room` bytes."""
+        return max(0, int((room - self.fixed) // self.kv_token))
+
+
+def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
+    """What each GPU of the server holds."""
+    size, parts = server.size, server.tensor * server.pipeline
+    widest = 2 * model.intermediate // server.tensor + 6 * model.hidden
+    return EngineMemory(
+        weights=size * model.parameters // parts,
+        adapters=size * server.adapters * model.adapters(server.rank, server.targets) // parts if server.rank else 0,
+        work=size * server.batched * widest + 12 * server.slots * model.vocabulary,
+        kv_token=server.kv_size * model.kv_width // (min(server.tensor, model.kv_heads) * server.pipeline),
+    )

@@ -1,0 +1,250 @@
+"""What a run needs of each GPU, and about how long a step takes, by arithmetic alone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from coderepairrl import engines, models
+from coderepairrl.assembly.sizing import engine as engine_side
+from coderepairrl.assembly.sizing import learner as learner_side
+from coderepairrl.assembly.sizing.architecture import KINDS, Architecture, known
+from coderepairrl.assembly.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
+from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
+from coderepairrl.config import Config
+from coderepairrl.config.schema import Model
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import LearnSettings
+
+GB = 1e9
+SAMPLED = 0.5
+"""Share of an episode's tokens that the policy samples, the rest being prompt and tool results: an assumption."""
+_SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server of ours, on GPUs."""
+
+    settings: EngineSettings
+    memory: EngineMemory
+    gpus: tuple[int, ...]
+    room: float | None
+    """Bytes that it takes of each, None where it is not known what they have."""
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens in the cache of one replica."""
+        return None if self.room is None else self.memory.cached(self.room)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A run by its numbers. `memory` is that of each GPU in bytes, None where it is not known."""
+
+    config: Config
+    settings: LearnSettings
+    model: Architecture
+    memory: float | None
+    learner: LearnerMemory
+    """Of each learner process."""
+    server: Server | None
+    """None where no server of ours takes GPUs."""
+
+    @property
+    def serving(self) -> tuple[int, ...]:
+        """The server's GPUs by number."""
+        return self.server.gpus if self.server else ()
+
+    @property
+    def learning(self) -> tuple[int, ...]:
+        """The learner's GPUs by number."""
+        return self.config.train.devices or tuple(range(self.config.train.processes))
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether there are GPUs, as far as is known here."""
+        return self.memory is not None or bool(self.config.train.devices or self.server)
+
+    def needs(self, gpu: int) -> float:
+        """Bytes that are taken of a GPU; a server takes its share whatever it needs."""
+        learner = self.learner.peak + learner_side.RESERVE * self.on_gpus if gpu in self.learning else 0
+        if self.server is None or gpu not in self.server.gpus:
+            return learner
+        return learner + (self.server.room or self.server.memory.fixed)
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot run, empty if nothing speaks against it."""
+        server = self.server
+        if server and server.settings.context > self.model.context and not self.model.scaled:
+            return (
+                f"engine.options.context={server.settings.context:,}, and the positions of {self.config.model.path} "
+                f"reach to {self.model.context:,}"
+            )
+        if self.memory is None:
+            return ""
+        if server and server.room and (tokens := server.memory.cached(server.room)) < server.settings.context:
+            return (
+                f"GPU {server.gpus[0]}: the engine has {server.room / GB:.1f} GB ({server.settings.share:g} of the "
+                f"memory) and needs {server.memory.fixed / GB:.1f} beside its cache, in which {tokens:,} tokens then "
+                f"fit: less than one sequence of {server.settings.context:,}"
+            )
+        for gpu in sorted({*self.serving, *self.learning}):
+            if (needs := self.needs(gpu)) > self.memory:
+                parts = [f"{name} {size / GB:.1f}" for name, size in self._parts(gpu)]
+                return (
+                    f"GPU {gpu} has {self.memory / GB:.1f} GB, and {needs / GB:.1f} are needed: {', '.join(parts)} "
+                    "(of work and logits the larger counts)"
+                )
+        return ""
+
+    def shown(self) -> dict[str, Any]:
+        """The plan as ``--dry-run`` prints it: GB are 10^9 bytes."""
+        lora = self.settings.lora
+        trained = self.model.adapters(lora.rank, lora.targets) if lora else self.model.parameters
+        plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": trained}
+        for names, gpu in self._alike():
+            plan[names] = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu)}
+            plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
+            if self.on_gpus:
+                plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
+        if self.server and (tokens := self.server.kv_tokens) is not None:
+            server = self.server.settings
+            plan["kv_tokens"] = tokens * server.replicas
+            plan["longest_sequences_at_once"] = server.replicas * min(server.slots, tokens // server.context)
+        return plan | {"step": self.step()}
+
+    def step(self) -> dict[str, Any]:
+        """Episodes, tokens and seconds of a step at most: of episodes that are all as long as they may be.
+
+        The seconds are an estimate that was never checked on a GPU, without time in tools and for new weights.
+        """
+        rollout, gpu = self.config.rollout, self.config.gpu
+        episodes = rollout.tasks_per_step * rollout.group_size
+        step: dict[str, Any] = {"episodes": episodes, "tokens_at_most": episodes * rollout.tokens}
+        if self.memory is None:
+            return step
+        training = self.training_flops() / (self.config.train.processes * gpu.tflops * 1e12 * gpu.utilisation)
+        step["training_s"] = round(training, 1)
+        if self.server is None or (tokens := self.server.kv_tokens) is None:
+            return step
+        step["sampling_s"] = round(self._sampling(self.server, tokens, episodes), 1)
+        return step | {"seconds": round(training + step["sampling_s"], 1)}
+
+    def training_flops(self) -> float:
+        """Of a step, what checkpointing computes again, the KL term's reference and old logprobs included; as products
+        in bfloat16, so that what is slower counts for more."""
+        rollout, model, settings = self.config.rollout, self.model, self.settings
+        tokens = rollout.tasks_per_step * rollout.group_size * rollout.tokens
+        looks = (settings.beta > 0) + (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
+        extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
+        passes = (2 if settings.lora else 3) + extra
+        square = 2 * rollout.tokens * model.queries * model.layers * (3 + extra)  # half of it, scores and values
+        tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed
+        scoring = SAMPLED * 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
+        return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
+
+    def _sampling(self, server: Server, tokens: int, episodes: int) -> float:
+        """Seconds with a cache of `tokens`: for every one, decoding reads the weights and a cache that is half full on
+        average."""
+        rollout, gpu, replicas = self.config.rollout, self.config.gpu, server.settings.replicas
+        fitting = replicas * min(server.settings.slots, tokens // rollout.tokens)
+        together = min(episodes, rollout.concurrency, fitting)
+        waves = -(-episodes // together)
+        cache = together / replicas * rollout.tokens / 2 * server.memory.kv_token
+        token = (server.memory.weights + cache) / (gpu.bandwidth_gb * GB * gpu.utilisation)
+        given = (1 - SAMPLED) * episodes * rollout.tokens * 2 * self.model.layers * self.model.products
+        prefill = given / (server.settings.gpus * gpu.tflops * 1e12 * gpu.utilisation)
+        return min(waves * rollout.seconds, waves * SAMPLED * rollout.tokens * token + prefill)
+
+    def _parts(self, gpu: int) -> list[tuple[str, float]]:
+        return [(name, size) for name, size in self._all_parts(gpu) if size]
+
+    def _all_parts(self, gpu: int) -> Iterator[tuple[str, float]]:
+        if self.server and gpu in self.server.gpus:
+            engine = self.server.memory
+            yield "engine weights", engine.weights
+            yield "engine adapters", engine.adapters
+            yield "engine work", engine.work
+            yield "engine reserve", engine_side.RESERVE
+            if self.server.room is not None:
+                yield "engine KV cache", self.server.room - engine.fixed
+        if gpu in self.learning:
+            yield from self.learner._asdict().items()
+            yield "reserve", learner_side.RESERVE * self.on_gpus
+
+    def _alike(self) -> Iterator[tuple[str, int]]:
+        """GPUs that hold the same, and one of them."""
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for gpu in sorted({*self.serving, *self.learning}):
+            groups.setdefault((gpu in self.serving, gpu in self.learning), []).append(gpu)
+        for (serving, learning), gpus in groups.items():
+            who = " and ".join(["engine"] * serving + ["learner"] * learning)
+            yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({who})", gpus[0]
+
+
+def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
+    """The numbers of a run, or why there are none.
+
+    Raises `ConfigError` for what no memory could help, and `UsageError` for a model that is neither here nor known.
+    """
+    options = config.engine.options
+    engines.check(config.engine.name, options)
+    started = config.engine.name == "vllm" and not options.get("url")
+    if started and (argument := engine_side.unknown(options.get("args", ()))):
+        return f"it is not known what the server holds with {argument}"
+    model = _architecture(config.model)
+    if model is None:
+        kinds = ", ".join(KINDS)
+        return f"{config.model.path} is no dense, plain model of {kinds} with all its numbers in config.json"
+    memory = config.gpu.memory_gb * GB or _memory()
+    learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None)
+    server = _server(config, settings, model, memory) if started else None
+    return Estimate(config, settings, model, memory, learner, server)
+
+
+def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> Server:
+    """The server that is started. Raises `ConfigError`."""
+    server = EngineSettings.of(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
+    if model.heads % server.tensor:
+        raise ConfigError(
+            f"engine.options.args: {TENSOR_NAMES[0]} {server.tensor} does not divide the {model.heads} heads of "
+            f"{config.model.path}",
+            fix=f"take one of {[size for size in range(1, 9) if model.heads % size == 0]}",
+        )
+    if server.context < config.rollout.tokens:
+        raise ConfigError(
+            f"engine.options.context={server.context} is less than rollout.tokens={config.rollout.tokens}",
+            fix=f"raise engine.options.context to {config.rollout.tokens}, or lower rollout.tokens",
+        )
+    given = config.engine.devices
+    if given and len(given) < server.gpus:
+        raise ConfigError(
+            f"engine.devices={list(given)}, and the server's arguments ask for {server.gpus} GPUs",
+            fix="name as many, or lower --tensor-parallel-size",
+        )
+    gpus = (given or tuple(range(server.gpus)))[: server.gpus]
+    return Server(server, engine_memory(model, server), gpus, memory and server.share * memory)
+
+
+def _architecture(model: Model) -> Architecture | None:
+    try:
+        found = Architecture.read(models.folder(model.path))
+    except UsageError:
+        if (found := known(model.path)) is None:
+            raise
+    return replace(found, half=False) if found and model.init == "random" else found  # it is written in float32
+
+
+def _memory() -> float | None:
+    """Bytes of the smallest GPU that this machine has, by its driver; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    said = subprocess.run(query, capture_output=True, text=True, check=False)
+    sizes = [int(line) for line in said.stdout.split() if line.isdigit()]
+    return min(sizes) * float(1 << 20) if sizes else None

@@ -1,0 +1,138 @@
+"""What cannot fit is refused, with the nearest change that would: the cheapest of the fewest that are tried."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from coderepairrl.assembly.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
+from coderepairrl.assembly.sizing.estimate import Estimate, estimate
+from coderepairrl.config import Config, override
+from coderepairrl.errors import ConfigError
+from coderepairrl.learn import LearnSettings
+
+SettingsOf = Callable[[Config], LearnSettings]
+_MOST = 3  # changes at once
+
+
+class DoesNotFit(ConfigError):
+    """The plan needs more memory than there is."""
+
+
+class Move(NamedTuple):
+    """Overrides that are one change. Of a kind, only one is made."""
+
+    kind: str
+    overrides: tuple[str, ...]
+    serving: int = 0
+    """GPUs that the engine takes beside those it has."""
+    learning: int = 0
+    """And the learner."""
+
+
+def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
+    """The plan of a run, as it is printed.
+
+    Raises `DoesNotFit` when it needs more memory than there is, with the nearest change that fits, and what `estimate`
+    raises.
+    """
+    found = estimate(config, settings_of(config))
+    if isinstance(found, str):
+        return {"memory": f"not planned: {found}"}
+    if found.problem:
+        change = nearest(found, settings_of)
+        raise DoesNotFit(
+            found.problem,
+            fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
+        )
+    return found.shown()
+
+
+def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:
+    """The overrides with which it fits: on these GPUs if that can be, then with as few changes as possible, and of
+    those the cheapest; none if nothing does."""
+    everything = list(_moves(given))
+    here = [move for move in everything if not move.serving + move.learning]
+    for moves in (here, everything):
+        for count in range(1, _MOST + 1):
+            for some in combinations(moves, count):
+                overrides = _overrides(given, some)
+                if len({move.kind for move in some}) == count and _fits(given.config, overrides, settings_of):
+                    return overrides
+    return ()
+
+
+def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
+    """Of all `moves`, and of the GPUs that they take, which are those that nobody has yet."""
+    found = [part for move in moves for part in move.overrides]
+    engine, train = given.config.engine.devices, given.config.train.devices
+    if any(move.kind == "apart" for move in moves):
+        train = tuple(gpu for gpu in train if gpu not in engine)
+    free = max((*given.serving, *given.learning, *engine)) + 1
+    if engine and (more := sum(move.serving for move in moves)):
+        found.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
+        free += more
+    if given.config.train.devices and (more := sum(move.learning for move in moves)):
+        found.append(f"train.devices={json.dumps([*train, *range(free, free + more)])}")
+    return tuple(found)
+
+
+def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
+    try:
+        changed = override(config, overrides)
+        found = estimate(changed, settings_of(changed))
+    except ConfigError:  # a change that contradicts another setting is none
+        return False
+    return isinstance(found, Estimate) and not found.problem
+
+
+def _moves(given: Estimate) -> Iterator[Move]:
+    """Changes that need less memory, those first that cost nothing but time, and shorter episodes last."""
+    config, train = given.config, given.config.train
+    length, context = config.rollout.tokens, given.server.settings.context if given.server else 0
+    if context > length:
+        yield Move("context", (f"engine.options.context={length}",))
+    if not train.gradient_checkpointing:
+        yield Move("checkpointing", ("train.gradient_checkpointing=true",))
+    budget = train.micro_tokens
+    while budget > length:
+        budget = max(length, budget // 2)
+        yield Move("budget", (f"train.micro_tokens={budget}",))
+    if given.server:
+        now = given.server.settings.share
+        for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
+            yield Move("share", (_args(config, SHARE_NAMES, f"{share:g}"),))
+    if train.precision == "fp32":
+        yield Move("precision", ("train.precision=bf16",))
+    if train.processes > 1 and train.strategy != "fsdp2":
+        yield Move("strategy", ("train.strategy=fsdp2",))
+    if train.optimizer == "adamw":
+        yield Move("optimizer", ("train.optimizer=adamw_8bit",))
+    if train.lora is None:
+        yield Move("lora", ("train.lora=true",))
+    if both := set(config.engine.devices) & set(train.devices):
+        yield Move("apart", ("engine.share_devices=false",), learning=len(both))
+    for processes in (2, 4, 8):
+        if processes > train.processes:
+            overrides = (f"train.processes={processes}", "train.strategy=fsdp2")
+            yield Move("strategy", overrides, learning=processes - train.processes)
+    if given.server:
+        for tensor in (2, 4, 8):
+            if tensor > given.server.settings.tensor and given.model.kv_heads % tensor == 0:
+                wanted = tensor * given.server.settings.gpus // given.server.settings.tensor
+                more = max(0, wanted - len(config.engine.devices or given.serving))
+                yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)
+    for shorter in (length // 2, length // 4):
+        less = [f"rollout.tokens={shorter}", f"train.micro_tokens={min(shorter, train.micro_tokens)}"]
+        if config.rollout.turn_tokens > shorter:
+            less.append(f"rollout.turn_tokens={shorter}")
+        if given.server:
+            less.append(f"engine.options.context={shorter}")
+        yield Move("length", tuple(less))
+
+
+def _args(config: Config, names: tuple[str, ...], value: str) -> str:
+    return f"engine.options.args={json.dumps(with_argument(config.engine.options.get('args', ()), names, value))}"

@@ -1,0 +1,208 @@
+"""The exam of this seam: what every agent must do, driven over real HTTP against a scripted model.
+
+The exam speaks to the agent through the agent's own tools: a tool that takes one required string is its shell, and an
+agent without tools is answered with a fenced ``bash`` block. Edits are made by shell commands, so the same exam
+serves any scaffold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
+from coderepairrl.agents.folder import FolderBackend
+from coderepairrl.errors import CodeRepairError, Fault
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
+from coderepairrl.registry import Check
+from coderepairrl.types import AgentReport, Limits, Task
+
+PROMPT = "add(a, b) in add.py subtracts. Repair it."
+SOURCE = "def add(a, b):\n    return a - b\n"
+EDIT = "env sed -i 's/a - b/a + b/' add.py"
+"""A bare `sed -i` is an edit that Qwen Code refuses, and the shell of the original Nano has no redirection."""
+_COUNT = "echo x >> count.txt"
+_FILLED: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
+"""What other arguments that a tool requires are given, by their type."""
+_SLACK = 2.0
+"""Seconds that an agent may need, beyond its time limit, to notice and to stop what it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What came of one run of the agent."""
+
+    report: AgentReport | None
+    error: CodeRepairError | None
+    requests: list[Request]
+    authorizations: list[str]
+    diff: bytes
+    executed: int
+    seconds: float
+
+    @property
+    def ending(self) -> str:
+        return self.report.exit if self.report else repr(self.error)
+
+
+async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[Check]:
+    """Examine `agent` in sandboxes of `backend`, on a small repository with one bug.
+
+    Without a backend the commands run in a temporary folder of the host: they are the exam's own. An agent that is
+    placed inside the sandbox needs a backend whose guests reach the host's loopback.
+    """
+    opened = backend or FolderBackend()
+    with small_repair() as (task, _):
+
+        async def attempt(script: Behaviour, limits: Limits) -> _Trial:
+            return await _attempt(agent, task, opened, script, limits)
+
+        checks = [_repair, _calls, _several_calls, _tokens, _refused, _time, _slow_model, _dead]
+        return [result for check in checks for result in await check(attempt)]
+
+
+@contextmanager
+def small_repair() -> Iterator[tuple[Task, Path]]:
+    """A task of one file with one bug, and a temporary folder beside it that sandboxes may enter."""
+    with scratch("exam") as folder:
+        folder.chmod(0o755)  # a sandbox may read it as another user
+        workspace = folder / "add"
+        workspace.mkdir(mode=0o755)
+        (workspace / "add.py").write_text(SOURCE)
+        yield Task("exam/add", PROMPT, "python", f"dir:{workspace}", b""), folder
+
+
+_Attempt = Callable[[Behaviour, Limits], Awaitable[_Trial]]
+
+
+async def _attempt(agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits) -> _Trial:
+    async with ScriptedEndpoint(script) as server, backend.open(task) as sandbox:
+        started = time.monotonic()
+        report, error = None, None
+        try:
+            async with asyncio.timeout(limits.seconds + 10):
+                report = await agent.run(task, sandbox, server.endpoint(limits))
+        except CodeRepairError as raised:
+            error = raised
+        except TimeoutError:
+            error = Fault("still running 10 s after its time limit")
+        seconds = time.monotonic() - started
+        executed = await _count(sandbox)
+        return _Trial(report, error, server.requests, server.authorizations, await sandbox.diff(), executed, seconds)
+
+
+async def _count(sandbox: Sandbox) -> int:
+    try:
+        return (await sandbox.read("count.txt")).count(b"x")
+    except FileNotFoundError:
+        return 0
+
+
+def command(request: Request, *commands: str, tokens: int | None = None) -> Answer:
+    """An answer that makes the agent run `commands`, by its own tool for it.
+
+    That is the first that takes a string ``cmd`` or ``command``, or a list ``commands``, or else one string and nothing
+    more. An agent whose replies are Python (smolagents) gets a call of its tool ``shell``.
+    """
+    functions = [tool["function"] for tool in request.get("tools") or ()]
+    for named in (("cmd", "command", "commands"), ()):
+        for function in functions:
+            parameters = function.get("parameters") or {}
+            properties, required = parameters.get("properties", {}), parameters.get("required", [])
+            alone = required if len(required) == 1 else ()
+            for name in named or alone:
+                kind = properties.get(name, {}).get("type")
+                if kind == "string" or (kind == "array" and name == "commands"):
+                    rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
+                    said = [line if kind == "string" else [line] for line in commands]
+                    calls = tuple((function["name"], {name: each, **rest}) for each in said)
+                    return Answer("Running it.", calls, tokens)
+    if writes_python(request):
+        return Answer(python(*(f"print(shell({line!r}))" for line in commands)), tokens=tokens)
+    return Answer("Running it.\n" + "\n".join(f"```bash\n{line}\n```" for line in commands), tokens=tokens)
+
+
+def writes_python(request: Request) -> bool:
+    """Whether the agent runs what the model writes between ``<code>`` and ``</code>``, as smolagents does."""
+    return "</code>" in str(request["messages"][0])
+
+
+def python(*lines: str) -> str:
+    """A reply that is Python, as smolagents reads it."""
+    return "\n".join(["Running it.", "<code>", *lines, "</code>"])
+
+
+def said(requests: list[Request], text: str) -> bool:
+    """Whether any message of `requests` has `text`."""
+    return any(text in str(message) for request in requests for message in request["messages"])
+
+
+async def _repair(attempt: _Attempt) -> list[Check]:
+    steps = iter([[_COUNT], ["cat add.py"], [EDIT]])
+
+    def script(request: Request) -> Answer:
+        commands = next(steps, None)
+        return command(request, *commands) if commands else Answer("Repaired.")
+
+    trial = await attempt(script, Limits())
+    requests = trial.requests
+    appended = all(
+        later["messages"][: len(earlier["messages"])] == earlier["messages"] for earlier, later in pairwise(requests)
+    )
+    return [
+        Check("submits", trial.ending == "submitted", trial.ending),
+        Check("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
+        Check("names the model", all(request.get("model") == "policy" for request in requests)),
+        Check("states the issue", said(requests[:1], PROMPT)),
+        Check("shows what commands print", said(requests, "return a - b")),
+        Check("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
+        Check("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
+    ]
+
+
+async def _calls(attempt: _Attempt) -> list[Check]:
+    trial = await attempt(lambda request: command(request, _COUNT), Limits(calls=3))
+    exact = trial.executed == 3 and trial.ending == "calls"
+    return [Check("a limit of 3 calls allows 3", exact, f"{trial.executed} executed, {trial.ending}")]
+
+
+async def _several_calls(attempt: _Attempt) -> list[Check]:
+    trial = await attempt(lambda request: command(request, _COUNT, _COUNT), Limits(calls=3))
+    held = trial.executed <= 3 and trial.ending == "calls"
+    return [Check("several calls in a reply do not overshoot", held, f"{trial.executed} executed, {trial.ending}")]
+
+
+async def _tokens(attempt: _Attempt) -> list[Check]:
+    trial = await attempt(lambda request: command(request, _COUNT, tokens=5000), Limits(tokens=5000))
+    held = len(trial.requests) == 1 and trial.ending == "tokens"
+    return [Check("spent tokens end it", held, f"{len(trial.requests)} requests, {trial.ending}")]
+
+
+async def _refused(attempt: _Attempt) -> list[Check]:
+    full = Answer(status=400, code="context_length_exceeded")
+    trial = await attempt(lambda request: full, Limits())
+    return [Check("a full context is an ending, not an error", trial.ending == "tokens", trial.ending)]
+
+
+async def _time(attempt: _Attempt) -> list[Check]:
+    trial = await attempt(lambda request: command(request, "sleep 30"), Limits(seconds=1.0))
+    held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
+    return [Check("a long command ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
+
+
+async def _slow_model(attempt: _Attempt) -> list[Check]:
+    trial = await attempt(lambda request: Answer("Late.", delay=5.0), Limits(seconds=1.0))
+    held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
+    return [Check("a slow model ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
+
+
+async def _dead(attempt: _Attempt) -> list[Check]:
+    trial = await attempt(lambda request: Answer(status=502), Limits(seconds=5.0))
+    return [Check("a broken endpoint is a fault", isinstance(trial.error, Fault), trial.ending)]

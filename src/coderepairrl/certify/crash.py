@@ -1,0 +1,435 @@
+"""The crash test: a small run is killed at random moments, resumed, and compared with one that nobody touched.
+
+A run of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) is killed (SIGKILL), up to four times, and
+resumed until it was left alone; then the next one begins, until there were as many kills as were asked for. When and
+who is drawn from a seed. A killed engine, learner or guest is the run's own to replace; it is resumed all the same, in
+the end. Then each run is asked for the same weights after every step, and the same files in its last checkpoint, as the
+one that nobody touched; for every attempt trained once; and that nothing is left: of processes a moment after the
+controller was killed, in temporary folders, shared memory and control groups once it was resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import engines, sandbox
+from coderepairrl.errors import PrerequisiteError, RunError, UsageError
+from coderepairrl.learn.account import run_account
+from coderepairrl.printable import logged
+from coderepairrl.registry import Check, nearest
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.storage import SUMS
+from coderepairrl.sandbox import cgroups
+from coderepairrl.sync.shared import shared_path
+
+STEPS, TASKS, ATTEMPTS = 3, 2, 2
+CONFIG = f"""extends = "hello"
+[run]
+name = "crash"
+steps = {STEPS}
+checkpoint_every = 2
+[tasks]
+verify = false
+[reward]
+patch_edits = 1.0
+[rollout]
+tasks_per_step = {TASKS}
+group_size = {ATTEMPTS}
+seconds = 600
+[eval]
+before = false
+after = false
+"""
+_MARKS = {
+    "engine": b"coderepairrl.engines.tiny.server",
+    "learner": b"coderepairrl.learn.learner",
+    "guest": b"guest.pyc",
+}
+"""What is in the command line of a process that is no controller."""
+_BUBBLEWRAP = b"bwrap --unshare"
+VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
+"""`everything`: all processes of the run at once. `gateway`: who holds its sockets, in the middle of an episode."""
+EACH = "each"
+_WITH_THE_CONTROLLER = ("everything", "controller", "gateway")
+GONE = 3.0
+"""Seconds after the controller's end in which all that it started must have ended; Python itself has to start."""
+_IN_A_ROW = 4
+_PATIENCE = 600.0
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(slots=True)
+class Kill:
+    """One of them, and what came of it."""
+
+    victim: str
+    moment: float
+    """Seconds after the process was started, as drawn."""
+    at: float = 0.0
+    """When it was, by the clock that the log has."""
+    gone: float = 0.0
+    """Seconds until the last process was, but for `half_started`."""
+    orphans: list[str] = field(default_factory=list)
+    """Command lines of those that were there after `GONE` seconds."""
+    half_started: int = 0
+    """Children of a bubblewrap that was killed while it started, which the next run ends."""
+    seconds: float = 0.0
+    """Until the next step of the run was finished, or its end reached."""
+    problems: list[str] = field(default_factory=list)
+
+
+async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterator[Check]:
+    """Kill `kills` times, whom `victim` names, or ``each`` in turn, at moments drawn from `seed`.
+
+    Raises `UsageError` for an unknown victim, `PrerequisiteError` where nothing can be learned of it, and `RunError`
+    when the run that nobody touched fails.
+    """
+    if victim not in (EACH, *VICTIMS):
+        raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
+    if sys.platform != "linux":
+        raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
+    sandbox.require(sandbox.make(sandbox.choose().name))
+    engines.require("tiny", {})
+    chance = random.Random(seed)
+    with adopting(), _workplace() as work:
+        untouched = _Trial(work, "untouched")
+        began = time.monotonic()
+        if (code := await untouched.run()) != 0:
+            raise RunError(f"the run that nobody touched ended with {code}: {untouched.last_words()}")
+        whole = time.monotonic() - began
+        expected = Outcome.of(untouched.folder)
+        trained = all(step["account"]["trained"] for step in expected.steps)
+        yield Check("untouched", trained, f"{STEPS} steps in {whole:.1f} s, weights {expected.weights[:12]}")
+        caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
+
+        planned = _planned(victim, kills, whole, chance)
+        done: list[Kill] = []
+        wrong = False
+        while planned:
+            trial = _Trial(work, f"run-{len(done):03d}")
+            struck = await _struck(trial, planned, kills, len(done))
+            problems = [*trial.problems, *expected.differences(trial.folder), *trial.left(caches)]
+            for kill in struck:
+                kill.problems = problems
+                kill.seconds = _until_it_went_on(trial.folder, kill.at)
+            wrong = wrong or bool(problems)
+            if not problems:
+                trial.remove()
+            done += struck
+        for name in VICTIMS:
+            if own := [kill for kill in done if kill.victim == name]:
+                yield _row(name, own)
+        slowest = max(kill.gone for kill in done)
+        orphans = sorted({words for kill in done for words in kill.orphans})
+        half = sum(kill.half_started for kill in done)
+        late = [f"{half} of a bubblewrap that had just begun, with the next start"] if half else []
+        said = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
+        yield Check("orphans end", slowest <= GONE, said)
+        if wrong:
+            kept = work.rename(work.with_name(f"{work.name}-failed"))
+            yield Check("runs", False, f"those that went wrong are kept in {kept}")
+
+
+def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
+    """Kills at moments that are spread over the length of a run, the next one last: some in a row, as time goes by."""
+    victims = VICTIMS if victim == EACH else (victim,)
+    moments = [whole * (number + chance.random()) / kills for number in range(kills)]
+    chance.shuffle(moments)
+    planned = [Kill(victims[number % len(victims)], moment) for number, moment in enumerate(moments)]
+    rows = (planned[first : first + _IN_A_ROW] for first in range(0, kills, _IN_A_ROW))
+    return [kill for row in rows for kill in sorted(row, key=lambda kill: kill.moment)][::-1]
+
+
+async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -> list[Kill]:
+    """Bring one run to its end, with as many kills as it takes of `planned`; it is resumed until it is left alone."""
+    struck: list[Kill] = []
+    while True:
+        seen = len(struck)
+        with trial.started() as process:
+            while planned and len(struck) < _IN_A_ROW and await trial.reached(process, planned[-1]):
+                struck.append(planned.pop())
+                await trial.strike(process, struck[-1])
+                said = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
+                print(logged(f"{said}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
+            code = await _ended(process)
+        if len(struck) == seen:
+            break
+    if not struck and planned:  # the run was faster than the untouched one, or had no such process so late
+        planned[-1].moment *= 0.8
+    if code != 0:
+        trial.problems.append(f"it ended with {code}: {trial.last_words()}")
+    return struck
+
+
+class _Trial:
+    """One run in a folder of its own."""
+
+    def __init__(self, work: Path, name: str) -> None:
+        self.home = work / name
+        self.home.mkdir()
+        self.config = self.home / "crash.toml"
+        self.config.write_text(CONFIG)
+        self.folder = RunFolder(self.home / "runs" / "crash")
+        self.temporary = self.home / "tmp"
+        self.temporary.mkdir()
+        for folder in (self.home, self.temporary):
+            folder.chmod(0o711)  # of root, sandboxes are another user's
+        self.output = self.home / "output"
+        self.problems: list[str] = []
+        self._states: set[str] = set()
+        self._began = 0.0
+
+    async def run(self) -> int:
+        """Start or resume the run, and let it end; the exit code."""
+        with self.started() as process:
+            return await _ended(process)
+
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[bytes]]:
+        """A process that begins or resumes the run. It is not left alive."""
+        resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config)]
+        with self.output.open("ab") as sink:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "coderepairrl.cli", "train", *resume],
+                cwd=self.home,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+            )
+        self._began = time.monotonic()
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                _end(process.pid)
+                process.wait()
+
+    async def strike(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
+        """Do it, by SIGKILL."""
+        self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
+        if kill.victim == "everything":
+            targets = _frozen(process.pid)
+        else:
+            targets = [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _of(process.pid, kill.victim)[:1]
+        kill.at = time.time()
+        for target in targets:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, signal.SIGKILL)
+        if process.pid in targets:
+            process.wait()
+            await all_gone(kill)
+
+    async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
+        """Wait for the moment, and for the victim; false when the run ended before."""
+        found: Callable[[], object] = lambda: True  # noqa: E731
+        if kill.victim in _MARKS:
+            found = lambda: _of(process.pid, kill.victim)  # noqa: E731
+        elif kill.victim == "gateway":
+            found = self._in_an_episode
+        while process.poll() is None:
+            if time.monotonic() - self._began >= kill.moment and found():
+                return True
+            await asyncio.sleep(0.005)
+        return False
+
+    def _logged(self) -> bool:
+        try:
+            return open_run(self.folder.path).log.stat().st_size > 0
+        except (UsageError, OSError):
+            return False
+
+    def _in_an_episode(self) -> bool:
+        kinds = [record["type"] for record in self.folder.records()] if self._logged() else []
+        since = kinds[len(kinds) - kinds[::-1].index("start") :] if "start" in kinds else []
+        return since.count("episode") > since.count("verdict")
+
+    def left(self, caches: Container[str]) -> list[str]:
+        """What is left of the run once it has ended, but for `caches` that libraries always leave."""
+        found = [f"process {words.decode(errors='replace')}" for words in _below(os.getpid()).values()]
+        found += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
+        found += [str(path) for path in [shared_path(self.folder)] if path.exists()]
+        parents = set(cgroups.find().parents.values())
+        found += [str(path) for state in self._states for parent in parents for path in parent.glob(f"{state}-*")]
+        return [f"left: {what}" for what in found]
+
+    def last_words(self) -> str:
+        """The end of what its processes printed."""
+        return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
+
+    def remove(self) -> None:
+        """Delete it."""
+        shutil.rmtree(self.home)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    steps: list[Mapping[str, Any]]
+    files: str
+    """`SUMS` of its last checkpoint."""
+
+    @classmethod
+    def of(cls, folder: RunFolder) -> Outcome:
+        """Of the run in `folder`."""
+        saved = folder.saved_checkpoints()
+        files = (saved[max(saved)] / SUMS).read_text() if saved else ""
+        return cls([record for record in folder.records() if record["type"] == "step"], files)
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 of those after the last step."""
+        return str(self.steps[-1]["checksum"]) if self.steps else ""
+
+    def differences(self, folder: RunFolder) -> list[str]:
+        """What of the run in `folder` is not as it should be."""
+        try:
+            found = Outcome.of(folder)
+            balanced = run_account(folder.records()).balanced
+        except (UsageError, RunError, OSError) as error:
+            return [f"no run: {error}"]
+        problems = [] if balanced else ["the account of its tokens is not balanced"]
+        if [step["step"] for step in found.steps] != [step["step"] for step in self.steps]:
+            return [*problems, f"it has the steps {[step['step'] for step in found.steps]}"]
+        for own, untouched in zip(found.steps, self.steps, strict=True):
+            if own["checksum"] != untouched["checksum"]:
+                problems.append(f"other weights after step {own['step']}")
+            if own["account"]["trained"] != untouched["account"]["trained"]:
+                problems.append(f"step {own['step']} trained {own['account']['trained']} tokens")
+        if found.files != self.files:
+            problems.append("other files in the last checkpoint")
+        consumed = [episode.split("-retry")[0] for step in found.steps for episode in step["episodes"]]
+        if len(consumed) != len(set(consumed)) or len(consumed) != STEPS * TASKS * ATTEMPTS:
+            problems.append(f"{len(consumed)} attempts trained, {len(set(consumed))} different ones")
+        return problems
+
+
+def _until_it_went_on(folder: RunFolder, at: float) -> float:
+    later = [r["time"] for r in folder.records() if r["type"] in ("step", "end") and r["time"] > at]
+    return min(later) - at if later else 0.0
+
+
+def _row(victim: str, kills: list[Kill]) -> Check:
+    recovered = [kill for kill in kills if not kill.problems]
+    seconds = [kill.seconds for kill in kills]
+    wrong = sorted({problem for kill in kills for problem in kill.problems})
+    said = f"{len(kills):3d} kills, {len(recovered):3d} recovered, next step after {sum(seconds) / len(kills):.1f} s"
+    return Check(victim, not wrong, "; ".join([f"{said} (at most {max(seconds):.1f})", *wrong]))
+
+
+async def _ended(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code; a process that takes far too long is killed."""
+    deadline = time.monotonic() + _PATIENCE
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            _end(process.pid)
+        await asyncio.sleep(0.02)
+    return process.wait()
+
+
+def _of(controller: int, victim: str) -> list[int]:
+    return [pid for pid, words in _below(controller).items() if _MARKS[victim] in words]
+
+
+def _below(root: int) -> dict[int, bytes]:
+    """Processes that came of `root` and have not ended, with their command lines."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
+            if state not in "ZX":
+                parents[int(entry.name)] = int(parent)
+    found: dict[int, bytes] = {}
+    fresh = {root}
+    while fresh := {pid for pid, parent in parents.items() if parent in fresh}:
+        for pid in fresh:
+            with contextlib.suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
+    return found
+
+
+def _frozen(root: int) -> list[int]:
+    """`root` and all that came of it, stopped, so that none starts another while they are killed one by one."""
+    stopped: list[int] = []
+    while fresh := [pid for pid in (root, *_below(root)) if pid not in stopped]:
+        for pid in fresh:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        stopped += fresh
+    return stopped
+
+
+async def all_gone(kill: Kill) -> None:
+    """Wait until nothing is left of a run whose controller was killed; after half a minute that is killed, too.
+
+    What a bubblewrap left that was killed while it started is counted and not waited for: the next run ends it.
+    """
+    began = time.monotonic()
+    while left := _below(os.getpid()):
+        seconds = time.monotonic() - began
+        others = [words for words in left.values() if _BUBBLEWRAP not in words]
+        if seconds > GONE and not others:
+            kill.half_started = len(left)
+            return
+        if seconds > GONE and not kill.orphans:
+            kill.orphans += [words.decode(errors="replace")[:200] for words in others]
+        if seconds > 30:
+            for pid in left:
+                _end(pid)
+        await asyncio.sleep(0.01)
+        if others:
+            kill.gone = time.monotonic() - began
+
+
+def _end(root: int) -> None:
+    for pid in (root, *_below(root)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Orphans of the processes that we start become our children, so that none of them is overlooked."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        _end_all_children()
+
+
+def _end_all_children() -> None:
+    """Those that are left, and what is left of those that ended."""
+    for pid in _below(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
+
+
+@contextmanager
+def _workplace() -> Iterator[Path]:
+    work = Path(tempfile.mkdtemp(prefix="crash-"))
+    work.chmod(0o711)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)

@@ -1,0 +1,21 @@
+"""``crrl data``: which tasks there are; prepare, verify and export them (docs/tasks.md)."""
+
+from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
+from coderepairrl.certify.data.verify import Verdict, table, verify
+from coderepairrl.tasks.catalog import Listing, export, load, shipped, splits
+
+__all__ = [
+    "Judged",
+    "Listing",
+    "Verdict",
+    "audit",
+    "export",
+    "figure",
+    "load",
+    "read",
+    "report",
+    "shipped",
+    "splits",
+    "table",
+    "verify",
+]

@@ -1,0 +1,125 @@
+"""Whether tasks are what training takes them for, asked of the tasks themselves in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from coderepairrl import rewards
+from coderepairrl.certify import task_source
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import logged, printable
+from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.registry import Check
+from coderepairrl.rewards.tests import TO_INSTALL
+from coderepairrl.rewards.verify import Trial, answers, measuring_repair
+from coderepairrl.types import Task
+
+
+class Verdict(NamedTuple):
+    """All questions about one task, or (`task` is empty) about the source as a whole."""
+
+    task: str
+    checks: tuple[Check, ...]
+    settled: Task | None = None
+    """The task as it may be trained on (`certify.task_source.study`); nothing where it may not."""
+    lacks: str = ""
+    """What its checks need and the sandbox has not, in the words of the check that could not run."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every answer was the right one."""
+        return all(check.ok for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {"task": self.task, "ok": self.ok, "checks": [check._asdict() for check in self.checks]}
+
+
+async def verify(
+    source: TaskSource,
+    sandbox: SandboxBackend,
+    *,
+    limit: int = 0,
+    repeat: int = 1,
+    reward: Mapping[str, float] | None = None,
+    quiet: bool = False,
+) -> list[Verdict]:
+    """The exam of the source (`certify.task_source.examine`) and, of each task with a reference, what rewards say.
+
+    By each of `reward` (`patch_edits`, if not given) the reference earns 1, an empty patch 0, and a blank line at the
+    end of a file that the reference repairs 0. Of the first `limit` tasks, 0 for all; checks run `repeat` times, to
+    find flaky tests. Progress goes to stderr.
+    Raises `TaskError`, `SandboxFault`, `RewardFault`, and `UsageError` for a reward that does not measure repair.
+    """
+    made = rewards.make(reward or "patch_edits")
+    asked = measuring_repair(made)
+    if silent := [each.name for each, _ in made if each not in asked]:
+        raise UsageError(
+            f"reward {silent[0]} does not declare that it measures repair",
+            fix="leave it out, or give it repairs = True",
+        )
+    checks, chosen = task_source.about_source(source, limit)
+    found = [Verdict("", tuple(checks))]
+    with _progress(len(chosen), quiet) as on_task:
+        for task in chosen:
+            on_task(task)
+            studied = await task_source.study(task, sandbox, repeat)
+            own = list(studied.checks)
+            if task.reference and asked and all(check.ok for check in own):
+                nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
+                for one in asked:
+                    own += await answers(Trial(task, one), sandbox, nothing)
+            found.append(Verdict(task.id, tuple(own), studied.settled, studied.lacks))
+    return found
+
+
+async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
+    """The diff of an agent that appended a blank line to a file that needs repair; empty if there is no such file."""
+    async with sandbox.open(task) as fresh:
+        for patched in rewards.parse(task.reference):
+            try:
+                content = await fresh.read(patched.path)
+            except (FileNotFoundError, PermissionError):
+                continue  # the reference creates it
+            await fresh.write(patched.path, content + b"\n")
+            break
+        return await fresh.diff()
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
+    console = Console(stderr=True, quiet=quiet, highlight=False)
+    name = TextColumn("{task.fields[name]}", markup=False)
+    columns = (SpinnerColumn(), TextColumn("verifying"), MofNCompleteColumn(), TimeElapsedColumn(), name)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        row = bar.add_task("", total=total, name="")
+        begun = 0
+
+        def on_task(task: Task) -> None:
+            nonlocal begun
+            bar.update(row, completed=begun, name=printable(task.id))
+            begun += 1
+
+        yield on_task
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """One line per task, and beneath it each question that failed."""
+    lines = []
+    for verdict in verdicts:
+        passed = sum(check.ok for check in verdict.checks)
+        name = printable(verdict.task) or "the source"
+        lines.append(f"{'ok  ' if verdict.ok else 'FAIL'}  {name}  {passed}/{len(verdict.checks)}")
+        lines += [
+            f"        {printable(check.name)}: no ({logged(check.detail)})" for check in verdict.checks if not check.ok
+        ]
+    failed = sum(not verdict.ok for verdict in verdicts[1:])
+    lines.append(f"{len(verdicts) - 1} tasks, {failed} failed")
+    if any(verdict.lacks for verdict in verdicts):
+        lines.append(f"  fix: {TO_INSTALL}")
+    return "\n".join(lines)

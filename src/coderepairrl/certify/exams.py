@@ -1,0 +1,195 @@
+"""Runs the exam of one implementation, with the real neighbours that it needs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+from coderepairrl import agents, engines, models, rewards, sandbox, tasks
+from coderepairrl.certify.machine import Entry
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import Learner, LearnSettings, Published, Receiving, Route, Streamed, init_random
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import TaskSource
+from coderepairrl.registry import Check, check_options, check_types, nearest
+from coderepairrl.types import Sample
+
+Options = Mapping[str, Any]
+
+
+async def examine_sandboxes() -> AsyncIterator[Entry]:
+    """The exams of all sandboxes that isolate and work here; for the others, what is missing (not `required`)."""
+    for name, ok, detail, fix in sandbox.available():
+        yield Entry(name, ok, detail, fix, required=False)
+        if ok and name != "unsafe-local":
+            async for entry in examine("sandbox", name):
+                yield entry._replace(name=f"{name}: {entry.name}")
+
+
+def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Entry]:
+    """The exam of implementation `name` of seam `kind`, made with `options`, one entry per question.
+
+    Those of sandboxes come as they are answered, the others at the end. Raises `UsageError` for an unknown seam,
+    `ConfigError` for an unknown implementation or option.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
+    default, sit = KINDS[kind]
+    return _entries(sit(name or default, _plain(kind, options or {})))
+
+
+def _plain(kind: str, options: Options) -> Options:
+    """``engine.options.slots=1``, as a run's settings and error messages have it, means ``slots=1`` here."""
+    match options.get(kind):
+        case {"options": Mapping() as own, **rest}:
+            others = {key: value for key, value in options.items() if key != kind}
+            return {**others, **own, **({kind: rest} if rest else {})}
+    return options
+
+
+async def _entries(checks: AsyncIterator[Check]) -> AsyncIterator[Entry]:
+    async for check in checks:
+        yield Entry(check.name, check.ok, check.detail)
+
+
+async def _sandbox(name: str, options: Options) -> AsyncIterator[Check]:
+    from coderepairrl.certify import redteam
+    from coderepairrl.certify.sandbox import sit
+
+    backend = sandbox.make(name, **options)
+    sandbox.require(backend)
+    async for check in sit(backend):
+        yield check
+    async for check in redteam.examine(backend):
+        yield check
+
+
+async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
+    """Against the real learner on a random policy, since engine and learner must agree to the fourth digit.
+
+    With ``engine.weights`` among the options, the learner also sends it weights by that route.
+    """
+    from coderepairrl.certify.engine import Publish
+    from coderepairrl.certify.engine import examine as sit
+
+    route, options = _route(name, options)
+    engines.check(name, options)
+    engines.require(name, options)
+    with scratch("exam") as folder:
+        work = Path(folder)
+        model = work / "model"
+        await init_random(models.folder("builtin:tiny"), model, 0, log_dir=work)
+        settings = LearnSettings("grpo", lr=1e-3, old_logprobs="recomputed")
+        async with AsyncExitStack() as parts:
+            learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
+            parts.push_async_callback(learner.close)
+            engine = await engines.make(name, model, log_dir=work, **options)
+            parts.push_async_callback(engine.close)
+            publish: Publish | None = None
+            if route is not None:
+                assert isinstance(engine, Receiving)  # or `_route` had refused it
+                engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
+            checks = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish)
+    for check in checks:
+        yield check
+
+
+def _route(name: str, options: Options) -> tuple[Route | None, Options]:
+    """``engine.weights``, and the engine's own options. Raises `ConfigError` for a route that the engine has not."""
+    from coderepairrl.assembly.devices import visible
+
+    if "engine" not in options:
+        return None, options
+    match options["engine"]:
+        case {"weights": route, **others} if route in get_args(Route) and not others:
+            if not engines.receives(name):
+                raise ConfigError(f"engine.weights={route}, and engine {name!r} takes weights as files only")
+            if route == "nccl" and not visible():
+                raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
+            return route, {key: value for key, value in options.items() if key != "engine"}
+    routes = ", ".join(get_args(Route))
+    raise ConfigError(f"engine={options['engine']} is no option here", fix=f"engine.weights is one of {routes}")
+
+
+async def _offer(learner: Learner, route: Route, version: int) -> Published:
+    """The learner's weights by `route`, trained until they are of a later version than `version`."""
+    trained, old, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
+    rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}  # by advantage: any row will do
+    samples = [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign, ids in rows.items()]
+    while learner.version <= version:
+        await learner.step(samples)
+    return await learner.offer(route)
+
+
+async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
+    from coderepairrl.agents.command import Program
+    from coderepairrl.certify import programs
+    from coderepairrl.certify.agent import examine as sit
+
+    agent = agents.make(name, **options)
+    if isinstance(agent, Program):
+        choice = sandbox.choose()
+        sandbox.check_agent(choice, agent.name, agent.not_in)
+        backend = sandbox.make(choice.name, agent.binds)
+        sandbox.require(backend)
+        checks = await programs.examine(agent, backend)
+    else:
+        checks = await sit(agent)
+    for check in checks:
+        yield check
+
+
+async def _reward(name: str, options: Options) -> AsyncIterator[Check]:
+    from coderepairrl.certify.reward import examine as sit
+
+    if options:
+        raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
+    [(reward, _)] = rewards.make(name)
+    for check in await sit(reward, sandbox.make(sandbox.choose().name)):
+        yield check
+
+
+def _tasks(name: str, options: Options) -> AsyncIterator[Check]:
+    """The source prepares itself before an event loop runs, which would keep signals from ending that: it may take
+    minutes."""
+    source = tasks.make(name, **options)
+    source.prepare()
+    return _prepared(source)
+
+
+async def _prepared(source: TaskSource) -> AsyncIterator[Check]:
+    from coderepairrl.certify.task_source import examine as sit
+
+    for check in await sit(source, sandbox.make(sandbox.choose().name)):
+        yield check
+
+
+async def _model(name: str, options: Options) -> AsyncIterator[Check]:
+    from coderepairrl.certify.model import examine as sit
+
+    check_options("model", name, sit, options)
+    for check in sit(models.folder(name), **options):
+        yield check
+
+
+def _crash(name: str, options: Options) -> AsyncIterator[Check]:
+    from coderepairrl.certify.crash import examine as sit
+
+    check_options("crash", name, sit, options)
+    check_types("crash", name, sit, options)
+    return sit(name, **options)
+
+
+KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Check]]]] = {
+    "sandbox": ("bwrap", _sandbox),
+    "engine": ("tiny", _engine),
+    "agent": ("nano", _agent),
+    "reward": ("patch_edits", _reward),
+    "tasks": ("handmade", _tasks),
+    "model": ("builtin:tiny", _model),
+    "crash": ("each", _crash),
+}
+"""Seams, models, and the crash test, with what is examined where nothing is named."""

@@ -1,0 +1,200 @@
+"""The exam of programs as agents: the real program, in a real sandbox, before the gateway, on a small repair.
+
+The model is a script behind a real HTTP server, relayed in whatever dialect the program speaks. What is asked is what
+the built-in agents are asked, as far as it can be seen from outside: a program counts neither tool calls nor tokens,
+so its limits are the gateway's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coderepairrl.agents.command import Program
+from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
+from coderepairrl.certify.agent import EDIT, PROMPT, command, python, said, small_repair, writes_python
+from coderepairrl.errors import AgentFault, CodeRepairError
+from coderepairrl.gateway import Remote, Server
+from coderepairrl.printable import visible
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.registry import Check
+from coderepairrl.rollout import run_agent
+from coderepairrl.types import AgentReport, Limits, Sampling, Task, Turn
+
+_PLENTY = 200_000
+"""Tokens: more than any program opens with."""
+_SECONDS = 600.0
+_SHORT = 15.0
+"""Seconds that a program is given which has to be stopped."""
+_SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+"""What mini-swe-agent wants to see printed at the end, and tells the model."""
+_SYSTEM_CHARS = 200
+"""What tells system prompts apart; the time of day, which some of them have, comes later."""
+_LAST_CHARS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What came of one run of the program."""
+
+    report: AgentReport | None
+    error: CodeRepairError | None
+    requests: list[Request]
+    turns: tuple[Turn, ...]
+    limit: str
+    fault: str
+    diff: str
+
+    @property
+    def ending(self) -> str:
+        """In a word, or what failed, with the program's last line."""
+        if self.report:
+            return self.report.exit
+        what, _, rest = str(self.error).partition(": ")
+        return f"{what}: {rest.strip().rpartition(chr(10))[2]}"
+
+    @property
+    def conversation(self) -> list[Request]:
+        """The requests of the longest conversation, of several that with tools; the others are side calls."""
+        conversations: dict[_Opening, list[Request]] = defaultdict(list)
+        for request in self.requests:
+            conversations[_opening(request)].append(request)
+        return max(conversations.values(), key=lambda each: (len(each), bool(each[0].get("tools"))), default=[])
+
+    @property
+    def printed(self) -> str:
+        """The end of what the program printed, harmless to a terminal."""
+        by_fault = self.error.printed if isinstance(self.error, AgentFault) else ""
+        return visible((self.report.log if self.report else by_fault).strip()[-_LAST_CHARS:])
+
+    @property
+    def stopped(self) -> bool:
+        """It ended by itself, politely or by an exit code of failure."""
+        return self.report.exit == "submitted" if self.report else isinstance(self.error, AgentFault)
+
+
+async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
+    """Examine `agent` in sandboxes of `backend`, on a small repository with one bug. Takes minutes."""
+    with small_repair() as (task, folder):
+
+        async def attempt(script: Behaviour, limits: Limits) -> _Trial:
+            return await _attempt(agent, task, backend, script, limits, folder)
+
+        repaired = await attempt(_repair(), Limits(tokens=_PLENTY, seconds=_SECONDS))
+        calls = await attempt(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
+        tokens = await attempt(lambda it: _again(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
+        time = await attempt(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
+        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
+    refused = f"{len(calls.turns)} calls, {calls.limit or calls.ending}"
+    held = calls.stopped and 1 <= len(calls.turns) <= 3  # fewer, if it is told of the limit and heeds it
+    in_time = time.ending == "time" or (time.stopped and time.limit == "time")
+    # one that compacts its history makes room again and again, until its calls are spent
+    spent = tokens.stopped and tokens.limit in ("tokens", "calls")
+    return [
+        *_repaired(agent, repaired),
+        Check("a limit of calls ends it", held, refused),
+        Check("spent tokens end it", spent, tokens.limit or tokens.ending),
+        Check("a slow model ends with the time limit", in_time, time.limit or time.ending),
+        Check("a broken endpoint is a fault", broken.stopped and bool(broken.fault), broken.fault or broken.ending),
+    ]
+
+
+def _repaired(agent: Program, trial: _Trial) -> list[Check]:
+    turns, requests = trial.turns, trial.conversation
+    dialects = sorted({turn.dialect for turn in turns})
+    touched = re.findall(r"^diff --git a/(\S+)", trial.diff, re.M)
+    edited = "+    return a + b" in trial.diff
+    return [
+        Check("ends by itself", trial.ending == "submitted", trial.ending),
+        Check(f"speaks {agent.recipe.dialect}", dialects == [agent.recipe.dialect], ", ".join(dialects)),
+        Check("states the issue", said(requests[:1], PROMPT)),
+        Check("shows what is in the repository", said(requests[:2], "return a - b")),
+        Check("edits arrive in the diff", edited, "" if edited else trial.diff or f"no diff; printed: {trial.printed}"),
+        Check("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
+        Check("its calls are recorded", bool(turns) and all(turn.masked == "relayed" for turn in turns), _kept(trial)),
+    ]
+
+
+def _kept(trial: _Trial) -> str:
+    """How its calls belong together."""
+    turns, beside = trial.turns, len(trial.requests) - len(trial.conversation)
+    forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
+    calls = f"{len(turns)} calls, "
+    if beside:
+        return f"{calls}{beside} of which beside the conversation"
+    return calls + (f"{forks} of which fork" if forks else "one conversation")
+
+
+async def _attempt(
+    agent: Program, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits, folder: Path
+) -> _Trial:
+    report, error = None, None
+    async with ScriptedEndpoint(script) as model, Remote(model.endpoint().base_url, model="exam", attempts=1) as remote:
+        server = Server(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None)
+        try:
+            await server.start(socket=folder / "gateway.sock")
+            session = server.open("exam", limits=limits, seed=0)
+            async with backend.open(task) as box:
+                try:
+                    report = await run_agent(agent, task, box, session.endpoint, limits.seconds)
+                except CodeRepairError as raised:
+                    error = raised
+                diff = (await box.diff()).decode(errors="replace")
+        finally:
+            await server.stop()
+        fault = str(session.fault or "")
+        return _Trial(report, error, model.requests, session.turns, session.limit, fault, diff)
+
+
+_Opening = tuple[bool, str, str]
+
+
+def _opening(request: Request) -> _Opening:
+    """What requests of a conversation have in common: tools or none, how the system prompt begins, what is asked."""
+    said = [(message["role"], str(message.get("content"))) for message in request["messages"]]
+    system = next((text for role, text in said if role in ("system", "developer")), "")
+    asked = next((text for role, text in said if role == "user"), "")
+    return bool(request.get("tools")), system[:_SYSTEM_CHARS], asked
+
+
+def _repair() -> Behaviour:
+    """A script that looks, edits, and says that it is done; without tools, that gets an edit wrong and then right.
+
+    Each conversation begins at its beginning: what is asked beside the repair, for a title, say, takes no step from it.
+    """
+    steps: list[Callable[[Request], Answer]] = [_again, _edit, _done]
+    asked: Counter[_Opening] = Counter()
+
+    def script(request: Request) -> Answer:
+        opening = _opening(request)
+        asked[opening] += 1
+        return steps[min(asked[opening], len(steps)) - 1](request)
+
+    return script
+
+
+def _edit(request: Request) -> Answer:
+    if request.get("tools") or writes_python(request):
+        return command(request, EDIT)
+    return Answer(_block("a - b", "a + b"))
+
+
+def _done(request: Request) -> Answer:
+    if request.get("tools") and said([request], _SUBMIT):
+        return command(request, f"echo {_SUBMIT}")
+    return Answer(python('final_answer("Repaired.")') if writes_python(request) else "Repaired.")
+
+
+def _again(request: Request, tokens: int | None = None) -> Answer:
+    """What makes an agent ask once more."""
+    if request.get("tools") or writes_python(request):
+        return command(request, "cat add.py", tokens=tokens)
+    return Answer(_block("a * b", "a + b"), tokens=tokens)  # which is not there
+
+
+def _block(old: str, new: str) -> str:
+    """An edit as aider reads it."""
+    return f"add.py\n```python\n<<<<<<< SEARCH\n    return {old}\n=======\n    return {new}\n>>>>>>> REPLACE\n```\n"

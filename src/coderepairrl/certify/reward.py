@@ -1,0 +1,91 @@
+"""The exam that every reward sits (``crrl check reward NAME``)."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.registry import Check
+from coderepairrl.rewards import with_patch
+from coderepairrl.types import Checks, Command, Task
+
+
+class _NoSandbox:
+    """Stands in where the exam was given no sandbox: a reward that wants one fails loudly."""
+
+    name = "none"
+
+    def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
+        raise SandboxFault("this reward runs code, and the exam was given no sandbox", fix="name a sandbox")
+
+
+_SOURCE = '''"""Limits."""
+
+
+def clamp(value, low, high):
+    if value < low:
+        return low
+    if value > high:
+        return low
+    return value
+'''
+_CHECK = "from limits import clamp\nassert [clamp(n, 0, 9) for n in (-1, 5, 10)] == [0, 5, 9]\n"
+
+
+def _patch(number: int, new: str) -> bytes:
+    """The diff that puts `new` in place of line `number` (1-based)."""
+    old = _SOURCE.splitlines(True)
+    changed = [*old[: number - 1], *new.splitlines(True), *old[number:]]
+    diff = "".join(difflib.unified_diff(old, changed, "a/limits.py", "b/limits.py"))
+    return f"diff --git a/limits.py b/limits.py\n{diff}".encode()
+
+
+_ORACLE = _patch(8, "        return high\n")
+_NOOPS = {
+    "a blank line": _patch(8, "        return low\n\n"),
+    "a comment": _patch(8, "        # the upper limit\n        return low\n"),
+    "a comment on the right line": _patch(8, "        return low  # the upper limit\n"),
+    "white space on the right line": _patch(8, "        return  low\n"),
+}
+_WRONG = {
+    "junk on the right line": _patch(8, "        raise KeyError\n"),
+    "junk on another line": _patch(9, "    raise KeyError\n"),
+}
+
+
+async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Check]:
+    """Ask `reward` what every reward must answer, about a small repository with one bug.
+
+    The oracle earns 1, an empty patch 0, edits that mean nothing 0; junk earns less than the oracle; all values
+    are in [0, 1]; asking twice gives the same. `sandbox` is needed by rewards that run code. A reward with known
+    weaknesses, such as the thesis's, fails the questions that they concern. Raises `RewardFault`.
+    """
+    backend = sandbox or _NoSandbox()
+    with scratch("exam") as folder:
+        workspace = Path(folder, "limits")
+        workspace.mkdir(mode=0o755)
+        Path(folder).chmod(0o755)  # a sandbox may read it as another user
+        (workspace / "limits.py").write_text(_SOURCE)
+        checks = Checks((Command(("python3", "check.py")),), {"check.py": _CHECK})
+        task = Task("exam/clamp", "clamp(10, 0, 9) is 0.", "python", f"dir:{workspace}", _ORACLE, checks)
+
+        async def value(patch: bytes) -> float:
+            return (await reward(task, with_patch(task, patch), backend)).value
+
+        oracle, again, empty = await value(_ORACLE), await value(_ORACLE), await value(b"")
+        noops = {name: await value(patch) for name, patch in _NOOPS.items()}
+        wrong = {name: await value(patch) for name, patch in _WRONG.items()}
+    values = (oracle, empty, *noops.values(), *wrong.values())
+    return [
+        Check("the oracle earns 1", oracle == 1.0, f"{oracle:g}"),
+        Check("an empty patch earns 0", empty == 0.0, f"{empty:g}"),
+        *(Check(f"{name} earns 0", found == 0.0, f"{found:g}") for name, found in noops.items()),
+        *(Check(f"{name} earns less than the oracle", found < oracle, f"{found:g}") for name, found in wrong.items()),
+        Check("values lie in [0, 1]", all(math.isfinite(v) and 0.0 <= v <= 1.0 for v in values), f"{values}"),
+        Check("the same patch earns the same", oracle == again, f"{oracle:g}, then {again:g}"),
+    ]

@@ -1,6 +1,0 @@
-"""``crrl check``: what this machine has and lacks, and the exams that every implementation of a seam sits."""
-
-from coderepairrl.check.exams import KINDS, examine, examine_sandboxes
-from coderepairrl.check.report import Entry, line, machine
-
-__all__ = ["KINDS", "Entry", "examine", "examine_sandboxes", "line", "machine"]

@@ -1,5 +1,0 @@
-"""``crrl hello``: the main job on any machine, on a tiny policy that ships with the package."""
-
-from coderepairrl.hello.command import hello
-
-__all__ = ["hello"]

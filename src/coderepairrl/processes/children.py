@@ -1,0 +1,299 @@
+"""Child processes that talk in frames: how the controller runs an engine or a learner (DESIGN 3).
+
+A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair; what is large goes as pieces, bytes
+behind their number and their lengths. The child is a module run with ``python -m``; it dies with its parent (`child`),
+ignores the terminal's Ctrl-C (the controller decides when to stop), and writes what it has to say to a log file of its
+own. Programs of others talk to nobody: `run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any, Self
+
+_LENGTH = struct.Struct(">I")
+_SLICE = 1 << 18
+"""Bytes that are written to a child at a time: whoever else is on the event loop gets a turn in between."""
+_FD = "CRRL_FRAMES_FD"
+NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
+"""For the environment of Python: it imports nothing from the folder that it is started in, which may be anybody's
+repository (``crrl fix``), with a ``json.py`` in it."""
+
+Frame = dict[str, Any]
+
+
+def pack(frame: Mapping[str, Any]) -> bytes:
+    """One frame as bytes."""
+    body = json.dumps(frame, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(body)) + body
+
+
+def last_words(log: Path, start: int = 0) -> list[str]:
+    """The last dozen lines of `log` after byte `start`: what one process wrote to the log of several."""
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start, end - (1 << 16)))
+            return file.read().decode(errors="replace").splitlines()[-12:]
+    except OSError:  # the log was removed: the exit status is all there is
+        return []
+
+
+def run(
+    command: Sequence[str],
+    *,
+    stdout: int | IO[bytes],
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    timeout: float | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[bytes]:
+    """`subprocess.run` of a program that is not ours: when this call ends, nothing of its process group is left.
+
+    `stdout` takes its errors, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
+    """
+    process = None
+    try:
+        with _handled_later():  # a handler that raises once there is a process, and no `process`, would orphan it
+            process = subprocess.Popen(
+                command,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **options,
+            )
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        if process is not None:
+            # its group lives as long as one of it does; waits for the program, not for whoever else has its pipe open
+            with process, contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+@contextmanager
+def _handled_later() -> Iterator[None]:
+    """Signals that arrive within are handled after it."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler runs
+        yield
+        return
+    arrived: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for caught in arrived:
+            signal.raise_signal(caught)
+
+
+class ChildDied(Exception):
+    """The child is gone. The message has its exit status and the last lines of its log."""
+
+
+class Child:
+    """The parent's end: a running child process and its two streams of frames."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        log: Path,
+        log_start: int = 0,
+    ) -> None:
+        self.process = process
+        self.log = log
+        self._log_start = log_start
+        self._reader = reader
+        self._writer = writer
+        self._expected: int | None = None
+
+    @classmethod
+    async def spawn(
+        cls, module: str, args: Sequence[str] = (), *, log: Path, env: Mapping[str, str] | None = None
+    ) -> Self:
+        """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
+        ours, theirs = socket.socketpair()
+        variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(theirs.fileno())}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, log.open("ab") as sink:
+            log_start = sink.tell()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), module, *args],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=[theirs.fileno()],
+                env=variables,
+                start_new_session=True,
+            )
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        except BaseException:  # called off at this moment: nobody else knows of the process
+            process.kill()
+            process.wait()
+            raise
+        return cls(process, reader, writer, log, log_start)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop (SIGSTOP, a debugger) and not yet to go on, where the system says so."""
+        try:
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
+    async def send(self, frame: Mapping[str, Any]) -> None:
+        """Send one frame. Raises `ChildDied`."""
+        try:
+            self._writer.write(pack(frame))
+            await self._writer.drain()
+        except (ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+
+    async def receive(self) -> Frame:
+        """The next frame. Raises `ChildDied`. Cancelling it loses nothing: the next call goes on where it stood."""
+        try:
+            if self._expected is None:
+                (self._expected,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            frame: Frame = json.loads(await self._reader.readexactly(self._expected))
+            self._expected = None
+        except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+        return frame
+
+    async def send_pieces(self, pieces: Sequence[bytes]) -> None:
+        """Send some bytes objects. Raises `ChildDied`."""
+        try:
+            self._writer.write(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
+            for piece in pieces:
+                for start in range(0, len(piece), _SLICE):
+                    self._writer.write(piece if len(piece) <= _SLICE else piece[start : start + _SLICE])
+                    await self._writer.drain()
+                    await asyncio.sleep(0)
+        except (ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+
+    async def receive_pieces(self) -> list[bytes]:
+        """What the child sent with `Parent.send_pieces`. Raises `ChildDied`; not to be cancelled."""
+        try:
+            (count,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            sizes = struct.unpack(f">{count}I", await self._reader.readexactly(_LENGTH.size * count))
+            return [await self._reader.readexactly(size) for size in sizes]
+        except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
+            raise await self._obituary() from error
+
+    async def close(self, grace: float = 5.0) -> None:
+        """Hang up, which asks the child to end; kill it after `grace` seconds.
+
+        It has nothing to lose, for what is wanted of it was asked for before: being killed here is nobody's fault, and
+        nobody is told of it.
+        """
+        with contextlib.suppress(ConnectionError, OSError):
+            self._writer.close()
+            await self._writer.wait_closed()
+        if await self._wait(grace) is None:
+            self.process.kill()
+            await self._wait(5.0)
+
+    async def _wait(self, seconds: float) -> int | None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while (status := self.process.poll()) is None and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        return status
+
+    async def _obituary(self) -> ChildDied:
+        status = await self._wait(2.0)
+        lines = last_words(self.log, self._log_start)
+        how = "hung up"
+        if status is not None:
+            how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
+        said = f"; {self.log} ends with:" if lines else f", and wrote nothing to {self.log}"
+        return ChildDied("\n".join([f"process {self.process.pid} {how}{said}", *lines]))
+
+
+class Parent:
+    """The child's end: blocking frames from and to the process that started it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = bytearray()
+
+    @classmethod
+    def connect(cls) -> Self:
+        """Adopt the descriptor that `Child.spawn` left."""
+        # neither the descriptor nor its number is for the child's own children: one that held it open would keep
+        # the parent waiting for the end of a stream whose writer is long dead
+        connection = socket.socket(fileno=int(os.environ.pop(_FD)))
+        connection.set_inheritable(False)
+        return cls(connection)
+
+    def fileno(self) -> int:
+        """For `select`."""
+        return self._socket.fileno()
+
+    def send(self, frame: Mapping[str, Any]) -> None:
+        """Send one frame. Raises BrokenPipeError when the parent hung up."""
+        self._socket.sendall(pack(frame))
+
+    def receive(self, *, block: bool = True) -> Frame | None:
+        """The next frame; None if there is none yet and `block` is false. Raises EOFError when the parent hung up."""
+        while True:
+            if len(self._buffer) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._buffer)
+                if len(self._buffer) >= _LENGTH.size + length:
+                    body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+                    del self._buffer[: _LENGTH.size + length]
+                    frame: Frame = json.loads(body)
+                    return frame
+            try:
+                data = self._socket.recv(1 << 16, 0 if block else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise EOFError("the parent hung up")
+            self._buffer += data
+
+    def send_pieces(self, pieces: Sequence[bytes]) -> None:
+        """Send some bytes objects. Raises BrokenPipeError when the parent hung up."""
+        self._socket.sendall(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
+        for piece in pieces:
+            self._socket.sendall(piece)
+
+    def receive_pieces(self) -> list[bytes]:
+        """What the parent sent with `Child.send_pieces`. Raises EOFError when the parent hung up."""
+        (count,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        return [self._exactly(size) for size in struct.unpack(f">{count}I", self._exactly(_LENGTH.size * count))]
+
+    def _exactly(self, size: int) -> bytes:
+        while len(self._buffer) < size:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                raise EOFError("the parent hung up")
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken

@@ -1,0 +1,409 @@
+"""Git on this machine. No other module starts it, and it runs nothing that a repository says.
+
+A repository's settings name programs in more ways than anybody can list: filters, hooks, fsmonitor, textconv, ssh
+commands, upload-pack of a remote from which promised objects are fetched, settings included from other files, those of
+submodules. So git never reads them. `view` makes a git directory of ours that borrows the repository's objects, refs
+and index, and whose settings are ours but for the few harmless ones, the repository's or the user's own, that say what
+its files look like. What the user ignores everywhere is ignored here, too.
+
+Whose repositories are read is git's own rule (git-config, ``safe.directory``): the user's, and those that the user has
+declared safe. What plain git would follow elsewhere is refused: a ``.git`` file whose git directory does not name
+the folder back, a ``core.worktree`` that is another folder, objects borrowed from outside (alternates).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import unquote
+
+from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.processes.scratch import scratch
+
+_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    "LC_ALL": "C",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "GIT_ASKPASS": "",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
+}
+_HARDENED = (
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.attributesFile=/dev/null",
+    "core.excludesFile=/dev/null",
+    "core.protectNTFS=false",
+    "fastimport.unpackLimit=0",
+    "gc.auto=0",
+)
+BYTES_AS_THEY_ARE = "* -text -ident !eol !filter !diff !merge !working-tree-encoding\n"
+"""For ``info/attributes``, which outranks every `.gitattributes` in the tree."""
+BARE_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
+
+_KEPT = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
+"""Settings of a repository's ``core`` without which its unchanged files could look changed."""
+_FORMATS = ("objectformat", "refstorage")
+_WORD = re.compile(r"[A-Za-z0-9-]*")
+_LONGEST = 1 << 20
+"""Bytes of the small files in a git directory."""
+_USABLE = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
+
+
+def git(
+    *args: str,
+    then: Sequence[str] = (),
+    folder: Path | None = None,
+    tree: Path | None = None,
+    stdin: bytes = b"",
+    prefix: Sequence[str] = (),
+    env: dict[str, str] | None = None,
+    timeout: float = 120.0,
+) -> bytes:
+    """Run git on a repository *of our own making*, with nobody's configuration, hooks or filters; returns its output.
+
+    `folder` is a git directory, `tree` its working tree. `then` are the arguments of a second git, started where the
+    first succeeds and in the same process, since giving up root costs more than git does; `prefix` is the beginning
+    of a command line that gives it up. Raises CalledProcessError with `stderr`, TimeoutExpired, and
+    `PrerequisiteError` when git is missing.
+    """
+    options = [part for setting in _HARDENED for part in ("-c", setting)]
+    where = [f"--git-dir={folder}"] if folder is not None else []
+    where += [f"--work-tree={tree}"] if tree is not None else []
+    program = [_program(), *options, *where]
+    command = [*program, *args]
+    if then:
+        command = ["/bin/sh", "-c", f"{shlex.join(command)} && exec {shlex.join([*program, *then])}"]
+    return subprocess.run(
+        [*prefix, *command],
+        input=stdin,
+        capture_output=True,
+        check=True,
+        env=_ENV | (env or {}),
+        timeout=timeout,
+        cwd=tree or "/",
+    ).stdout
+
+
+def version() -> str | None:
+    """Git's version, None where there is none."""
+    if shutil.which("git") is None:
+        return None
+    return git("--version").decode().strip().removeprefix("git version ")
+
+
+def reason(error: subprocess.CalledProcessError) -> str:
+    """The last line that a failed git wrote."""
+    lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {error.returncode}"
+
+
+def bare(folder: Path) -> Path:
+    """An empty bare repository at `folder`: what ``git init`` makes, without a process or a template."""
+    for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
+        (folder / name).mkdir(parents=True)
+    (folder / "info" / "attributes").write_text(BYTES_AS_THEY_ARE)
+    (folder / "HEAD").write_text("ref: refs/heads/main\n")
+    (folder / "config").write_text(BARE_CONFIG)
+    return folder
+
+
+# -- repositories of others
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """Where a repository lies. `root` is its working tree, None if it is bare; `home` its git directory; `common`
+    that of the repository whose linked working tree it is, else `home`."""
+
+    root: Path | None
+    home: Path
+    common: Path
+
+    @property
+    def name(self) -> Path:
+        """What to call it."""
+        return self.root or self.home
+
+
+def find(path: Path, *, around: bool = False) -> Repository:
+    """The repository whose working tree is `path`, or, with `around`, the next one around it.
+
+    Raises `TaskError` when there is none, when it is somebody else's, and when it leads elsewhere.
+    """
+    path = path.resolve()
+    places = [path]
+    if around:
+        places += [parent for parent in path.parents if parent.stat().st_dev == path.stat().st_dev]
+    for root in places:
+        git_path = root / ".git"
+        if git_path.is_file() or _is_git_directory(git_path):
+            return _checked(root, git_path)
+    _refuse(
+        path,
+        "there is none",
+        fix=f"git -C {path} init && git -C {path} add -A && git -C {path} commit -m 'Before the repair'",
+    )
+
+
+def find_local(url: str) -> Repository | None:
+    """The repository that `url` names by a path on this machine, with or without working tree; None if by none.
+
+    Raises `TaskError`.
+    """
+    if url.startswith("file://"):
+        path = Path(unquote(url.removeprefix("file://")))
+    elif re.match(r"[^/]*:", url):
+        return None
+    else:
+        path = Path(url)
+    if not _is_git_directory(path) or _is_git_directory(path / ".git"):
+        return find(path)
+    home = path.resolve()
+    _check_owner(home, (home,))
+    _check_closed(home, home)
+    return Repository(None, home, home)
+
+
+def _checked(root: Path, git_path: Path) -> Repository:
+    """The repository at `root`, if it is the user's and at home there."""
+    try:
+        home = git_path.resolve()
+        if git_path.is_file():
+            said = _text(git_path, root)
+            if not said.startswith("gitdir: "):
+                _refuse(root, ".git is a file that names no git directory")
+            home = (root / said.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
+            if not _is_git_directory(home):
+                _refuse(root, f".git names {home}, which is no git directory")
+        shared = _text(home / "commondir", root).rstrip("\r\n")
+        common = (home / shared).resolve()
+        _check_owner(root, (root, git_path, home, common))
+        _check_at_home(root, home, common)
+        _check_closed(root, common)
+    except OSError as error:
+        raise TaskError(f"{root} cannot be read: {error}", fix="check its permissions") from error
+    return Repository(root, home, common)
+
+
+def _is_git_directory(folder: Path) -> bool:
+    head = folder / "HEAD"
+    shared = (folder / "commondir").exists()
+    return (head.exists() or head.is_symlink()) and (shared or ((folder / "objects").is_dir() and _has_refs(folder)))
+
+
+def _has_refs(folder: Path) -> bool:
+    return (folder / "refs").is_dir()
+
+
+def _check_owner(root: Path, paths: Sequence[Path]) -> None:
+    """As git does: the user's own, or root's for whom ``sudo`` works, or what the user's settings name."""
+    mine = {os.geteuid()}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        mine.add(int(os.environ["SUDO_UID"]))
+    foreign = [path for path in paths if path.lstat().st_uid not in mine]
+    if foreign and not _declared_safe(root):
+        _refuse(
+            root,
+            f"{foreign[0]} belongs to somebody else (user {foreign[0].lstat().st_uid})",
+            fix=f"if you trust it: git config --global --add safe.directory {shlex.quote(str(root))}",
+        )
+
+
+def _declared_safe(root: Path) -> bool:
+    """Whether the user's or the machine's settings say so; those of the repository itself have no word in it."""
+    safe = False
+    for value in map(os.fsdecode, _users("--type=path", "--get-all", "safe.directory").split(b"\0")[:-1]):
+        if not value:  # it takes back what was said before
+            safe = False
+        elif value == "*":
+            safe = True
+        elif Path(value).is_absolute():
+            folder = Path(value.removesuffix("/*")).resolve()
+            safe = safe or (root.is_relative_to(folder) if value.endswith("/*") else root == folder)
+    return safe
+
+
+def _users(*asked: str) -> bytes:
+    """What ``git config`` says of the user's and the machine's settings, which are not those of any repository."""
+    local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
+    mine = {name: value for name, value in os.environ.items() if name not in local}
+    command = [_program(), "--git-dir=/dev/null", "config", "--null", *asked]
+    return subprocess.run(command, env=mine | {"LC_ALL": "C"}, capture_output=True, cwd="/", timeout=60).stdout
+
+
+def _ignored(settings: dict[str, str]) -> str:
+    """What the user ignores in every repository, by the user's `settings` (gitignore, ``core.excludesFile``)."""
+    home = os.environ.get("HOME", "")
+    usual = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
+    path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", usual)))
+    return _text(path, path) if path.is_absolute() and path.is_file() and os.access(path, os.R_OK) else ""
+
+
+def _by_key(listed: bytes) -> dict[str, str]:
+    rows = (os.fsdecode(row).partition("\n") for row in listed.split(b"\0") if row)
+    return {key: value if newline else "true" for key, newline, value in rows}
+
+
+def _check_at_home(root: Path, home: Path, common: Path) -> None:
+    """That the git directory is in `root`, or names it: a linked working tree's, a submodule's."""
+    settings = _settings(common / "config", root)
+    if home == root / ".git":
+        at_home = common == home
+    elif home.parent == common / "worktrees":
+        at_home = Path(_text(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
+    else:
+        at_home = common == home and "core.worktree" in settings
+    there = settings.get("core.worktree") if common == home else None
+    if there is not None:
+        at_home = at_home and (home / there).resolve() == root
+    if not at_home:
+        raise TaskError(
+            f"{root} is no usable git repository: its git directory {home} belongs to another folder, or does not say "
+            "to which",
+            fix="git worktree repair, if it is a working tree that was moved; git config core.worktree "
+            f"{shlex.quote(str(root))} there, if it was made with --separate-git-dir; else clone it and name the clone",
+        )
+
+
+def _check_closed(root: Path, common: Path) -> None:
+    """That its objects and refs are its own."""
+    for name in ("objects", "objects/info", "objects/pack", "refs", "packed-refs", "reftable"):
+        if (common / name).is_symlink():
+            _refuse(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
+    borrowed = common / "objects" / "info" / "alternates"
+    if _text(borrowed, root).strip():
+        _refuse(
+            root,
+            f"it borrows objects from elsewhere ({borrowed})",
+            fix=f"git -C {shlex.quote(str(root))} repack -a -d && rm {shlex.quote(str(borrowed))}",
+        )
+
+
+def _settings(config: Path, root: Path) -> dict[str, str]:
+    """What a configuration file says itself, by key; what it includes is not read."""
+    if not _text(config, root):
+        return {}
+    try:
+        listed = git("config", "--file", str(config), "--no-includes", "--null", "--list", folder=Path("/dev/null"))
+    except subprocess.CalledProcessError as error:
+        _refuse(root, reason(error))
+    return _by_key(listed)
+
+
+def _text(path: Path, root: Path) -> str:
+    """What is in a small file of the repository at `root`; nothing if it is missing."""
+    try:
+        kind = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if not stat.S_ISREG(kind.st_mode) or kind.st_size > _LONGEST:
+        _refuse(root, f"{path} is no small file")
+    return os.fsdecode(path.read_bytes())
+
+
+def _refuse(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
+    raise TaskError(f"{root} is no usable git repository: {why}", fix=fix)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A repository as git sees it through `folder`, a git directory of ours."""
+
+    repository: Repository
+    folder: Path
+
+    def head(self) -> str:
+        """The id of the commit that is checked out. Raises `TaskError` when there is none."""
+        asked = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        return self._asked(*asked, otherwise="it has no commit yet").decode().strip()
+
+    def changes(self, *, untracked: bool = True, within: str = "") -> list[str]:
+        """Paths that differ from HEAD in the index or the working tree; submodules' own are not looked at."""
+        which = "normal" if untracked else "no"
+        asked = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
+        rows = self._asked(*asked, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
+        return [os.fsdecode(row[3:]) for row in rows if row]
+
+    def files(self, commit: str, within: str = "") -> list[str]:
+        """Paths of the files in `commit`, all or those below `within`."""
+        listed = self._asked("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", *filter(None, [within]))
+        return [os.fsdecode(name) for name in listed.split(b"\0") if name]
+
+    def apply(self, patch: bytes) -> None:
+        """Apply `patch` to the working tree, all or nothing. Raises CalledProcessError."""
+        git("apply", "--whitespace=nowarn", "-", folder=self.folder, tree=self.repository.root, stdin=patch)
+
+    def _asked(self, *args: str, otherwise: str = "") -> bytes:
+        try:
+            return git(*args, folder=self.folder, tree=self.repository.root)
+        except subprocess.CalledProcessError as error:
+            _refuse(self.repository.name, otherwise or reason(error))
+        except subprocess.TimeoutExpired as error:
+            _refuse(self.repository.name, f"git took more than {error.timeout:.0f} s")
+
+
+@contextmanager
+def view(repository: Repository) -> Iterator[View]:
+    """Look at `repository` through a temporary git directory, which has its objects and none of its settings.
+
+    Raises `TaskError`.
+    """
+    home, common, root = repository.home, repository.common, repository.name
+    mine, settings = _by_key(_users("--list")), _settings(common / "config", root)
+    with scratch("git") as folder:
+        (folder / "info").mkdir()
+        (folder / "HEAD").write_bytes(os.fsencode(_text(home / "HEAD", root)))
+        (folder / "config").write_text(_harmless({**_looks(mine), **settings}, root))
+        excluded = f"{_ignored(mine)}\n{_text(common / 'info/exclude', root)}"  # what comes later outranks
+        (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
+        (folder / "info" / "attributes").write_bytes(os.fsencode(_text(common / "info/attributes", root)))
+        borrowed = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
+        borrowed += [home / "index", *home.glob("sharedindex.*")]
+        for path in borrowed:
+            if path.exists():
+                (folder / path.name).symlink_to(path)
+        yield View(repository, folder)
+
+
+def _looks(settings: dict[str, str]) -> dict[str, str]:
+    """Those of a user's settings that say what unchanged files look like."""
+    kept = {f"core.{name}" for name in _KEPT}
+    return {key: value for key, value in settings.items() if key in kept}
+
+
+def _harmless(settings: dict[str, str], root: Path) -> str:
+    """The configuration of a view."""
+    formats = [(name, settings[f"extensions.{name}"]) for name in _FORMATS if f"extensions.{name}" in settings]
+    kept = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
+    for name, value in (*formats, *kept):
+        if not _WORD.fullmatch(value):
+            _refuse(root, f"its setting {name} is {value!r}")
+    lines = [
+        "[core]",
+        f"repositoryformatversion = {int(bool(formats))}",
+        *(f"{name} = {value}" for name, value in kept),
+    ]
+    return "\n".join([*lines, "[extensions]", *(f"{name} = {value}" for name, value in formats)]) + "\n"
+
+
+def _program() -> str:
+    path = shutil.which("git")
+    if path is None:
+        raise PrerequisiteError("git is not installed", fix="install the package git")
+    return path

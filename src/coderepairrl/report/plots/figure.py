@@ -1,0 +1,245 @@
+"""Line charts, stacked bars and points with intervals, as SVG.
+
+Colours are CSS variables: `STYLE` sets them, once for a page of many figures or inside a figure that stands alone,
+with a light and a dark set. Without any script, pointing at a step shows its values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
+
+from coderepairrl.report.plots.panels import COLOURS, STYLE, Baseline, Panel, Series
+from coderepairrl.report.plots.scale import Point, compact, label, thin, ticks
+from coderepairrl.report.plots.smooth import ema
+
+WIDTH, HEIGHT = 460, 274
+_LEFT, _RIGHT, _BOTTOM = 48, 16, 38
+_LETTER = 6.0  # mean width of a letter at 11 px, for legends that wrap
+_ZONES = 60
+_EMPTY = 96  # the height of panels that have nothing to show
+_WIDEST = 36.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where data land: a panel's plotting area, top edge and axes."""
+
+    top: float
+    x: tuple[float, float]
+    ys: list[float] = field(default_factory=list)
+
+    def px(self, x: float) -> float:
+        low, high = self.x
+        return round(_LEFT + (WIDTH - _LEFT - _RIGHT) * ((x - low) / (high - low) if high > low else 0.5), 1)
+
+    def py(self, y: float) -> float:
+        low, high = self.ys[0], self.ys[-1]
+        return round(self.top + (HEIGHT - _BOTTOM - self.top) * (1 - (y - low) / (high - low)), 1)
+
+
+def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
+    """An SVG of `panels`, `columns` to a row; `standalone` makes it a file of its own, with style and background."""
+    columns = min(columns, max(len(panels), 1))
+    tall = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY
+    width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * tall
+    parts = [
+        f'<g transform="translate({at % columns * WIDTH} {at // columns * tall})">{_panel(panel, not standalone)}</g>'
+        for at, panel in enumerate(panels)
+    ]
+    title = escape(", ".join(_clean(panel.title) for panel in panels))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {width} {height}" role="img" '
+    if standalone:
+        card = f'<rect width="{width}" height="{height}" rx="10" fill="var(--plot-card)"/>'
+        size = f'width="{width}" height="{height}" aria-label="{title}">'
+        return f"{head}{size}<style>{STYLE}</style>{card}{''.join(parts)}</svg>\n"
+    return f'{head}aria-label="{title}">{"".join(parts)}</svg>'
+
+
+def _panel(panel: Panel, hover: bool) -> str:
+    shown = [series for series in panel.series if series.points]
+    legend, rows = _legend(shown, panel.baselines)
+    title = f'<text class="title" x="12" y="20">{_text(panel.title)}</text>'
+    note = f'<text x="{_LEFT}" y="{HEIGHT - 6}">{_text(panel.note)}</text>'
+    if not shown:
+        return f'{title}<text class="middle" x="{WIDTH / 2}" y="{_EMPTY - 36}">{_text(panel.missing)}</text>'
+    frame = _frame(panel, shown, 34 + 16 * rows)
+    drawn = _stack(shown, frame) if panel.kind == "stack" else _curves(shown, frame)
+    zones = _zones(shown, frame) if hover else ""
+    return title + note + legend + _axes(panel, frame) + drawn + zones
+
+
+def _frame(panel: Panel, shown: Sequence[Series], top: float) -> _Frame:
+    xs = [x for series in shown for x, _ in series.points]
+    if panel.kind == "stack":
+        sums: dict[float, float] = {}
+        for series in shown:
+            for x, y in series.points:
+                sums[x] = sums.get(x, 0.0) + y
+        ys, pad = list(sums.values()), 0.5
+    else:
+        ys, pad = [y for series in shown for _, y in series.points], 0.0
+        ys += [y for series in shown for y in (*series.low, *series.high) if y is not None and math.isfinite(y)]
+    ys += [*panel.include, *(line.value for line in panel.baselines)]
+    return _Frame(top, (min(xs) - pad, max(xs) + pad), ticks(min(ys), max(ys), 5))
+
+
+def _axes(panel: Panel, frame: _Frame) -> str:
+    right, bottom, step = WIDTH - _RIGHT, HEIGHT - _BOTTOM, frame.ys[1] - frame.ys[0]
+    parts = []
+    for y in frame.ys:
+        kind = "axis" if y == 0 or (y == 1 and frame.ys[-1] == 1) else "grid"  # nothing and everything stand out
+        parts.append(f'<path class="{kind}" d="M{_LEFT} {frame.py(y)}H{right}"/>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{frame.py(y) + 4:g}">{label(y, step)}</text>')
+    low, high = math.ceil(frame.x[0]), math.floor(frame.x[1])
+    marks = [x for x in ticks(low, high, 6) if low <= x <= high and x == int(x)] if high > low else [low]
+    parts += [f'<text class="middle" x="{frame.px(x)}" y="{bottom + 16}">{compact(x, 4)}</text>' for x in marks]
+    parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_text(panel.x_label)}</text>')
+    for line in panel.baselines:
+        colour = "var(--plot-soft)" if line.colour is None else _variable(line.colour)
+        parts.append(f'<path class="base" style="--b:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
+    return "".join(parts)
+
+
+def _curves(shown: Sequence[Series], frame: _Frame) -> str:
+    """All curves; intervals at the same step stand beside each other."""
+    intervals = [at for at, series in enumerate(shown) if series.low]
+    middle = (len(intervals) - 1) / 2
+    shifts = {at: 5 * (number - middle) for number, at in enumerate(intervals)}
+    return "".join(_curve(series, frame, shifts.get(at, 0.0)) for at, series in enumerate(shown))
+
+
+def _curve(series: Series, frame: _Frame, shift: float) -> str:
+    css = "dashed " if series.dashed else ""
+    if series.low:
+        drawn = f'<path class="{css}line" style="stroke-opacity:.55" d="{_path([series.points], frame)}"/>'
+        for x, y, low, high in zip(series.x, series.y, series.low, series.high, strict=True):
+            if y is not None and math.isfinite(y):
+                at = frame.px(x)
+                if low is not None and high is not None:
+                    drawn += f'<path class="whisker" d="M{at} {frame.py(low)}V{frame.py(high)}"/>'
+                drawn += f'<circle class="dot" cx="{at}" cy="{frame.py(y)}" r="4"/>'
+    elif series.alpha is None or series.alpha >= 1:
+        runs = _runs(series.x, series.y)
+        drawn = f'<path class="{css}line" d="{_path(runs, frame)}"/>'
+        for x, y in (run[0] for run in runs if len(run) == 1):
+            drawn += f'<circle class="dot" cx="{frame.px(x)}" cy="{frame.py(y)}" r="3"/>'
+    else:
+        values = [y if y is not None and math.isfinite(y) else None for y in series.y]
+        drawn = f'<path class="raw" d="{_path(_runs(series.x, values), frame)}"/>'
+        drawn += f'<path class="{css}line" d="{_path([_solid(series.x, ema(values, series.alpha))], frame)}"/>'
+    move = f' transform="translate({shift:g} 0)"' if shift else ""
+    return f'<g style="--s:{_variable(series.colour)}"{move}>{drawn}</g>'
+
+
+def _stack(shown: Sequence[Series], frame: _Frame) -> str:
+    xs = sorted({x for series in shown for x, _ in series.points})
+    size = math.ceil(len(xs) / (4 * _ZONES))  # many steps: the mean of each bin
+    values = [dict(series.points) for series in shown]
+    parts = []
+    for start in range(0, len(xs), size):
+        bin = xs[start : start + size]
+        middle = (frame.px(bin[0]) + frame.px(bin[-1])) / 2
+        half = min(_WIDEST, frame.px(bin[-1] + 0.5) - frame.px(bin[0] - 0.5)) / 2
+        left, right = middle - half, middle + half
+        floor, gap = 0.0, min(2.0, (right - left) * 0.15)
+        for series, known in zip(shown, values, strict=True):
+            height = sum(known.get(x, 0.0) for x in bin) / len(bin)
+            if height > 0:
+                y, base = frame.py(floor + height), frame.py(floor)
+                box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
+                parts.append(f'<rect class="stacked" style="--s:{_variable(series.colour)}" {box}/>')
+                floor += height
+    return "".join(parts)
+
+
+def _zones(shown: Sequence[Series], frame: _Frame) -> str:
+    """Invisible columns; the one under the pointer shows the values at its step (the last of a bin)."""
+    values = [dict(series.points) for series in shown]
+    xs = sorted({x for known in values for x in known})
+    size = math.ceil(len(xs) / _ZONES)
+    picked = xs[size - 1 :: size] if size > 1 else xs
+    bottom = HEIGHT - _BOTTOM
+    edges = [_LEFT, *((frame.px(a) + frame.px(b)) / 2 for a, b in pairwise(picked))]
+    edges.append(WIDTH - _RIGHT)
+    parts = []
+    for x, (left, right) in zip(picked, pairwise(edges), strict=True):
+        lines = [f"step {compact(x, 5)}"]
+        lines += [f"{_clean(s.name)} {compact(k[x])}" for s, k in zip(shown, values, strict=True) if x in k]
+        width = 12 + _LETTER * max(map(len, lines))
+        at = frame.px(x)
+        box = at + 8 if at + 8 + width < WIDTH else at - 8 - width
+        texts = "".join(
+            f'<text x="{box + 6:.1f}" y="{frame.top + 14 + 14 * row}">{escape(line)}</text>'
+            for row, line in enumerate(lines)
+        )
+        parts.append(
+            f'<g class="zone"><rect x="{left:.1f}" y="{frame.top}" width="{right - left:.1f}" '
+            f'height="{bottom - frame.top}"/><g class="tip"><path d="M{at} {frame.top}V{bottom}"/>'
+            f'<rect x="{box:.1f}" y="{frame.top}" width="{width:.1f}" height="{14 * len(lines) + 6}" rx="4"/>'
+            f"{texts}</g></g>"
+        )
+    return "".join(parts)
+
+
+def _legend(shown: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
+    """Names in rows that fit, and how many rows. A single nameless or lone curve needs none."""
+    entries = [
+        (_clean(s.name), _variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
+        for s in shown
+        if s.name and s.listed
+    ]
+    grey = "var(--plot-soft)"
+    entries += [(_clean(b.name), grey if b.colour is None else _variable(b.colour), "2 4", False) for b in baselines]
+    parts, x, row = [], 12.0, 1
+    for name, colour, dash, dotted in entries:
+        needed = 26 + _LETTER * len(name)
+        if x + needed > WIDTH - _RIGHT and x > 12:
+            x, row = 12.0, row + 1
+        y = 22 + 16 * row
+        style = f"stroke:{colour};stroke-width:{1.5 if dotted or dash == '2 4' else 3};stroke-dasharray:{dash}"
+        parts.append(f'<path style="{style}" d="M{x:g} {y - 4}h14"/><text x="{x + 19:g}" y="{y}">{escape(name)}</text>')
+        if dotted:
+            parts.append(f'<circle class="dot" style="--s:{colour}" cx="{x + 7:g}" cy="{y - 4}" r="4"/>')
+        x += needed + 8
+    return "".join(parts), row if entries else 0
+
+
+def _runs(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[Point]]:
+    """Stretches without a gap."""
+    runs: list[list[Point]] = [[]]
+    for x, y in zip(xs, ys, strict=True):
+        if y is not None and math.isfinite(y):
+            runs[-1].append((x, y))
+        elif runs[-1]:
+            runs.append([])
+    return runs
+
+
+def _solid(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
+    return [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+
+
+def _path(runs: Sequence[Sequence[Point]], frame: _Frame) -> str:
+    parts = []
+    for run in runs:
+        points = [f"{frame.px(x):g} {frame.py(y):g}" for x, y in thin(run)]
+        if len(points) > 1:
+            parts.append("M" + "L".join(points))
+    return "".join(parts)
+
+
+def _variable(colour: int) -> str:
+    return f"var(--c{colour % COLOURS})"
+
+
+def _clean(text: str) -> str:
+    """Only what XML may hold: a name that a model chose could be anything."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
+
+
+def _text(text: str) -> str:
+    return escape(_clean(text))

@@ -1,0 +1,35 @@
+"""A reward that gives the values it was given, for tests of whatever uses rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.types import Ending, Episode, Score, Task
+
+
+class ScriptedReward:
+    """A reward that says what it is told: by patch, else `default`. For tests of whatever consumes rewards.
+
+    An exception in place of a number is raised.
+    """
+
+    name = "scripted"
+
+    def __init__(self, values: Mapping[bytes, float | Exception] | None = None, default: float = 0.0) -> None:
+        self.values = dict(values or {})
+        self.default = default
+        self.seen: list[Episode] = []
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """The value scripted for the episode's patch."""
+        self.seen.append(episode)
+        value = self.values.get(episode.patch, self.default)
+        if isinstance(value, Exception):
+            raise value
+        return Score(self.name, value)
+
+
+def with_patch(task: Task, patch: bytes, group: str = "exam") -> Episode:
+    """An episode of `task` that ended with `patch`."""
+    return Episode("exam", task.id, "exam", step=0, group=group, attempt=0, ending=Ending.DONE, patch=patch)

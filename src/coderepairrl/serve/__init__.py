@@ -1,6 +1,0 @@
-"""``crrl serve``: a model behind the gateway, for anybody's agents and anybody's trainer (docs/serve.md)."""
-
-from coderepairrl.serve.command import DEFAULTS, USED, Places, serve
-from coderepairrl.serve.model import Choice, choose, relayed, replying
-
-__all__ = ["DEFAULTS", "USED", "Choice", "Places", "choose", "relayed", "replying", "serve"]

@@ -1,0 +1,183 @@
+"""What of a run's configuration may change at ``--resume``, and which settings each of its steps was made with.
+
+A step is a function of the log and of the settings in force at it. So a change is logged before the first step that it
+holds for (``change``: the last step before it, key, old, new), and a replay takes a step's old settings back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from coderepairrl import rewards
+from coderepairrl.assembly.numerics import check_clip
+from coderepairrl.config import Config, load, of_run
+from coderepairrl.errors import ConfigError
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.stages.history import History, read_history
+
+MAY_CHANGE = (
+    # when it ends, what it keeps, when it is stopped: nothing of this enters a step
+    *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
+    *("run.void_limit", "run.retries", "run.over_optimisation", "run.health"),
+    # where and how fast the same is computed
+    *("engine", "gpu", "rollout.concurrency", "train.devices", "train.patience", "train.gradient_checkpointing"),
+    # what an attempt may spend
+    *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
+    # how far an update goes
+    *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
+    *("train.max_grad_norm", "train.beta", "train.eps_low", "train.eps_high", "train.old_logprobs"),
+    *("train.mismatch_correction", "train.mismatch_cap"),
+    # what is asked before it goes on
+    "tasks.verify",
+    # how much is computed at once, which changes the order of sums and so the last bits
+    "train.micro_tokens",
+    # what is measured beside the training
+    "eval",
+)
+"""Settings, and sections, that a resumed run may set otherwise."""
+
+WHY_NOT = {
+    "run": "it is what the run is found by, and all its randomness",
+    "model": "the run's weights began from it",
+    "tasks": "the order of the tasks follows from them, and its means would be of other tasks",
+    "agent": "its earlier episodes are another program's",
+    "sandbox": "its earlier episodes worked under other conditions",
+    "reward": "its earlier rewards would mean something else",
+    "gateway": "its earlier episodes worked under other conditions",
+    "rollout": "groups that are begun, the order of tasks and the distribution that is trained on follow from it",
+    "train": "half of the run would be trained by another method, or its optimiser's state be of another shape",
+    "train.processes": "steps since the last checkpoint are replayed by as many processes as made them",
+    "train.strategy": "steps since the last checkpoint are replayed by processes that share the same",
+}
+"""Of every other setting, by the longest name that it begins with: why it may not."""
+
+_BESIDE = {"run.dir"}
+"""Where a run lies is no change of it."""
+_NOT_REPLAYED = {"train.devices", "train.patience"}
+_OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype")
+"""Which of what may change decides whether the clip cuts rounding noise."""
+_LIMITS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
+
+
+class Change(NamedTuple):
+    """A setting that is another after `step` than up to it; None stands for one that is unset."""
+
+    step: int
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} is {_shown(self.new)} after step {self.step}, and was {_shown(self.old)}"
+
+
+def check_resumed(folder: RunFolder, config: Config) -> None:
+    """Raise `ConfigError` for a `config` that may not continue the run in `folder`, `UsageError` if there is none."""
+    folder = open_run(folder.path)
+    changes_at_resume(folder, read_history(folder), config)
+
+
+def changes_at_resume(folder: RunFolder, history: History, config: Config) -> list[Change]:
+    """What `config` changes of the run in `folder`, which has come as far as `history`.
+
+    Raises `ConfigError` for what would make it another run, or give its numbers a wrong name.
+    """
+    before, now = settings_of(folder, history), _flat(config.model_dump(mode="json"))
+    changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    for key in changed:
+        if not _within(key, MAY_CHANGE):
+            raise ConfigError(
+                f"{folder.path} has {key}={_shown(before.get(key))}, and {_shown(now.get(key))} is asked for:"
+                f" {reason(key)}",
+                fix="resume it as it was (crrl train RUN_FOLDER --resume), or give the changed run another run.name",
+            )
+    if any(_within(key, _OF_THE_CLIP) for key in changed):
+        check_clip(config)
+    _check_versions(folder, config)
+    _check_continues(history, config, changed)
+    return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _BESIDE]
+
+
+def _check_versions(folder: RunFolder, config: Config) -> None:
+    """Raise `ConfigError` where a reward's formula is another than that of the run's earlier values."""
+    now = rewards.versions(config.reward, config.eval.reward or {})
+    began = folder.about().get("rewards", dict.fromkeys(now, 1))
+    for name in began.keys() & now.keys():
+        if began[name] != now[name]:
+            raise ConfigError(
+                f"{folder.path} has values of {name} version {began[name]}, and this installation computes version"
+                f" {now[name]}: {reason('reward')}",
+                fix="give the run another run.name, or resume it with the installation that its run.json names",
+            )
+
+
+def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
+    """The settings in force at the end of `history`, by dotted key.
+
+    They are those that run.json has the run begin with, and what the log says has changed since, whatever was written
+    into config.toml by hand. A run of an older version has config.toml alone.
+    """
+    began = folder.about().get("config")
+    config = load(folder.config) if began is None else of_run(began, str(folder.path / "run.json"))
+    return _flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
+
+
+def in_force(config: Config, changes: Iterable[Mapping[str, Any]], step: int) -> Config:
+    """`config` with the settings that the update of `step` was, or would be, made with.
+
+    `changes` are the log's ``change`` records. Settings of this process and machine stay what they are now.
+    """
+    old: dict[str, dict[str, Any]] = {}
+    for change in changes:
+        section, _, name = change["key"].partition(".")
+        replayed = section == "train" or change["key"] == "rollout.tokens"
+        if replayed and change["step"] >= step and change["key"] not in _NOT_REPLAYED:
+            old.setdefault(section, {}).setdefault(name, change["old"])
+    sections = {name: getattr(config, name) for name in old}
+    return config.model_copy(
+        update={name: type(own).model_validate(own.model_dump() | old[name]) for name, own in sections.items()}
+    )
+
+
+def reason(key: str) -> str:
+    """Why `key` may not change.
+
+    >>> reason("run.seed")
+    'it is what the run is found by, and all its randomness'
+    """
+    return WHY_NOT[max((name for name in WHY_NOT if _within(key, [name])), key=len)]
+
+
+def _check_continues(history: History, config: Config, changed: Iterable[str]) -> None:
+    if config.run.steps < history.step:
+        raise ConfigError(
+            f"the run has {history.step} steps already, and run.steps={config.run.steps}",
+            fix=f"set run.steps={history.step} or more, or start a run of another name",
+        )
+    if history.step and "engine.weights" in changed:
+        raise ConfigError(
+            "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
+            fix="resume it as it was, or give the changed run another run.name",
+        )
+    half = sorted(step for name, step in history.begun - set(history.evaluations) if name != "train")
+    if half and (keys := [key for key in changed if _within(key, ["eval", *_LIMITS])]):
+        raise ConfigError(
+            f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",
+            fix="resume as it was, and change it once that evaluation is finished",
+        )
+
+
+def _within(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else repr(value)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat

@@ -1,0 +1,197 @@
+"""The live policy: a learner that improves it and an engine that serves it, at the same version."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.assembly import devices
+from coderepairrl.assembly.numerics import resolved
+from coderepairrl.config import Config
+from coderepairrl.errors import LearnerFault, RunError, UsageError
+from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
+from coderepairrl.protocols import Engine
+from coderepairrl.runs import RunFolder
+from coderepairrl.runs.storage import damage
+from coderepairrl.stages.changes import in_force
+from coderepairrl.stages.history import History, episodes_of
+from coderepairrl.sync import weights
+from coderepairrl.types import Episode
+
+
+def settings(config: Config) -> LearnSettings:
+    """The learner's settings. Raises `ConfigError` for those that contradict each other."""
+    config = resolved(config)
+    terms = config.train.model_dump(exclude={"advantage", "denominator", "devices", "patience"})
+    constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
+    lora = None if config.train.lora is None else LoraSettings(**terms["lora"])
+    terms |= {"lora": lora, "seed": config.run.seed}
+    return LearnSettings(**terms, temperature=config.rollout.temperature, max_completion_tokens=constant)
+
+
+def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
+    """What the learner is given for a step: the same function live and in a replay."""
+    terms = config.train
+    return batch(
+        episodes,
+        terms.advantage or KIND[terms.algorithm],
+        max_tokens=config.rollout.tokens,
+        denominator=terms.denominator,
+        kl=terms.beta > 0,
+    )
+
+
+async def start_learner(config: Config, run: RunFolder, model: Path, publish_dir: Path) -> Learner:
+    """A learner with the initial weights. Raises what `Learner.start` raises."""
+    return await Learner.start(
+        model,
+        settings(config),
+        log_dir=run.logs,
+        publish_dir=publish_dir,
+        env=devices.split(config).learner,
+        gpu=bool(config.train.devices),
+        patience=config.train.patience,
+    )
+
+
+class LivePolicy:
+    """Learner and engine. A learner that dies is restarted and brought back from the log, losing nothing."""
+
+    def __init__(
+        self, config: Config, run: RunFolder, model: Path, engine: Engine, learner: Learner, publish_dir: Path
+    ) -> None:
+        """`learner` is fresh from `start_learner`; from here on it is this object's to replace and to close."""
+        self.config = config
+        self.run = run
+        self.model = model
+        self.engine = engine
+        self.publish_dir = publish_dir
+        self.restarts = 0
+        self._learner: Learner = learner
+        self._fresh = True
+        self._live: Published | None = None
+
+    @property
+    def _form(self) -> Form:
+        """What the engine is given: a run of adapters on an engine that does not take them sends merged weights."""
+        return "adapter" if self.config.train.lora is not None and getattr(self.engine, "adapters", False) else "model"
+
+    @property
+    def version(self) -> int:
+        """Policy version: the number of batches it was trained on."""
+        return self._learner.version
+
+    async def restore(self, history: History) -> None:
+        """Bring the learner to the end of `history` (checkpoint, then the logged steps after it) and serve it.
+
+        Each step is replayed with the settings that were in force at it, so that weights are equal bit for bit. Where
+        they changed, a checkpoint is written, and another learner goes on from it. Raises `RunError` when the replayed
+        weights differ from the logged ones: another machine, or other versions of the libraries.
+        """
+        again = replayed(self.run, history)
+        start = again.start - 1
+        configs = {step: in_force(self.config, history.changes, step) for step in again} | {again.stop: self.config}
+        await self._begin(configs[start + 1], start)
+        consumed = episodes_of(self.run, "train", start + 1, history.step)
+        for step, config in configs.items():
+            if step > start + 1 and settings(config) != settings(configs[step - 1]):
+                if self._learner.version:
+                    shutil.rmtree((await self._verified(history, step - 1)).path)
+                await self.save(step - 1)
+                await self._begin(config, step - 1)
+            if step <= history.step and (made := make_batch(consumed[step], config)).samples:
+                await self._learner.step(made.samples, made.episodes)
+        if self._learner.version:
+            await self._serve(await self._verified(history, history.step))
+
+    async def _begin(self, config: Config, step: int) -> None:
+        """A learner with the settings of `config` and the weights of the checkpoint of `step`; 0: the initial ones."""
+        if not self._fresh or settings(config) != settings(self.config):
+            await self.close()
+            self._learner = await start_learner(config, self.run, self.model, self.publish_dir)
+        self._fresh = False
+        if step:
+            try:
+                await self._learner.restore(self.run.saved_checkpoints()[step])
+            except UsageError as error:
+                raise UsageError(str(error), fix=self._without(step)) from error
+
+    def _without(self, step: int) -> str:
+        """What to do about a damaged checkpoint of `step`: the log gives the same weights from any other, or none."""
+        saved = self.run.saved_checkpoints()
+        earlier = next((path for known, path in sorted(saved.items(), reverse=True) if known < step
+                        and not damage(path)), None)  # fmt: skip
+        begin = f"begins from {earlier}, which is whole," if earlier else "begins from the first step"
+        return f"restore it from a copy, or: rm -r {saved[step]}; --resume then {begin} and replays the log to its end"
+
+    async def _verified(self, history: History, step: int) -> Published:
+        """The learner's weights, published. Raises `RunError` if they are not those that the log has after `step`."""
+        published = await self._publish()
+        if published.checksum != history.steps[step - 1]["checksum"]:
+            raise RunError(
+                f"replaying {self.run.log} to step {step} gives other weights than the run had",
+                fix="resume with the library versions in run.json, on the same kind of machine",
+            )
+        return published
+
+    async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
+        """One update from a batch, live before this returns. Returns metrics and the weights' checksum.
+
+        To the learner's metrics it adds ``sync_seconds`` and ``sync_bytes``.
+
+        Without rows nothing changes.
+        """
+        if not made.samples:
+            return {}, self._live.checksum if self._live else ""
+        for attempt in range(self.config.run.retries + 1):
+            try:
+                metrics = await self._learner.step(made.samples, made.episodes)
+                published = await self._publish()
+                synced = await self._serve(published)
+                break
+            except LearnerFault:
+                if attempt == self.config.run.retries:
+                    raise
+                self.restarts += 1
+                await self.restore(history)
+        return metrics | synced, published.checksum
+
+    async def save(self, step: int) -> Path:
+        """Write ``checkpoints/STEP`` and drop the oldest beyond `run.keep_checkpoints`."""
+        path = self.run.checkpoints / f"{step:05d}"
+        await self._learner.save(path)
+        for old in sorted(self.run.saved_checkpoints())[: -self.config.run.keep_checkpoints]:
+            shutil.rmtree(self.run.saved_checkpoints()[old])
+        return path
+
+    async def close(self) -> None:
+        """End the learner; the engine is its owner's."""
+        await self._learner.close()
+
+    async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
+        """`Learner.send` of the learner that there is now."""
+        return await self._learner.send(offer, version, receivers, seconds)
+
+    async def _publish(self) -> Published:
+        if (route := self.config.engine.weights) != "file":
+            return await self._learner.offer(route)
+        return await self._learner.publish(self._form)
+
+    async def _serve(self, published: Published) -> dict[str, float]:
+        """Make weights live: how many bytes the engine read, and how long that took."""
+        size, began = weights.size(published.path), time.monotonic()
+        await self.engine.load(*published)
+        seconds = time.monotonic() - began
+        if self._live is not None and self._live.path != published.path:
+            shutil.rmtree(self._live.path, ignore_errors=True)
+        self._live = published
+        return {"sync_seconds": round(seconds, 3), "sync_bytes": size}
+
+
+def replayed(run: RunFolder, history: History) -> range:
+    """The logged steps after the newest checkpoint; empty, from the next step on, where that is the last one's."""
+    newest = max((step for step in run.saved_checkpoints() if step <= history.step), default=0)
+    return range(newest + 1, history.step + 1)

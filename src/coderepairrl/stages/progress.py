@@ -1,0 +1,161 @@
+"""Live progress on stderr: a moving panel on a terminal, one line per step everywhere."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from coderepairrl.printable import logged, printable
+from coderepairrl.stats import Notes
+from coderepairrl.stats.notes import plain
+from coderepairrl.types import Ending, Episode
+
+_EMA = 0.2
+_NOTES = 3
+"""Kinds of notes on zeros that are shown of each reward at the end."""
+_WIDEST = 400
+"""Characters of what broke that a line shows."""
+
+
+class Progress:
+    """What a run is doing now. `quiet` prints nothing at all."""
+
+    def __init__(self, total_steps: int, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False)
+        self.total_steps = total_steps
+        self._started = self._phase_began = time.monotonic()
+        self._phase, self._done, self._expected = "starting", 0, 0
+        self._step = self._first_step = 0
+        self._last: Mapping[str, Any] = {}
+        self._alarm = ""
+        self._broken: dict[tuple[Ending, str], list[str]] = {}
+        """Of this phase, what voided or crashed episodes: printed once for each kind, and then counted."""
+        self._notes = Notes()
+        """Of the rewards, since this process began."""
+        self._tokens, self._rate = 0, 0.0
+        self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self._live.stop()
+        self._count_broken()
+        for line in self._notes.zeros(_NOTES):
+            self.say(line)
+
+    def resume(self, step: int, replayed: range) -> None:
+        """Steps up to `step` were done by an earlier process; `replayed` are those after its newest checkpoint."""
+        self._step = self._first_step = step
+        self.phase("replay")
+        again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
+        how = f"{again} replayed from the log" if replayed else "from its checkpoint"
+        self.say(f"resumed after step {step} of {self.total_steps}: {how}")
+
+    def phase(self, name: str, expected: int = 0) -> None:
+        """A new phase, in which `expected` episodes will finish."""
+        self._count_broken()
+        self._phase, self._done, self._expected = name, 0, expected
+        self._phase_began, self._tokens = time.monotonic(), 0
+
+    def advance(self) -> None:
+        """One more of what this phase expects is done."""
+        self._done += 1
+
+    def episode(self, episode: Episode) -> None:
+        """An episode has its verdict."""
+        self._done += episode.ending is not Ending.VOID
+        self._tokens += episode.sampled
+        self._notes.add(episode)
+        rate = self._tokens / max(time.monotonic() - self._phase_began, 1e-9)
+        self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
+        if episode.ending in (Ending.VOID, Ending.CRASH):
+            kind, cause = _cause(episode)
+            alike = self._broken.setdefault((episode.ending, kind), [])
+            alike.append(cause)
+            if len(alike) == 1:
+                self.say(f"{episode.ending}: {episode.id}: {cause}")
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """A step is finished."""
+        self._step, self._last = step, metrics
+        self.say(f"step {step:>4}/{self.total_steps}  {_line(metrics)}")
+
+    def alarm(self, text: str) -> None:
+        """Something that the user should look into: a line of its own, and kept in the panel."""
+        self._alarm = text
+        self.say(f"ALARM: {text}")
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(Text(logged(text)), soft_wrap=True)
+
+    def _count_broken(self) -> None:
+        for (ending, _), (first, *more) in self._broken.items():
+            if more:
+                self.say(f"{ending}: {len(more)} more like {first}")
+        self._broken.clear()
+
+    def _panel(self) -> Table:
+        now = time.monotonic()
+        steps = self._step - self._first_step
+        left = (now - self._started) / steps * (self.total_steps - self._step) if steps else None
+        table = Table.grid(padding=(0, 2))
+        done = f" {self._done}/{self._expected}" if self._expected else ""
+        table.add_row("phase", Text(printable(self._phase) + done))
+        table.add_row("step", f"{self._step}/{self.total_steps}")
+        table.add_row("", _line(self._last))
+        table.add_row("speed", f"{self._rate:,.0f} tokens/s")
+        for ending in (Ending.VOID, Ending.CRASH):
+            if count := sum(len(alike) for (kind, _), alike in self._broken.items() if kind is ending):
+                table.add_row(str(ending), f"{count}")
+        if self._alarm:
+            table.add_row("ALARM", Text(printable(self._alarm)))
+        table.add_row("time", f"{now - self._started:,.0f} s" + (f", about {left:,.0f} s left" if left else ""))
+        return table
+
+
+def _line(metrics: Mapping[str, Any]) -> str:
+    names = (
+        "reward",
+        "empty_patches",
+        "tool_success",
+        "void",
+        "crash",
+        "flat_groups",
+        "learn/loss",
+        "learn/grad_norm",
+        "tokens_per_second",
+    )
+    return "  ".join(
+        f"{name.removeprefix('learn/')} {metrics[name]:.4g}"
+        for name in names
+        if metrics.get(name) is not None and (name != "crash" or metrics[name] > 0)
+    )
+
+
+def _cause(episode: Episode) -> tuple[str, str]:
+    """What broke the episode: the kind, by which such are counted, and a line that says it."""
+    if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
+        cause = _line_of(episode.fault, 0)
+        return re.sub(r"\d+", "0", cause), cause
+    # the last line is where a traceback names the error; it may quote the policy, and never come twice
+    return episode.reason, f"{episode.reason}: {_line_of(episode.crash, -1)}"
+
+
+def _line_of(text: str, number: int) -> str:
+    """A line of `text`, fit for a terminal: a policy may have written it."""
+    return plain((text.strip().splitlines() or [""])[number], _WIDEST)

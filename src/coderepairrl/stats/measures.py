@@ -1,0 +1,134 @@
+"""What is measured of an episode, and how episodes become numbers with intervals (REQUIREMENTS E2, E6).
+
+An episode void after all retries is not measured but counted: an infrastructure fault says nothing of a policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from coderepairrl.stats.clusters import cluster_of
+from coderepairrl.stats.intervals import Interval, is_share, mean_interval, paired_difference, sign_flip_test
+from coderepairrl.types import Ending, Episode
+
+COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
+"""Measures that are numbers per episode. Of the others, one is a share where all of its values lie in [0, 1]."""
+
+
+def measures(episode: Episode) -> dict[str, float]:
+    """Numbers of one episode; a ratio that is undefined for it (no tool call, no patch) is absent.
+
+    ``reward`` is the weighted sum; every score appears under its own name, and as ``NAME_per_patch`` for
+    episodes with a patch, because a rising mean may come from fewer empty patches alone (FINDINGS 1).
+    """
+    calls = episode.tool_calls
+    empty = not episode.patch.strip()
+    values = {
+        "reward": episode.reward,
+        "empty_patches": float(empty),
+        "limit": float(episode.ending is Ending.LIMIT),
+        "crash": float(episode.ending is Ending.CRASH),
+        "calls": float(len(calls)),
+        "turns": float(len(episode.turns)),
+        "sampled_tokens": float(episode.sampled),
+    }
+    if calls:
+        values["tool_success"] = sum(call.ok for call in calls) / len(calls)
+    for score in episode.scores:
+        values[score.name] = score.value
+        if not empty:
+            values[f"{score.name}_per_patch"] = score.value
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Means over episodes with 95 % intervals, clustered by `cluster_of`."""
+
+    episodes: int
+    tasks: int
+    void: int
+    values: Mapping[str, Interval]
+
+
+def summarise(episodes: Iterable[Episode]) -> Summary:
+    """Summary of an evaluation (or of a step). Without a single valid episode `values` is empty."""
+    everything = list(episodes)
+    valid = [episode for episode in everything if episode.ending is not Ending.VOID]
+    columns: dict[str, tuple[list[float], list[str]]] = {}
+    for episode in valid:
+        for name, value in measures(episode).items():
+            values, clusters = columns.setdefault(name, ([], []))
+            values.append(value)
+            clusters.append(cluster_of(episode.task_id))
+    return Summary(
+        episodes=len(valid),
+        tasks=len({episode.task_id for episode in valid}),
+        void=len(everything) - len(valid),
+        values={
+            name: mean_interval(values, clusters, share=name not in COUNTS and is_share(values))
+            for name, (values, clusters) in columns.items()
+        },
+    )
+
+
+def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
+    """Paired differences ``after - before`` of the per-task means, over tasks that both measured.
+
+    Ratios that only some episodes have (``*_per_patch``, ``tool_success``) are paired on the tasks where both
+    sides have one.
+    """
+    return {name: pairs.change for name, pairs in pair(before, after).items()}
+
+
+class Pairs(NamedTuple):
+    """One measure on the tasks that have it before and after: means over attempts, task by task."""
+
+    measure: str
+    tasks: list[str]
+    before: list[float]
+    after: list[float]
+
+    @property
+    def clusters(self) -> list[str]:
+        """What each task is clustered in."""
+        return [cluster_of(task) for task in self.tasks]
+
+    @property
+    def change(self) -> Interval:
+        """Mean of ``after - before``."""
+        share = self.measure not in COUNTS and is_share(self.before + self.after)
+        return paired_difference(self.before, self.after, self.clusters, share=share)
+
+    @property
+    def p(self) -> float:
+        """Of the two-sided test whether there is any change (`sign_flip_test`)."""
+        return sign_flip_test(self.before, self.after, self.clusters)
+
+
+def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
+    """The pairs behind `compare`, by measure; a measure without a single pair is absent."""
+    early, late = _by_task(before), _by_task(after)
+    names = {name for means in early.values() for name in means} & {n for means in late.values() for n in means}
+    paired = {}
+    for name in sorted(names):
+        tasks = [task for task in early if name in early[task] and name in late.get(task, {})]
+        if tasks:
+            means = ([side[task][name] for task in tasks] for side in (early, late))
+            paired[name] = Pairs(name, tasks, *means)
+    return paired
+
+
+def _by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
+    collected: dict[str, dict[str, list[float]]] = {}
+    for episode in episodes:
+        if episode.ending is not Ending.VOID:
+            columns = collected.setdefault(episode.task_id, {})
+            for name, value in measures(episode).items():
+                columns.setdefault(name, []).append(value)
+    return {
+        task: {name: sum(values) / len(values) for name, values in columns.items()}
+        for task, columns in collected.items()
+    }

@@ -1,6 +1,0 @@
-"""Static pages of a run: an episode token by token, and the index of all episodes. Self-contained HTML, no scripts."""
-
-from coderepairrl.view.page import Row, render_episode, render_index
-from coderepairrl.view.run import render
-
-__all__ = ["Row", "render", "render_episode", "render_index"]

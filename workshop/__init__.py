@@ -1,0 +1,1 @@
+"""How what ships with the package was made. Not part of the wheel."""

@@ -1,0 +1,222 @@
+"""``make hello-bar``: what `crrl hello` must show to be believed, over several seeds, beside a control.
+
+Each seed is a run of the shipped config with two more evaluations, greedy and on functions that no training task and
+no demonstration ever touched. The control goes on with the supervised warm start instead, for about as long. A
+finished run is not run again, so the command can be interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl import models, stages
+from coderepairrl.config import Config
+from coderepairrl.errors import told
+from coderepairrl.runs import open_run
+from coderepairrl.stats import compare, pair
+from coderepairrl.stats.clusters import cluster_of, slice_of
+from coderepairrl.types import Episode
+from workshop.tiny.warmstart import STAGES, Stage, WarmStart
+
+FULL: Sequence[str] = ('eval.also={greedy={temperature=0}, unseen={split="unseen", options={split="unseen", n=128}}}',)
+SHORT: Sequence[str] = ("run.steps=12", 'eval.options={split="test", n=128, quoted=1}')
+CONTROL = Stage(1000, 0.25, 0.4, unchanged=0.35)
+"""The control: more of the last stage, 8 demonstrations a step, for about the CPU time of 50 steps of reinforcement
+learning."""
+BAR = {"patch_lines": 0.20, "tests": 0.10}
+"""Least pooled gain of the sampled policy on held-out tasks."""
+TASKS, FUNCTIONS = 256, 15
+SHOWN = ("patch_edits", "patch_lines", "tests", "tests_per_patch", "empty_patches", "tool_success", "limit")
+
+Episodes = tuple[list[Episode], list[Episode]]
+"""Of an evaluation, before and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One demand, whether it is met, and by what."""
+
+    demand: str
+    met: bool
+    found: str
+
+
+def main() -> None:
+    """Run what is missing, print the tables, exit with 1 if the bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument(
+        "--short", action="store_true", help="a few steps, quoted issues only: has anything been learned?"
+    )
+    parser.add_argument("--json", action="store_true", help="one object on the last line")
+    parser.add_argument("overrides", nargs="*", help="KEY=VALUE, for every run")
+    options = parser.parse_args()
+    name, settings = ("hello-short", SHORT) if options.short else ("hello-bar", FULL)
+    overrides = [*settings, *options.overrides]
+    runs = {seed: finished([f"run.name={name}-{seed}", f"run.seed={seed}", *overrides]) for seed in options.seeds}
+    control = None if options.short else control_run(options.seeds[0], overrides)
+    found = {f"seed {seed}": evaluations(path, path) for seed, path in runs.items()}
+    if len(runs) > 1:
+        found["pooled"] = pooled(list(found.values()))
+    if control is not None:
+        found["more supervised training instead"] = evaluations(runs[options.seeds[0]], control)
+    verdicts = judge_short(found) if options.short else judge(found)
+    print(table(found), "", *(f"{'met   ' if v.met else 'MISSED'} {v.demand}: {v.found}" for v in verdicts), sep="\n")
+    if options.json:
+        print(json.dumps(as_json(found, verdicts)))
+    sys.exit(not all(verdict.met for verdict in verdicts))
+
+
+def control_run(seed: int, overrides: Sequence[str]) -> Path:
+    """An evaluation of the shipped policy after more of its warm start."""
+    config = configs.load("hello", overrides)
+    model = Path(config.run.dir) / "hello-bar-control-model"
+    if not (model / "done").exists():
+        more_warm_start(models.folder(config.model.path), model)
+    also = ["run.steps=0", "eval.after=false", f"model.path={model}"]
+    return finished([f"run.name=hello-bar-control-{seed}", f"run.seed={seed}", *overrides, *also])
+
+
+def more_warm_start(model: Path, out: Path) -> None:
+    """The policy in `model` after one more stage of supervised training, in `out`."""
+    import torch
+    from safetensors.torch import load_file
+
+    torch.set_num_threads(1)
+    done = sum(stage.steps for stage in STAGES)
+    warm = WarmStart(out, stages=(*STAGES, CONTROL))
+    warm.model.load_state_dict({k: t.float() for k, t in load_file(model / "model.safetensors").items()}, strict=False)
+    warm.step = done
+    began = time.process_time()
+    while warm.step < done + CONTROL.steps:
+        loss = warm.train_step()
+        if warm.step % 50 == 0:
+            print(f"control: step {warm.step - done} of {CONTROL.steps}, loss {loss:.3f}", file=sys.stderr)
+    warm.save()
+    (out / "done").write_text(f"{time.process_time() - began:.0f} CPU-s\n")
+
+
+def finished(overrides: Sequence[str]) -> Path:
+    """The folder of a finished run with these settings: one is started, gone on with, or there already."""
+    config = configs.load("hello", overrides)
+    path = Path(config.run.dir) / config.run.name
+    if not (path / "run.json").exists():
+        asyncio.run(stages.run(config))
+        return path
+    config = configs.load(path, overrides)
+    if not _has_ended(path, config):
+        asyncio.run(stages.run(config, resume=True))
+    return path
+
+
+def _has_ended(path: Path, config: Config) -> bool:
+    """Whether the run in `path` is at its end, with `config` as its settings."""
+    last = deque(open_run(path).records(), maxlen=1)
+    return config == configs.load(path) and any(record["type"] == "end" for record in last)
+
+
+def evaluations(first: Path, second: Path) -> dict[str, Episodes]:
+    """Every evaluation of a run, and its shares: before (of `first`), and the last one (of `second`)."""
+    config = configs.load(second)
+    found: dict[str, Episodes] = {}
+    for name in config.eval.each:
+        before = list(open_run(first).episodes(f"{name}-00000"))
+        after = list(open_run(second).episodes(f"{name}-{config.run.steps:05d}"))
+        title = {"eval": "sampled"}.get(name, name)
+        found[title] = before, after
+        for kind in sorted({slice_of(episode.task_id) for episode in before} - {""}):
+            early, late = ([e for e in side if slice_of(e.task_id) == kind] for side in (before, after))
+            found[f"{title}, {kind}"] = early, late
+    return found
+
+
+def pooled(seeds: Sequence[Mapping[str, Episodes]]) -> dict[str, Episodes]:
+    """All seeds as one: a task's mean is over its attempts in all of them."""
+    return {
+        name: ([e for seed in seeds for e in seed[name][0]], [e for seed in seeds for e in seed[name][1]])
+        for name in seeds[0]
+    }
+
+
+def _pool(found: Mapping[str, Mapping[str, Episodes]]) -> Mapping[str, Episodes]:
+    return found.get("pooled") or next(iter(found.values()))
+
+
+def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
+    """The demands, in the order of what they ask for. One seed alone is judged as the pool of itself."""
+    pool = _pool(found)
+    tasks = {episode.task_id for episode in pool["sampled"][0]}
+    functions = {cluster_of(task) for task in tasks}
+    size = f"{len(tasks)} tasks over {len(functions)} functions"
+    verdicts = [Verdict("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
+    change = compare(*pool["sampled"])
+    for name, least in BAR.items():
+        verdicts.append(Verdict(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
+    for seed, evaluated in found.items():
+        if seed.startswith("seed"):
+            own = compare(*evaluated["sampled"])
+            verdicts += [Verdict(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
+    rises = change["tests_per_patch"]
+    verdicts.append(Verdict("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
+    if "greedy" in pool:
+        greedy = compare(*pool["greedy"])["tests"]
+        verdicts.append(Verdict("greedy does not fall", not greedy.below(0), str(greedy)))
+    return verdicts
+
+
+def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
+    """Whether a few steps of all seeds together have improved the policy on held-out tasks at all.
+
+    Passing tests is all or nothing, and its interval after 12 steps is too wide to be asked for more than its middle.
+    """
+    change = compare(*_pool(found)["sampled"])
+    lines, tests = (change[name] for name in BAR)
+    return [
+        Verdict("pooled patch_lines above zero", lines.above(0), str(lines)),
+        Verdict("pooled tests rise", tests.value > 0, str(tests)),
+    ]
+
+
+def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
+    """Markdown: a row per run, evaluation and measure."""
+    lines = ["| run | evaluation | measure | tasks | before | after | change [95 %] |", "|---|---|---|---|---|---|---|"]
+    for run, evaluated in found.items():
+        for evaluation, episodes in evaluated.items():
+            change = compare(*episodes)
+            for measure, pairs in pair(*episodes).items():
+                if measure in SHOWN:
+                    early, late = (sum(side) / len(side) for side in (pairs.before, pairs.after))
+                    cells = [run, evaluation, measure, str(len(pairs.tasks)), f"{early:.3f}", f"{late:.3f}"]
+                    cells.append(change[measure].text("+.3f"))
+                    lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def as_json(found: Mapping[str, Mapping[str, Episodes]], verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Changes by run, evaluation and measure, and the verdicts."""
+    return {
+        "changes": {
+            run: {
+                evaluation: {measure: value._asdict() for measure, value in compare(*episodes).items()}
+                for evaluation, episodes in evaluated.items()
+            }
+            for run, evaluated in found.items()
+        },
+        "verdicts": [{"demand": v.demand, "met": v.met, "found": v.found} for v in verdicts],
+        "met": all(verdict.met for verdict in verdicts),
+    }
+
+
+if __name__ == "__main__":
+    with told():
+        main()

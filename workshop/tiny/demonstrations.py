@@ -1,0 +1,139 @@
+"""Scripted, imperfect demonstrations: explore, read, patch, with the mistakes of somebody in a hurry.
+
+The expert knows the bug, but it repairs only about `Habits.exact` of the exercises: it slips on the right line, edits
+another line, misquotes what it wants to replace, or gives up. A policy that imitates it knows the moves and is
+mediocre at them; learning to repair is left to reinforcement learning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from random import Random
+from typing import Any
+
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise
+from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tokens import Codec
+from workshop.tiny import prompt
+from workshop.tiny.workspace import Workspace
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How often the expert does what. The five endings sum to 1 with `exact`."""
+
+    look_around: float = 0.15
+    """Lists the files first."""
+    skip_reading: float = 0.10
+    """Patches a quoted line without opening the file."""
+    wrong_file: float = 0.05
+    """Opens the checks or a file that is not there first."""
+    exact: float = 0.60
+    slip: float = 0.15
+    """Changes the right line wrongly."""
+    elsewhere: float = 0.10
+    """Changes another line."""
+    misquote: float = 0.07
+    """Replaces text that is not there; every other time it then gives up."""
+    give_up: float = 0.08
+    """Submits without a change."""
+    unchanged: float = 0.0
+    """First replaces the broken line by itself, is told so, and every other time gives up. The mistake is shown but
+    not taught (`row`): a policy makes it by itself, and what it lacks is how to go on."""
+
+
+def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message]:
+    """A whole conversation, system prompt to submission."""
+    workspace = Workspace(exercise.files)
+    messages = prompt.opening(exercise.prompt)
+
+    def call(name: str, **arguments: str) -> None:
+        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        messages.append(
+            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        )
+        messages.append({"role": "tool", "content": workspace.call(name, arguments)})
+
+    def patch(old: str, new: str) -> None:
+        call("apply_patch", file_path=exercise.path, old_content=old, new_content=new)
+
+    if rng.random() < habits.look_around:
+        call("shell", cmd="ls")
+    if rng.random() < habits.wrong_file:
+        call("shell", cmd=f"cat {rng.choice([f'test_{exercise.path}', exercise.path.removesuffix('.py')])}")
+    if not (exercise.quoted and rng.random() < habits.skip_reading):
+        call("shell", cmd=f"cat {exercise.path}")
+    broken, fixed = exercise.broken_line, exercise.fixed_line
+    ending = rng.random()
+    if habits.unchanged and rng.random() < habits.unchanged:
+        patch(broken, broken)
+        ending = 1.0 if rng.random() < 0.5 else ending
+    if ending < habits.exact:
+        patch(broken, fixed)
+    elif (ending := ending - habits.exact) < habits.slip:
+        patch(broken, _slip(exercise, rng))
+    elif (ending := ending - habits.slip) < habits.elsewhere:
+        patch(*another_edit(exercise, rng))
+    elif ending - habits.elsewhere < habits.misquote:
+        patch(_misquote(broken, rng), fixed)
+        if rng.random() < 0.5:
+            patch(broken, fixed)
+    messages.append({"role": "assistant", "content": prompt.DONE})
+    return messages
+
+
+def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+    """Ids of a conversation, and which of them the policy learns to say: exactly what it would sample.
+
+    Not the scaffolding, and not the calls that replaced a text by itself.
+    """
+    rendered = codec.renderer.render(list(messages), tools=prompt.TOOLS)
+    ids, said = list(rendered.token_ids), list(rendered.sampled_mask)
+    opened = codec.encode("\n\n")[0]
+    think = codec.tokenizer.convert_tokens_to_ids("<think>")
+    for index, token in enumerate(ids):
+        if token == think:  # prefilled by the generation prompt: <think> \n\n </think> \n\n
+            assert ids[index + 1] == ids[index + 3] == opened
+            said[index : index + 4] = [False] * 4
+    answers = [b for a, b in pairwise([*messages, {}]) if a["role"] == "assistant"]
+    turns = [[*turn] for own, turn in groupby(range(len(ids)), lambda at: said[at]) if own]
+    for turn, answer in zip(turns, answers, strict=True):
+        if answer.get("content") == prompt.TEXTS.identical:
+            said[turn[0] : turn[-1] + 1] = [False] * len(turn)
+    return ids[:-1], said[:-1]  # the template's newline after the last reply is never reached
+
+
+def _slip(exercise: Exercise, rng: Random) -> str:
+    """The broken line changed in a way that does not repair it."""
+    broken, fixed = exercise.broken_line, exercise.fixed_line
+    return rng.choice([line for line in _edits(exercise, broken) if line != fixed] or [broken + " "])
+
+
+def another_edit(exercise: Exercise, rng: Random) -> tuple[str, str]:
+    """Another line, which occurs once, and a change of it."""
+    source = exercise.files[exercise.path]
+    broken = exercise.broken_line
+    lines = [line.strip() for line in source.splitlines() if line.startswith("    ")]
+    lines = [line for line in lines if line != broken and source.count(line) == 1 and _edits(exercise, line)]
+    line = rng.choice(lines or [broken])
+    return line, rng.choice(_edits(exercise, line) or [line + " "])
+
+
+def _edits(exercise: Exercise, line: str) -> list[str]:
+    """What one-line mutations make of `line` where it stands."""
+    source = exercise.files[exercise.path]
+    number = next(n for n, text in enumerate(source.splitlines(), 1) if text.strip() == line)
+    changed = [m.apply(source).splitlines()[number - 1].strip() for m in mutations(source) if m.line == number]
+    return [text for text in dict.fromkeys(changed) if text != line]
+
+
+def _misquote(line: str, rng: Random) -> str:
+    """`line` with a word lost or doubled."""
+    words = line.split(" ")
+    at = rng.randrange(len(words))
+    return " ".join(words[:at] + words[at + 1 :] if len(words) > 1 and rng.random() < 0.5 else words[: at + 1] * 2)

@@ -1,0 +1,36 @@
+"""``python -m workshop.tiny.junk``: what a random edit in the right file earns, the line that a figure must show.
+
+A reward on which such an edit scores high can rise while nothing is repaired.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from statistics import fmean
+
+from coderepairrl.rewards.edits import PatchEdits
+from coderepairrl.rewards.lines import PatchLines
+from coderepairrl.rewards.similarity import PatchSimilarity
+from coderepairrl.tasks.mutants.source import unified
+from workshop.tiny.demonstrations import another_edit
+from workshop.tiny.warmstart import held_out
+
+
+def junk_edits(count: int = 256, seed: int = 0) -> dict[str, float]:
+    """Mean reward of a one-line edit beside the bug, by reward, over held-out bugs."""
+    rng = Random(f"junk/{seed}")
+    rewards = (PatchSimilarity(), PatchLines(), PatchEdits())
+    scores: dict[str, list[float]] = {reward.name: [] for reward in rewards}
+    for exercise in held_out("test", count, quoted=True):
+        broken = exercise.files[exercise.path]
+        old, new = another_edit(exercise, rng)
+        oracle = unified(exercise.path, broken, exercise.fixed)
+        junk = unified(exercise.path, broken, broken.replace(old, new, 1))
+        for reward in rewards:
+            scores[reward.name].append(reward.compare(oracle, junk, "python"))
+    return {name: round(fmean(values), 4) for name, values in scores.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(junk_edits()))

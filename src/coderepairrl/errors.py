@@ -1,4 +1,4 @@
-"""Errors, named by the boundary at which they arise (DESIGN 4).
+"""Errors, named by the boundary at which they arise.
 
 Two families matter to a reader. A `Fault` is the infrastructure's: it voids an episode, is retried and
 counted, and never becomes a zero reward. Everything else is the user's input or the machine, and ends the
@@ -22,7 +22,7 @@ from coderepairrl.printable import logged, without_login
 
 
 class ExitCode(IntEnum):
-    """What a `crrl` command returns to the shell (DESIGN 7)."""
+    """What a `crrl` command returns to the shell."""
 
     DONE = 0
     RUN_FAILED = 1
@@ -106,13 +106,13 @@ class RunError(CodeRepairError):
 
 
 class HealthGateError(CodeRepairError):
-    """A health gate stopped the run, for example too many void episodes (DESIGN 4)."""
+    """A health gate stopped the run, for example too many void episodes."""
 
     exit_code = ExitCode.HEALTH_GATE
 
 
 class Fault(CodeRepairError):
-    """An infrastructure failure: the episode in which it happens is VOID, never a zero reward (DESIGN 4)."""
+    """An infrastructure failure: the episode in which it happens is VOID, never a zero reward."""
 
     boundary = "unknown"
 

@@ -1,4 +1,4 @@
-"""The five seams of the project on one page (DESIGN 5).
+"""The five seams of the project on one page.
 
 Each has a scripted fake beside its real implementations and an exam, ``crrl check KIND NAME``. A class of your
 own is named by import path in the config (``engine = "mypackage.engines:MyEngine"``) and sits the same exam.

@@ -1,4 +1,4 @@
-"""Implementations by name: shipped ones from a table, a user's own by import path ``module:Class`` (DESIGN 5).
+"""Implementations by name: shipped ones from a table, a user's own by import path ``module:Class``.
 
 Also what every exam answers with, since each seam is examined by name.
 """

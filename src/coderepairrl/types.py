@@ -1,4 +1,4 @@
-"""The nouns of the whole project (DESIGN 4): frozen, typed, and free of torch.
+"""The nouns of the whole project: frozen, typed, and free of torch.
 
 Data flows one way: a `Task` becomes an `Episode` of `Turn`s, an episode earns `Score`s, and the leaves of its
 tree of turns become the `Sample`s that a policy is trained on.
@@ -30,7 +30,7 @@ class Origin(StrEnum):
 class TokenSpan:
     """Token ids with one origin. `logprobs` are there if and only if the policy sampled them.
 
-    A logprob is ``log softmax(logits / T)`` of the sampled token, untruncated (DESIGN 5).
+    A logprob is ``log softmax(logits / T)`` of the sampled token, untruncated.
 
     >>> TokenSpan((5,), Origin.POLICY)
     Traceback (most recent call last):
@@ -72,7 +72,7 @@ class Sampling:
     """How a token is drawn. The run's sampling overrides a client's.
 
     `stop_ids` end a turn in the engine, `stop` strings in the gateway. Training with anything but a bare
-    temperature is refused, since the recorded logprobs would not be those of the trained policy (DESIGN 5).
+    temperature is refused, since the recorded logprobs would not be those of the trained policy.
 
     >>> Sampling().trainable, Sampling(top_p=0.9).trainable, Sampling(temperature=0.0).trainable
     (True, False, False)
@@ -237,7 +237,7 @@ def leaves(turns: Sequence[Turn]) -> Iterator[int]:
 class ToolCall:
     """One tool call of an agent, as it happened.
 
-    `command` is the first words of what ran, for the statistics of REQUIREMENTS A14.
+    `command` is the first words of what ran, for statistics of what agents run.
 
     >>> ToolCall(turn=0, name="shell", arguments='{"cmd": "ls"}', ok=True, output_chars=12, seconds=0.01).ok
     True
@@ -253,7 +253,7 @@ class ToolCall:
 
 
 class Ending(StrEnum):
-    """How an episode ended (DESIGN 4)."""
+    """How an episode ended."""
 
     DONE = "done"
     LIMIT = "limit"
@@ -467,7 +467,7 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an episode may spend, for any agent (REQUIREMENTS A6).
+    """What an episode may spend, for any agent.
 
     `tokens` counts the longest sequence of the episode: prompt, outputs and tool results.
 

@@ -1,4 +1,4 @@
-"""Nano's loop: endings, limits, warnings, history. Each defect of the original (REQUIREMENTS 16) has its test."""
+"""Nano's loop: endings, limits, warnings, history. Each defect of the original has its test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counting what an agent did (REQUIREMENTS A14)."""
+"""Counting what an agent did."""
 
 from __future__ import annotations
 

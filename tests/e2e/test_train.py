@@ -1,4 +1,4 @@
-"""`crrl train` from end to end: the properties of DESIGN 9 that a whole run must have."""
+"""`crrl train` from end to end: the properties that a whole run must have."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_do
 
 
 def test_a_huge_learning_rate_breaks_the_served_model_at_once(project: Project) -> None:
-    """Property 4: the update is live in the engine before the next episode (DESIGN 9.4)."""
+    """Property 4: the update is live in the engine before the next episode."""
     project.train("train.lr=1e3", "train.max_grad_norm=1e9", "run.steps=2", "run.checkpoint_every=1")
     episodes = list(logged_episodes(project.records()))
     surprise = {

@@ -1,4 +1,4 @@
-"""DESIGN 9.1 at the gateway: whatever clients do, ids along a path are ids that the engine had in context."""
+"""Whatever clients do, ids along a path are ids that the engine had in context."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import KIND, group_advantages
 
-WORKED = [0.1, 0.8, 0.3, 0.9, 0.2]  # REQUIREMENTS T3
+WORKED = [0.1, 0.8, 0.3, 0.9, 0.2]  # the thesis's example
 rewards = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
 
 

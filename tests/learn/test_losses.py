@@ -34,7 +34,7 @@ def trained(*, ref=True, seed=0, requires_grad=True):
 
 
 def objective(ratio, advantage):
-    """Piecewise form of the clipped objective (REQUIREMENTS T4)."""
+    """Piecewise form of the clipped objective."""
     if advantage >= 0:
         return min(ratio, 1 + SCALE.eps_high) * advantage
     return max(ratio, 1 - SCALE.eps_low) * advantage
@@ -122,7 +122,7 @@ def test_clipped_ratios_have_no_gradient_and_are_counted(name):
 
 
 def test_gspo_equals_grpo_on_policy():
-    """All ratios are 1: clipping is inert and the gradients agree (REQUIREMENTS 16.16)."""
+    """All ratios are 1: clipping is inert and the gradients agree."""
     gradients = []
     for name in ("gspo", "grpo"):
         t = trained(ref=False)

@@ -180,7 +180,7 @@ def test_the_thesis_values(name: str, requirement: str, key: str, expected: Any)
     [("thesis", "Qwen3-14B", 60), ("thesis-8b", "Qwen3-8B", 60), ("thesis-32b", "Qwen3-32B", 80)],
 )
 def test_the_thesis_models(name: str, model: str, seconds: float) -> None:
-    """REQUIREMENTS T14, G8, A6 (more time for large models), I5 (the server's flags)."""
+    """The thesis's final run: its learner, more time for large models, its server's flags."""
     config = load(name)
     assert (Path(config.model.path).name, config.rollout.seconds) == (model, seconds)
     words = config.engine.options["args"]
@@ -192,7 +192,7 @@ def test_the_thesis_models(name: str, model: str, seconds: float) -> None:
 
 
 def test_the_draft() -> None:
-    """REQUIREMENTS T15, RW5."""
+    """The draft's table of hyper-parameters, and its reward."""
     config = load("draft")
     learn = settings(config)
     episodes = config.rollout.tasks_per_step * config.rollout.group_size

@@ -1,4 +1,4 @@
-"""What an episode may still spend, to the call, the token and the second (REQUIREMENTS A6, A7)."""
+"""What an episode may still spend, to the call, the token and the second."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Budget:
         return self.exhausted() or ("tokens" if self.tokens_left <= 0 else None)
 
     def reply_tokens(self) -> int:
-        """Longest reply to ask for: half of what is left beyond a reserve of a tenth (REQUIREMENTS 15).
+        """Longest reply to ask for: half of what is left beyond a reserve of a tenth.
 
         >>> Budget(Limits(tokens=10_240)).reply_tokens(), Budget(Limits(tokens=1_000)).reply_tokens()
         (4096, 450)

@@ -1,4 +1,4 @@
-"""`command`: any program as an agent, unmodified, inside the sandbox (REQUIREMENTS I2).
+"""`command`: any program as an agent, unmodified, inside the sandbox.
 
 All that such an agent is stands in a `Recipe`: what to install, how to start it, when it is done. The gateway's
 socket, bridged to the sandbox's own loopback, is all that the program reaches.

@@ -1,4 +1,4 @@
-"""`direct`: no scaffold. One request with the issue and some files, one reply with the edits (REQUIREMENTS A1, E3)."""
+"""`direct`: no scaffold. One request with the issue and some files, one reply with the edits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nano: a mission, two tools, hard limits, and nothing else (REQUIREMENTS A2, 15).
+"""Nano: a mission, two tools, hard limits, and nothing else.
 
 The loop asks the model, executes its tool calls, and appends. History is never rewritten, so each request extends the
 previous one token for token. The page ``docs/agents.md`` has the exact semantics.

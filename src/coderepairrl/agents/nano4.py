@@ -1,4 +1,4 @@
-"""`nano4`: Nano with the four tools of the draft (REQUIREMENTS A4): bash, str_replace, view_file and write_file."""
+"""`nano4`: Nano with the four tools of the draft: bash, str_replace, view_file and write_file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Literal search and replace that leaves every byte it was not asked to change (REQUIREMENTS A3, 16.10).
+"""Literal search and replace that leaves every byte it was not asked to change.
 
 Models write ``\\n``. The text is therefore matched with ``\\r\\n`` read as ``\\n``, and every line of the file that the
 patch did not touch gets back the ending that it had, also in files that mix both.

@@ -1,4 +1,4 @@
-"""What an agent did with its tools, counted (REQUIREMENTS A14, V2, V3)."""
+"""What an agent did with its tools, counted."""
 
 from __future__ import annotations
 

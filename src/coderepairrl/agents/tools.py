@@ -1,4 +1,4 @@
-"""Nano's two tools, executed in a sandbox (REQUIREMENTS 15).
+"""Nano's two tools, executed in a sandbox.
 
 A tool never raises for what the model did wrong: that is a textual result with ``ok=False``. What the sandbox does
 wrong is a `SandboxFault` and passes through.

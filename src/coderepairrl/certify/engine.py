@@ -1,4 +1,4 @@
-"""The exam that every engine sits: ``crrl check engine NAME`` (DESIGN 6.4, REQUIREMENTS I7, W1-W7).
+"""The exam that every engine sits: ``crrl check engine NAME``.
 
 It asks what training rests on: that the engine's logprobs are the learner's, that a request's output does not depend on
 its neighbours, and that weights go live when the engine says so, whole, and with nothing left of the old ones.

@@ -1,4 +1,4 @@
-"""Attacks on a sandbox (FINDINGS 5), each tried where nothing stops it, too.
+"""Attacks on a sandbox, each tried where nothing stops it, too.
 
 ``python -m coderepairrl.certify.redteam NAME ...`` prints the table of ``docs/redteam.md``.
 An attack is a function of a `Stage`, and returns whether it succeeded. `Inside` is a sandbox; `Outside`, the positive

@@ -1,4 +1,4 @@
-"""One TOML file, bare ``a.b=c`` overrides, one level of ``extends`` (DESIGN 6.11)."""
+"""One TOML file, bare ``a.b=c`` overrides, one level of ``extends``."""
 
 from __future__ import annotations
 

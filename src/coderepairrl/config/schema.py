@@ -1,4 +1,4 @@
-"""Every setting of a run, typed (DESIGN 6.11). Each field works or is refused; implementations are names.
+"""Every setting of a run, typed. Each field works or is refused; implementations are names.
 
 A section given as a plain string is short for its `name`: `engine=tiny` is `engine.name=tiny`.
 """

@@ -1,4 +1,4 @@
-"""The gateway between agents and the policy (DESIGN 2, REQUIREMENTS 2).
+"""The gateway between agents and the policy.
 
 `server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, and everything behind `Session.admit` is
 the capture core: `tree` finds where a conversation goes on from, `generation` samples, `call` lets connections come

@@ -1,4 +1,4 @@
-"""Judging a patch by the task's checks in a fresh sandbox (F1).
+"""Judging a patch by the task's checks in a fresh sandbox.
 
 `checks` applies, restores and runs; `reports` reads what test runners say of single tests; `witness` sees to it that a
 run in Python cannot end early and be taken for one that passed.

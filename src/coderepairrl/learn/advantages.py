@@ -1,4 +1,4 @@
-"""Rewards of a group of attempts at one task become advantages (REQUIREMENTS T3, T5). Free of torch.
+"""Rewards of a group of attempts at one task become advantages (arXiv 2402.03300, 2503.20783). Free of torch.
 
 `None` stands for a void episode: it has no reward, is no part of the baseline, and gets no advantage.
 """

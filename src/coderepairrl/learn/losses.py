@@ -2,19 +2,19 @@
 
 Each returns its share of the whole batch's loss: denominators (`Scale`) are those of the batch, so gradients of
 micro-batches add up to the gradient of the batch, whatever the split. An episode counts once, however many rows
-its forks make: a row's weight is its share of the episode's trained tokens (DESIGN 5).
+its forks make: a row's weight is its share of the episode's trained tokens.
 
 Shapes: R rows, N trained tokens. With ``r = exp(logp - old)`` per token, advantage ``A`` and
 ``clipped(r) = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)``, over E episodes, those of flat groups included:
 
-- ``grpo``: ``-1/E sum_e 1/|y_e| sum_t clipped(r_t)`` (REQUIREMENTS T3);
-- ``dr_grpo``: ``-1/E sum_e 1/L sum_t clipped(r_t)`` with a constant L (T5);
-- ``gspo``: ``-1/E sum_e sum_rows w_row clipped(s_row)`` with ``s_row = exp(mean_t (logp - old))`` (T8).
+- ``grpo``: ``-1/E sum_e 1/|y_e| sum_t clipped(r_t)`` (arXiv 2402.03300);
+- ``dr_grpo``: ``-1/E sum_e 1/L sum_t clipped(r_t)`` with a constant L (arXiv 2503.20783);
+- ``gspo``: ``-1/E sum_e sum_rows w_row clipped(s_row)`` with ``s_row = exp(mean_t (logp - old))`` (arXiv 2507.18071).
 
 With a correction (`truncated`), ``clipped`` is weighted by learner over engine: each token's, or for GSPO by their mean
 over the row.
 
-The KL term is ``beta`` times the k3 estimator ``exp(ref - logp) - (ref - logp) - 1`` (T9), averaged like the
+The KL term is ``beta`` times the k3 estimator ``exp(ref - logp) - (ref - logp) - 1``, averaged like the
 tokens of that loss. It is not weighted by the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``).
 """
 
@@ -107,19 +107,19 @@ def truncated(
 
 
 def grpo(trained: Trained, scale: Scale) -> Loss:
-    """Token-level ratios, averaged over the tokens of an episode (arXiv 2402.03300; REQUIREMENTS T3, T4)."""
+    """Token-level ratios, averaged over the tokens of an episode (arXiv 2402.03300)."""
     share_N = (trained.weight_R / trained.count_R)[trained.row_N]
     return _token_level(trained, scale, share_N)
 
 
 def dr_grpo(trained: Trained, scale: Scale) -> Loss:
-    """Token-level ratios, summed over a constant: no bias to length (arXiv 2503.20783; REQUIREMENTS T5)."""
+    """Token-level ratios, summed over a constant: no bias to length (arXiv 2503.20783)."""
     share_N = torch.full_like(trained.logp_N, 1 / scale.tokens)
     return _token_level(trained, scale, share_N)
 
 
 def gspo(trained: Trained, scale: Scale) -> Loss:
-    """One length-normalised ratio per row (arXiv 2507.18071; REQUIREMENTS T8)."""
+    """One length-normalised ratio per row (arXiv 2507.18071)."""
     ratio_R = torch.exp(_means(trained.logp_N - trained.old_N, trained.row_N, trained.count_R))
     objective_R, low_R, high_R = _clipped(ratio_R, trained.advantage_R, scale)
     if trained.correction_N is not None:

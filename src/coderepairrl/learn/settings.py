@@ -28,7 +28,7 @@ LOGITS = 1 << 26
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces or gathers at once: 256 MiB in float32."""
 CLIP: dict[Algorithm, tuple[float, float]] = {
-    "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves (REQUIREMENTS T8)
+    "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
 }
@@ -39,7 +39,7 @@ CAP = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Low-rank adapters (arXiv 2106.09685) on linear layers, as in the thesis run (REQUIREMENTS T14).
+    """Low-rank adapters (arXiv 2106.09685) on linear layers, as in the thesis run.
 
     There is no dropout: the engine samples without, so the learner would train on other logprobs than were sampled.
 
@@ -66,7 +66,7 @@ class LoraSettings:
 
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
-    """How the policy is trained. Defaults are those of the thesis run (REQUIREMENTS T14), full weights in fp32.
+    """How the policy is trained. Defaults are those of the thesis run, full weights in fp32.
 
     >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
     ((2e-05, 0.0004), (0.2, 0.28))
@@ -88,7 +88,7 @@ class LearnSettings:
     eps_high: float | None = None
     """The ratio is clipped to ``[1 - eps_low, 1 + eps_high]``; None means the algorithm's own (`CLIP`)."""
     max_completion_tokens: int | None = None
-    """Dr. GRPO's constant denominator per episode (REQUIREMENTS T5); it belongs to that algorithm alone."""
+    """Dr. GRPO's constant denominator per episode; it belongs to that algorithm alone."""
     updates_per_batch: int = 1
     """Passes over each batch (the paper's mu): each makes an optimiser update of every minibatch."""
     minibatches: int = 1

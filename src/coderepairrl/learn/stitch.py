@@ -21,7 +21,7 @@ from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where every sampled token went: ``sampled == trained + masked + dropped``, by reason (DESIGN 6.2).
+    """Where every sampled token went: ``sampled == trained + masked + dropped``, by reason.
 
     A masked token is in a row but not trained, a dropped one is in no row. Accounts add up.
 

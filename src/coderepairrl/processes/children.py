@@ -1,4 +1,4 @@
-"""Child processes that talk in frames: how the controller runs an engine or a learner (DESIGN 3).
+"""Child processes that talk in frames: how the controller runs an engine or a learner.
 
 A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair; what is large goes as pieces, bytes
 behind their number and their lengths. The child is a module run with ``python -m``; it dies with its parent (`child`),

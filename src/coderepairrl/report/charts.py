@@ -11,7 +11,7 @@ from coderepairrl.report.names import spoken
 from coderepairrl.report.plots import Baseline, Panel, Series, compact, ema, strength
 
 OTHER, TOOLS = 0.01, 0.05
-"""Alpha of the EMA for rewards and all else, and for tools (REQUIREMENTS 13)."""
+"""Alpha of the EMA for rewards and all else, and for tools."""
 
 _CROWD = 4
 

@@ -1,4 +1,4 @@
-"""Where the time went (DESIGN 6.8): wall seconds by activity, per step and for the whole run."""
+"""Where the time went: wall seconds by activity, per step and for the whole run."""
 
 from __future__ import annotations
 

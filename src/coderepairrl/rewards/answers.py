@@ -54,7 +54,7 @@ def unfenced(text: str) -> str:
 
 
 class ReasoningFormat(AnswerReward):
-    r"""The tags of a reasoned answer, in [0, 1] (REQUIREMENTS RW8, partial).
+    r"""The tags of a reasoned answer, in [0, 1].
 
     1/4 for each of ``<think>\n``, ``\n</think>\n``, ``\n<answer>\n`` and ``\n</answer>`` that stands there exactly
     once, less 0.001 for each character before the first and behind the last; at least 0.
@@ -92,7 +92,7 @@ class ReasoningFormatStrict(AnswerReward):
 
 
 class Classification(AnswerReward):
-    """1 if the tagged answer is the task's label, else 0 (REQUIREMENTS RW9).
+    """1 if the tagged answer is the task's label, else 0.
 
     The label is the text of the task's reference, for example ``CWE-79``; the answer stands between ``<answer>``
     tags, and is ``N/A`` without them.

@@ -57,7 +57,7 @@ def blocks(text: str) -> list[Block]:
 
 
 class SearchReplaceFormat(AnswerReward):
-    """How well formed the search/replace blocks of the answer are, in [0, 1] (REQUIREMENTS RW6).
+    """How well formed the search/replace blocks of the answer are, in [0, 1].
 
     Of the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without
     a divider; below 0.5 that is it. A single perfect block earns 1. Else less 0.1 for each marker of another length,
@@ -109,14 +109,14 @@ def _in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
 
 
 class SearchReplaceSimilarity(AnswerReward):
-    """How like the reference's blocks those of the answer are, in [0, 1] (REQUIREMENTS RW7).
+    """How like the reference's blocks those of the answer are, in [0, 1].
 
     The shorter list is filled up with empty blocks; each pair scores the mean of the difflib ratios, over lines, of
     its two search parts and of its two replace parts; the reward is the mean over pairs. 0 if the answer has no
     block. The reference is text with such blocks, or a diff, of which each hunk is one block, context included.
 
     Unit: share of matching lines. Source: the original's code, whose reader made references with blank lines empty
-    and then gave 1.0 to garbage (REQUIREMENTS 16.3); the one here does not. Known weaknesses: blocks are compared in
+    and then gave 1.0 to garbage; the one here does not. Known weaknesses: blocks are compared in
     order, and their searched lines count as much as the repair; context earns.
     """
 

@@ -11,8 +11,8 @@ class LengthPenalty:
 
     ``reward = { patch_edits = 1.0, length = 0.01 }`` takes 0.01 for every thousand tokens.
 
-    Unit: thousands of tokens. Source: REQUIREMENTS RW14 (efficiency). Known weakness: saying and trying nothing is
-    cheapest, so a weight that matters beside the reward of a repair teaches to give up.
+    Unit: thousands of tokens. Source: the efficiency term that the thesis proposes as future work. Known weakness:
+    saying and trying nothing is cheapest, so a weight that matters beside the reward of a repair teaches to give up.
     """
 
     name = "length"
@@ -25,8 +25,9 @@ class LengthPenalty:
 class TimePenalty:
     """Minus the minutes that the model's replies and its tools took, in (-inf, 0].
 
-    Unit: minutes. Source: REQUIREMENTS RW14 (efficiency). Known weaknesses: that of `length`; the machine's load
-    counts, so it is not the same twice and differs within a group for reasons that the policy does not have.
+    Unit: minutes. Source: the efficiency term that the thesis proposes as future work. Known weaknesses: that of
+    `length`; the machine's load counts, so it is not the same twice and differs within a group for reasons that the
+    policy does not have.
     """
 
     name = "time"

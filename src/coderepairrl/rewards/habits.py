@@ -70,7 +70,7 @@ def _outputs(episode: Episode) -> list[str]:
 
 
 class TerminalHabits:
-    """Habits of debugging in a shell, in [0, 1] (REQUIREMENTS RW10).
+    """Habits of debugging in a shell, in [0, 1].
 
     0.3 for a successful ``ls`` among the first two commands, 0.4 for rg, grep or find among the first ten, and 0.3
     for sed, head or tail after the first two.
@@ -90,7 +90,7 @@ class TerminalHabits:
 
 
 class ExplorationDepth:
-    """How purposefully a shell was used to look around, in [0, 1] (REQUIREMENTS RW11).
+    """How purposefully a shell was used to look around, in [0, 1].
 
     0.25 if the first successful search of the first ten commands printed a path that a later sed, head or tail reads;
     0.2 times the share of successes among the first six commands, if there are six; without that chain also 0.2 for

@@ -42,8 +42,9 @@ class HybridReward:
 
     Another budget is a class of your own: ``class Half(HybridReward): name, share = "half", 0.5``.
 
-    Unit: mean of a fraction of the change and of 0 or 1. Source: REQUIREMENTS RW14 (hybrid verifier). Known
-    weaknesses: where no tests run, those of `patch_edits`; rewards of tested and untested groups do not compare.
+    Unit: mean of a fraction of the change and of 0 or 1. Source: the hybrid verifier that the thesis proposes as future
+    work. Known weaknesses: where no tests run, those of `patch_edits`; rewards of tested and untested groups do not
+    compare.
     """
 
     name = "hybrid"
@@ -77,8 +78,8 @@ class BuildReward:
     endings (`CHECKERS`). A file of another kind only has to apply, and so does one whose language's program the sandbox
     lacks, unless the reference changes such files, too: then the sandbox is at fault. An empty patch scores 0.
 
-    Unit: 0 or 1. Source: build validation of REQUIREMENTS RW13. Known weaknesses: parses and does not link or check
-    types; any harmless edit earns 1, so use it beside a reward for repair.
+    Unit: 0 or 1. Source: the build validation that the thesis proposes. Known weaknesses: parses and does not link or
+    check types; any harmless edit earns 1, so use it beside a reward for repair.
     """
 
     name = "build"

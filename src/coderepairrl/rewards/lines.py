@@ -49,9 +49,9 @@ class PatchLines(TextReward):
     and 0 where either is empty. The oracle earns 1, in any order of hunks; an edit that shares no changed line
     with it, a no-op and an empty patch earn 0; an edit that replaces the right line by junk earns 1/3 of that line.
 
-    Unit: fraction of the change. Source: this project; REQUIREMENTS 16.1 and 16.2, FINDINGS 1. Known weaknesses:
-    another correct repair earns little; docstrings and comments inside multi-line strings count as code; a line that
-    is merely moved counts as changed; beyond 20,000 line pairs only equal lines count.
+    Unit: fraction of the change. Source: this project, against what context and headers earn in `patch_similarity`.
+    Known weaknesses: another correct repair earns little; docstrings and comments inside multi-line strings count as
+    code; a line that is merely moved counts as changed; beyond 20,000 line pairs only equal lines count.
     """
 
     name = "patch_lines"

@@ -20,7 +20,7 @@ Place = tuple[str, str]
 
 
 class FileMatch(TextReward):
-    """Share of files in common, in [0, 1] (REQUIREMENTS RW4): |F_a & F_g| / max(|F_a|, |F_g|).
+    """Share of files in common, in [0, 1]: |F_a & F_g| / max(|F_a|, |F_g|).
 
     Unit: share of files. Source: the original's code. Known weakness: was hacked in the thesis (right files, worse
     patches: any edit of the right file earns 1). Measure with it (weight 0), do not train on it.
@@ -35,7 +35,7 @@ class FileMatch(TextReward):
 
 
 class NanoSimilarity(TextReward):
-    """The similarity of Nano's own benchmark, in [0, 1] (REQUIREMENTS RW2).
+    """The similarity of Nano's own benchmark, in [0, 1].
 
     As `patch_similarity`, but divided by the oracle's files only, and 1 if both are empty.
 
@@ -55,7 +55,7 @@ class NanoSimilarity(TextReward):
 
 
 class DraftSimilarity(TextReward):
-    """The reward of the thesis's draft, in [0, 1] (REQUIREMENTS RW5).
+    """The reward of the thesis's draft, in [0, 1].
 
     1 if both patches change the same lines; else the difflib ratio of the sequences of changed lines, or, where that
     is less, 0.1 for a right file and another 0.1 for a right function (as the hunks' headings name it); else 0.
@@ -176,7 +176,7 @@ def _enclosing(tree: ast.AST, line: int) -> str:
 
 
 class TestPatchSimilarity:
-    """`patch_similarity` with the change of the tests in place of the oracle, in [0, 1] (REQUIREMENTS RW3).
+    """`patch_similarity` with the change of the tests in place of the oracle, in [0, 1].
 
     That change is the diff of a fresh sandbox in which the files of the task's `Checks.restore` are put in place.
 

@@ -12,7 +12,7 @@ _NAME = re.compile(r"diff --git a/(.*) b/")
 
 
 class PatchSimilarity(TextReward):
-    """Similarity of whole per-file diff texts (REQUIREMENTS RW1), in [0, 1].
+    """Similarity of whole per-file diff texts, in [0, 1].
 
         R = sum over files f of both patches of SM(g_f, a_f) / max(|F_a|, |F_g|)
 
@@ -22,7 +22,7 @@ class PatchSimilarity(TextReward):
     name the last counts. An empty patch scores 0, and so does an empty oracle.
 
     Unit: share of matching characters. Source: the thesis and its code; equal to its published values on real
-    predictions (tests). Known weaknesses (REQUIREMENTS 16.1, 16.2, FINDINGS 1): headers and context dominate, so a
+    predictions (tests). Known weaknesses: headers and context dominate, so a
     blank line in the right file scores 0.14 to 0.19 on average and one beside the right hunk 0.52 to 0.60; blob
     hashes keep a perfect repair below 1.0; autojunk and the order of the arguments move the value; a patch without
     ``diff --git`` lines scores 0.

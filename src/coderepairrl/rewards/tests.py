@@ -20,7 +20,7 @@ TO_INSTALL = (
 
 
 class TestsReward:
-    """1 if all checks pass on the patched repository, else 0 (REQUIREMENTS RW13).
+    """1 if all checks pass on the patched repository, else 0.
 
     The checks run in a fresh sandbox: the workspace at the task's commit, then the patch without what it does to files
     that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`, so that nothing the agent
@@ -115,8 +115,8 @@ class SampledTests(TestsReward):
     (docs/rewards.md) has something to watch. The score is called `tests`. Another budget is a class of your own:
     ``class Half(SampledTests): share = 0.5``.
 
-    Unit: 0 or 1. Source: REQUIREMENTS RW14 (hybrid verifier). Known weaknesses: those of `tests`; paid for, rewards of
-    tested and untested groups do not compare.
+    Unit: 0 or 1. Source: the hybrid verifier that the thesis proposes as future work. Known weaknesses: those of
+    `tests`; paid for, rewards of tested and untested groups do not compare.
     """
 
     share = 0.25

@@ -1,4 +1,4 @@
-"""One attempt at one task: agent, sandbox and gateway meet here, and nowhere else (DESIGN 2, 4)."""
+"""One attempt at one task: agent, sandbox and gateway meet here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Ticket:
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from run seed, phase, step, task and attempt, the same on every machine (DESIGN 5)."""
+    """A 63-bit seed from run seed, phase, step, task and attempt, the same on every machine."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 

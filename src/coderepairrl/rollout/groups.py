@@ -1,4 +1,4 @@
-"""Groups of attempts at the same task, with retries for what the infrastructure spoilt (DESIGN 4)."""
+"""Groups of attempts at the same task, with retries for what the infrastructure spoilt."""
 
 from __future__ import annotations
 

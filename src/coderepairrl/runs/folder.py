@@ -1,4 +1,4 @@
-"""The run folder: the interface between training and everything that reads it (DESIGN 6.12).
+"""The run folder: the interface between training and everything that reads it.
 
 config.toml        what was asked for, resolved
 run.json           schema, versions, commit, machine

@@ -1,4 +1,4 @@
-"""The append-only log of a run: one JSON object a line, one writer (DESIGN 6.9).
+"""The append-only log of a run: one JSON object a line, one writer.
 
 A record is in the operating system's hands before `append` returns, so killing any of our processes loses
 nothing, and on the disk after `sync`, which the loop calls once a step. A line torn by a crash can only be the

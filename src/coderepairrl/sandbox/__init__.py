@@ -1,4 +1,4 @@
-"""Workspaces in isolation (DESIGN 6): `make` a backend by name, `open` a task on it, take the `diff`."""
+"""Workspaces in isolation: `make` a backend by name, `open` a task on it, take the `diff`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bwrap`: unprivileged bubblewrap (DESIGN 6, FINDINGS 5).
+"""`bwrap`: unprivileged bubblewrap.
 
 Layers, each with a probe in ``tests/sandbox`` that fails where the layer is missing:
 
@@ -69,7 +69,7 @@ class Bubblewrap(GuestBackend):
 
     `binds` are further host paths to show read-only (a tool chain under ``/opt``, say, and none where a sandbox has its
     own: `_OWN`), `env` variables for every command; `commands`, if given, are the only programs there are beside
-    ``bash`` (REQUIREMENTS A9); `copy` workspaces of any size, where large ones would be overlays; the rest are the
+    ``bash``; `copy` workspaces of any size, where large ones would be overlays; the rest are the
     fields of `ResourceLimits`. Prerequisites are checked when first opened.
 
     An allow-list makes a task look like another tool set. It is no further wall: the guest's interpreter has to exist,

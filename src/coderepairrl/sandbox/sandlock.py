@@ -1,4 +1,4 @@
-"""`sandlock`: Landlock and a supervisor of system calls, where user namespaces are blocked (DESIGN 6, FINDINGS 5).
+"""`sandlock`: Landlock and a supervisor of system calls, where user namespaces are blocked.
 
 PyPI ``sandlock`` on Linux 6.12 or later (Landlock ABI 6). Layers, each with a probe in ``tests/sandbox``:
 

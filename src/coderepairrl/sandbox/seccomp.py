@@ -1,4 +1,4 @@
-"""A seccomp filter, assembled by hand: what namespaces, or their absence, leave open (FINDINGS 5) is closed here.
+"""A seccomp filter, assembled by hand: what namespaces, or their absence, leave open is closed here.
 
 Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; x86_64 and aarch64, both little
 endian. An allow-list would break compilers and interpreters of the many languages that tasks are written in, so

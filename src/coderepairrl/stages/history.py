@@ -1,4 +1,4 @@
-"""What a log says has happened, so that a run continues where it stopped (DESIGN 6.9)."""
+"""What a log says has happened, so that a run continues where it stopped."""
 
 from __future__ import annotations
 

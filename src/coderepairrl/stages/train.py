@@ -1,4 +1,4 @@
-"""The whole loop on one page (DESIGN 2): tasks -> episodes -> rewards -> advantages -> update -> weights live."""
+"""The whole loop on one page: tasks -> episodes -> rewards -> advantages -> update -> weights live."""
 
 from __future__ import annotations
 

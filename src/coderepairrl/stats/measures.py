@@ -1,4 +1,4 @@
-"""What is measured of an episode, and how episodes become numbers with intervals (REQUIREMENTS E2, E6).
+"""What is measured of an episode, and how episodes become numbers with intervals.
 
 An episode void after all retries is not measured but counted: an infrastructure fault says nothing of a policy.
 """
@@ -21,7 +21,7 @@ def measures(episode: Episode) -> dict[str, float]:
     """Numbers of one episode; a ratio that is undefined for it (no tool call, no patch) is absent.
 
     ``reward`` is the weighted sum; every score appears under its own name, and as ``NAME_per_patch`` for
-    episodes with a patch, because a rising mean may come from fewer empty patches alone (FINDINGS 1).
+    episodes with a patch, because a rising mean may come from fewer empty patches alone.
     """
     calls = episode.tool_calls
     empty = not episode.patch.strip()

@@ -1,4 +1,4 @@
-"""Tasks: repositories with a bug (F2, docs/tasks.md).
+"""Tasks: repositories with a bug (docs/tasks.md).
 
     >>> len(list(make("handmade"))) >= 6
     True

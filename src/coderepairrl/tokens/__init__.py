@@ -1,4 +1,4 @@
-"""Messages to token ids and back: the only package that loads tokenizers and `renderers` (DESIGN 3).
+"""Messages to token ids and back: the only package that loads tokenizers and `renderers`.
 
 It loads neither torch nor transformers.
 """

@@ -45,7 +45,7 @@ class Origin(NamedTuple):
 
 
 class Codec:
-    """Writes prompts and reads replies, exactly (DESIGN 6.2).
+    """Writes prompts and reads replies, exactly.
 
     `renderer` is an object of the package `renderers` over `tokenizer`, and `writer` the same over `Later`. Ids are
     ints below `vocab_size`; `context` is the longest sequence that the model was made for.
@@ -181,7 +181,7 @@ class Codec:
         return self.tokenizer.decode(ids)
 
     def verify(self) -> tuple[str, ...]:
-        """Check at start-up that this tokenizer extends exactly (DESIGN 6.2): what does not; see `tokens.verify`."""
+        """Check at start-up that this tokenizer extends exactly: what does not; see `tokens.verify`."""
         return self.examine().forks
 
     def examine(self) -> Findings:

@@ -1,9 +1,9 @@
 """A byte-level tokenizer in which the text of a special token can be made inert.
 
-Whoever writes ``<|im_end|>`` into an issue, a file or a tool result must not be able to end a message with it
-(DESIGN 5). `guard` breaks the text of every added token with a sentinel; `InertTokenizer.encode`, which
-`renderers` calls on strings that mix its own structure with guarded text, joins it again *after* the
-structure was found. Text without the look of a special token takes the ordinary path, unchanged.
+Whoever writes ``<|im_end|>`` into an issue, a file or a tool result must not be able to end a message with it. `guard`
+breaks the text of every added token with a sentinel; `InertTokenizer.encode`, which `renderers` calls on strings that
+mix its own structure with guarded text, joins it again *after* the structure was found. Text without the look of a
+special token takes the ordinary path, unchanged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the host may do and no agent: sessions, their turns, weights. HTTP on a socket of its own (DESIGN 5)."""
+"""What the host may do and no agent: sessions, their turns, weights. HTTP on a socket of its own."""
 
 from __future__ import annotations
 

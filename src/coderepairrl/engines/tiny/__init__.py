@@ -1,4 +1,4 @@
-"""The tiny engine: a small Qwen3 served exactly, on one CPU thread (DESIGN 6.4)."""
+"""The tiny engine: a small Qwen3 served exactly, on one CPU thread."""
 
 from coderepairrl.engines.tiny.client import TinyEngine
 

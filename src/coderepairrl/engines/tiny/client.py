@@ -46,7 +46,7 @@ class _Stream:
 
 
 class TinyEngine:
-    """Continuous batching on one CPU thread, in a child process of its own (DESIGN 6.4, REQUIREMENTS I1, I7).
+    """Continuous batching on one CPU thread, in a child process of its own.
 
     A request's tokens depend on the weights, its ids, its sampling and its seed, and on nothing else that is going on,
     to the last bit (`coderepairrl.engines.tiny.model` says on which machines). Serves dense Qwen3 in fp32. Logprobs are

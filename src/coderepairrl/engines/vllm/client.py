@@ -53,7 +53,7 @@ class _Stream:
 
 
 class VllmEngine:
-    """A vLLM server, started and supervised or joined by URL (DESIGN 6.4, 6.5, REQUIREMENTS I1-I7, W1-W7).
+    """A vLLM server, started and supervised or joined by URL.
 
     Logprobs are those of `Sampling`'s definition unless top-p, top-k or min-p cut the distribution: vLLM then gives
     those of what is left, which only evaluation uses. Full weights replace the model's in place while requests are

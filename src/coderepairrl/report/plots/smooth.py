@@ -1,4 +1,4 @@
-"""The smoothing rule of all curves (REQUIREMENTS 13)."""
+"""The smoothing rule of all curves."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the programs of others do to tokens: the table of docs/agents.md, from one small repair by each.
+"""What the programs of others do to tokens: the table of docs/guides/agents.md, from one small repair by each.
 
     python benchmarks/agents.py [--outside] [NAME | RECIPE.toml ...]
 
-Every installed program is asked unless some are named, one at a time, at the limits that docs/agents.md recommends. The
-engine says what a script tells it to, in no time: the seconds, by the clock and of processors, are those of the program
-and its sandbox. With --outside there is none (sandbox=unsafe-local), to compare; edits by a path in /workspace fail
-there.
+Every installed program is asked unless some are named, one at a time, at the limits that docs/guides/agents.md
+recommends. The engine says what a script tells it to, in no time: the seconds, by the clock and of processors, are
+those of the program and its sandbox. With --outside there is none (sandbox=unsafe-local), to compare; edits by a path
+in /workspace fail there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/bin/bash
-# An array of evaluations, one for each line of a file: a model's folder, such as RUN/checkpoints/00010 (docs/cluster.md).
+# An array of evaluations, one for each line of a file: a model's folder, such as RUN/checkpoints/00010 (docs/guides/cluster.md).
 #
 #     sbatch --array=1-"$(wc -l <models.txt)" scripts/slurm/evaluate.sh models.txt CONFIG [KEY=VALUE]...
 #

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Two nodes: the first trains and runs the agents, the second serves the policy with all its GPUs (docs/cluster.md).
+# Two nodes: the first trains and runs the agents, the second serves the policy with all its GPUs (docs/guides/cluster.md).
 #
 #     MODEL=/shared/models/Qwen3-14B VLLM_ARGS="--tensor-parallel-size 4 --enable-lora --max-lora-rank 32" \
 #         sbatch --export=ALL scripts/slurm/nodes.sh CONFIG train.processes=4 train.devices=[0,1,2,3] [KEY=VALUE]...

@@ -1,5 +1,5 @@
 #!/bin/bash
-# One node: gateway, engine, learner and agents' workers, started by one command (docs/cluster.md).
+# One node: gateway, engine, learner and agents' workers, started by one command (docs/guides/cluster.md).
 #
 #     sbatch scripts/slurm/train.sh CONFIG engine.devices=[0] train.devices=[1,2] train.processes=2 [KEY=VALUE]...
 #

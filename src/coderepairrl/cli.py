@@ -35,7 +35,9 @@ app = typer.Typer(
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/config.md")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/reference/config.md")
+]
 Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example path=tasks.jsonl")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
@@ -96,7 +98,7 @@ def fix(
     issue: Annotated[Path, typer.Option(help="a file that says what is wrong")],
     model: Annotated[str, typer.Option(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
-    agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/agents.md")] = None,
+    agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/guides/agents.md")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,
     model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
     key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
@@ -144,7 +146,7 @@ def serve(
     key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
     as_json: Json = False,
 ) -> None:
-    """The gateway alone, for a trainer of your own: sessions for agents, their turns as JSON (docs/serve.md)."""
+    """The gateway alone, for a trainer of your own: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
     from coderepairrl.apps import serve as served
 
     if admin is not None and admin_port is not None:
@@ -332,7 +334,7 @@ def data_verify(
 
 @data.command("audit")
 def data_audit(
-    file: Annotated[Path, typer.Argument(help="patches with test outcomes, as JSON lines (docs/rewards.md)")],
+    file: Annotated[Path, typer.Argument(help="patches with test outcomes, as JSON lines (docs/guides/rewards.md)")],
     reward: Annotated[list[str] | None, typer.Option(help="a reward that compares diffs; may be repeated")] = None,
     figure: Annotated[Path | None, typer.Option(help="write an SVG of ranking against what junk earns")] = None,
     as_json: Json = False,
@@ -350,7 +352,7 @@ def data_audit(
 @data.command("export")
 def data_export(
     source: Source,
-    file: Annotated[Path, typer.Argument(help="the file to write, in the schema of docs/tasks.md")],
+    file: Annotated[Path, typer.Argument(help="the file to write, in the schema of docs/guides/tasks.md")],
     options: Options = None,
     as_json: Json = False,
 ) -> None:

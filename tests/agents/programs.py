@@ -45,7 +45,7 @@ diff --git a/calc/add.py b/calc/add.py
 
 
 RECOMMENDED = Limits(calls=30, tokens=32_768, seconds=300.0, turn_tokens=4096)
-"""Those of docs/agents.md, at which some programs work in other ways than without any."""
+"""Those of docs/guides/agents.md, at which some programs work in other ways than without any."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def test_a_shipped_config_is_extended_whatever_it_is_built_on(tmp_path: Path) ->
     [
         ("train.lrr=1", "unknown key 'train.lrr'", "'train.lr'"),
         ("trian.lr=1", "unknown key 'trian'", "'train'"),
-        ("learning_rate=1", "unknown key 'learning_rate'", "docs/config.md"),
+        ("learning_rate=1", "unknown key 'learning_rate'", "docs/reference/config.md"),
         ("group_size=4", "unknown key 'group_size'", "'rollout.group_size'"),
         ("train.algorithm=ppo2", "train.algorithm", ""),
         ("train.eps_low=1.0", "train.eps_low: Input should be less than 1", ""),
@@ -143,14 +143,14 @@ def test_every_shipped_config_parses(name: str) -> None:
 
 
 def test_the_reference_is_current() -> None:
-    written = Path(__file__).parents[2] / "docs" / "config.md"
-    assert written.read_text() == reference(), "run: python -m coderepairrl.config.reference > docs/config.md"
+    written = Path(__file__).parents[2] / "docs" / "reference" / "config.md"
+    assert written.read_text() == reference(), "run: python -m coderepairrl.config.reference > docs/reference/config.md"
 
 
 def test_settings_in_the_documentation_exist(tmp_path: Path) -> None:
     """Every TOML block that is a configuration, not an agent's recipe, can be loaded."""
     root = Path(__file__).parents[2]
-    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     blocks = [block for page in pages for block in re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL)]
     configurations = [block for block in blocks if tomllib.loads(block).keys() <= Config.model_fields.keys()]
     assert len(configurations) >= 5

@@ -105,7 +105,7 @@ def test_a_preset_is_a_run(
 def test_the_documented_plan_is_the_plan(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
     shown, refused = page.partition("$ crrl train thesis --dry-run\n...\n")[2].partition("\n```")[0].split("\n\n$ ")
     command, _, said = refused.partition("\n")
     assert crrl(monkeypatch, "train", "thesis", "--dry-run") == 0

@@ -30,7 +30,7 @@ from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHOWN, Served, Start, command
 
-DOCS = Path(__file__).parents[2] / "docs" / "serve.md"
+DOCS = Path(__file__).parents[2] / "docs" / "guides" / "serve.md"
 ASK: Any = [{"role": "user", "content": "Repair it."}]
 KEY = "sk-very-secret-key"
 
@@ -139,7 +139,7 @@ def test_bad_requests_of_the_host_are_told_where(tiny: Served, body: bytes, word
     answer = tiny.host.post("/sessions", content=body)
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
-    assert "docs/serve.md" in answer.json()["error"]["fix"]
+    assert "docs/guides/serve.md" in answer.json()["error"]["fix"]
 
 
 def test_the_hosts_api_is_the_hosts(tiny: Served) -> None:

@@ -10,7 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["rewards.md", "tasks.md"])
+@pytest.mark.parametrize("page", ["guides/rewards.md", "guides/tasks.md"])
 def test_examples(page: str) -> None:
     result = doctest.testfile(str(DOCS / page), module_relative=False, optionflags=doctest.ELLIPSIS)
     assert result.attempted >= 5

@@ -267,7 +267,7 @@ class TestRefusedAtTheDoor:
 @EVERY
 def test_the_page_says_what_is_tested(name: str) -> None:
     family = FAMILIES[name]
-    page = Path(__file__).parents[2] / "docs" / "models.md"
+    page = Path(__file__).parents[2] / "docs" / "guides" / "models.md"
     switch, refused = "on or off" if family.thinks else "none", "; ".join(family.refused) or "-"
     names = " | ".join(f"`{each}`" for each in (family.model_type, family.renderer, family.format))
     row = f"| {name} | {names} | {switch} | {', '.join(family.engines)} | {refused} |"

@@ -20,7 +20,7 @@ PLACEHOLDERS = (
     "base_url", "root_url", "api_key", "model", "prompt", "prompt_file", "home", "workdir", "install",
     "calls", "tokens", "turn_tokens", "seconds",
 )  # fmt: skip
-"""What is filled in where a recipe says ``{name}``; docs/agents.md has what each means."""
+"""What is filled in where a recipe says ``{name}``; docs/guides/agents.md has what each means."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Attacks on a sandbox, each tried where nothing stops it, too.
 
-``python -m coderepairrl.certify.redteam NAME ...`` prints the table of ``docs/redteam.md``.
+``python -m coderepairrl.certify.redteam NAME ...`` prints the table of ``docs/measurements/redteam.md``.
 An attack is a function of a `Stage`, and returns whether it succeeded. `Inside` is a sandbox; `Outside`, the positive
 control, is a plain process of the same user in a plain clone. A probe that does not succeed there proves nothing.
 What an attack gained is a word that it cannot know otherwise, a file on the host, or a lie that we believed.

@@ -51,7 +51,7 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
     """`data` as a `Config`. It came from `where`, but for what `overrides` set. Raises `ConfigError`."""
     for key, nearest in _unknown(data, Config):
-        fix = f"did you mean {nearest!r}?" if nearest else "see docs/config.md for the known keys"
+        fix = f"did you mean {nearest!r}?" if nearest else "see docs/reference/config.md for the known keys"
         raise ConfigError(f"{_origin(key, where, overrides)}: unknown key {key!r}", fix=fix)
     try:
         return Config.model_validate(data)
@@ -62,7 +62,7 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
             origin = _origin(key or what, where, overrides)
             found.setdefault(origin, []).append(f"{key}: {what}" if key else what)
         lines = (f"{origin}: {'; '.join(messages)}" for origin, messages in found.items())
-        raise ConfigError("; ".join(lines), fix="see docs/config.md") from None
+        raise ConfigError("; ".join(lines), fix="see docs/reference/config.md") from None
 
 
 def of_run(data: dict[str, Any], where: str) -> Config:

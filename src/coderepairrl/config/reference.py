@@ -1,4 +1,7 @@
-"""docs/config.md, written from the schema: ``python -m coderepairrl.config.reference > docs/config.md``."""
+"""docs/reference/config.md, written from the schema.
+
+``python -m coderepairrl.config.reference > docs/reference/config.md`` writes it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from coderepairrl.config.schema import Config
 
 _HEAD = """# Configuration
 
-<!-- Written by `python -m coderepairrl.config.reference > docs/config.md`; a test keeps it current. -->
+<!-- Written by `python -m coderepairrl.config.reference > docs/reference/config.md`; a test keeps it current. -->
 
 One TOML file with the sections below. Everything can be overridden on the command line as `KEY=VALUE`
 (`train.lr=3e-6`, `engine=tiny`, `reward={patch_edits=0.6,tests=0.4}`); `extends = "other.toml"` starts from another

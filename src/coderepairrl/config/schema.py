@@ -24,7 +24,7 @@ GateName = Literal["skipped", "nothing_sampled", "zero_reward", "no_gradient", "
 
 class Health(Section):
     """Health gates: what is wrong with each of several steps in a row is warned of after half of them, and stops the
-    run (exit code 4, resumable) after all of them (docs/training.md)."""
+    run (exit code 4, resumable) after all of them (docs/guides/training.md)."""
 
     action: Literal["stop", "warn"] = "stop"
     """`warn` stops nothing."""
@@ -68,8 +68,8 @@ class Run(Section):
     void_limit: float = Field(default=0.5, gt=0, le=1)
     """Stop (exit code 4) when more than this fraction of a step's episodes is void after all retries."""
     over_optimisation: Literal["warn", "stop", "off"] = "warn"
-    """What to do when the reward rises while tests passed per patch fall (docs/rewards.md), where tests are measured:
-    say so, or also stop (exit code 4)."""
+    """What to do when the reward rises while tests passed per patch fall (docs/guides/rewards.md), where tests are
+    measured: say so, or also stop (exit code 4)."""
     health: Health = Health()
     """When a run that does not learn, or not soundly, is warned of and stopped."""
     retries: int = Field(default=2, ge=0)
@@ -100,13 +100,14 @@ class Tasks(Section):
     split: str = "train"
     """Tasks of this split are trained on."""
     verify: bool = True
-    """Before the first step, ask every reward that measures repair about references, in the sandbox (docs/rewards.md):
-    all up to 50, else 3 of each environment. One that earns less than 1 is refused, and so is a patch without effect
-    that earns more than 0. What held is remembered until task, checks, sandbox or packages change."""
+    """Before the first step, ask every reward that measures repair about references, in the sandbox
+    (docs/guides/rewards.md): all up to 50, else 3 of each environment. One that earns less than 1 is refused, and so is
+    a patch without effect that earns more than 0. What held is remembered until task, checks, sandbox or packages
+    change."""
     verified_references: int = Field(default=0, ge=0)
     """So many repairs of the policy's own that passed a task's checks in earlier steps become further references of the
-    task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/rewards.md). Needs checks to be run:
-    `reward.tests=0` at least."""
+    task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/guides/rewards.md). Needs checks to
+    be run: `reward.tests=0` at least."""
 
 
 class Agent(Section):
@@ -115,7 +116,7 @@ class Agent(Section):
     name: str = "nano"
     """An agent of `crrl agents list`, a recipe file, or `module:Class`."""
     options: dict[str, Any] = {}
-    """Passed to the agent: see docs/agents.md."""
+    """Passed to the agent: see docs/guides/agents.md."""
 
 
 class Sandbox(Section):
@@ -132,11 +133,12 @@ class Engine(Section):
     """Who samples."""
 
     name: str = "tiny"
-    """An inference engine: `tiny` (CPU, embedded), `vllm`, or `module:Class` (docs/engines.md)."""
+    """An inference engine: `tiny` (CPU, embedded), `vllm`, or `module:Class` (docs/guides/engines.md)."""
     options: dict[str, Any] = {}
     """Passed to the engine, for example `lora_rank`."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs that a server of ours sees, counted among those that `crrl` sees; empty is all of them (docs/cluster.md)."""
+    """GPUs that a server of ours sees, counted among those that `crrl` sees; empty is all of them
+    (docs/guides/cluster.md)."""
     share_devices: bool = False
     """Let engine and learner have the same GPUs. Neither makes room for the other: limit the engine's memory."""
     weights: Literal["file", "gloo", "ipc", "nccl"] = "file"
@@ -169,10 +171,10 @@ class Rollout(Section):
     """Tokens of one reply."""
     history_policy: Literal["splice", "honor"] = "splice"
     """What the policy sees of its own replies: the tokens it sampled, wherever a client repeats their text, or the
-    conversation as the client sent it, rendered anew at each call (docs/gateway.md)."""
+    conversation as the client sent it, rendered anew at each call (docs/reference/gateway.md)."""
     side_calls: Literal["mask", "tools", "train"] | None = None
     """Which calls beside the agent's main conversation are trained: none (`mask`), those that were given tools
-    (`tools`), all (`train`). Unset is what the agent's recipe says (docs/agents.md)."""
+    (`tools`), all (`train`). Unset is what the agent's recipe says (docs/guides/agents.md)."""
 
 
 class Gateway(Section):
@@ -180,7 +182,7 @@ class Gateway(Section):
 
     accept: tuple[str, ...] = ()
     """Names of models that agents may ask for beside `policy`; empty allows every name. The policy replies under any
-    of them, and each turn has the name that was asked for (docs/gateway.md)."""
+    of them, and each turn has the name that was asked for (docs/reference/gateway.md)."""
 
 
 class Lora(Section):
@@ -257,7 +259,7 @@ class Train(Section):
     processes: int = Field(default=1, ge=1)
     """Learner processes on this machine, one per device, that share each batch."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/cluster.md)."""
+    """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/guides/cluster.md)."""
     patience: float = Field(default=3600.0, gt=0)
     """Seconds that the learner may take for one step, or to send or save weights: after that it is taken for hung,
     killed and restarted (run.retries)."""
@@ -267,7 +269,7 @@ class Train(Section):
 
 
 class Gpu(Section):
-    """What each GPU is taken to be by the plan of `--dry-run` (docs/training.md). Nothing else depends on it."""
+    """What each GPU is taken to be by the plan of `--dry-run` (docs/guides/training.md). Nothing else depends on it."""
 
     memory_gb: float = Field(default=0.0, ge=0)
     """GB (10^9 bytes) of memory; 0 asks the driver. Where neither says it, nothing is refused."""
@@ -349,7 +351,7 @@ Short = BeforeValidator(_short)
 
 
 class Config(Section):
-    """A whole run. See docs/config.md."""
+    """A whole run. See docs/reference/config.md."""
 
     run: Run
     model: Model = Model()

@@ -7,7 +7,8 @@ and go.
 How an episode's limits end, as the clients of each dialect understand it: a request beyond ``calls + 2`` model calls
 or after `Limits.seconds` is answered with status 400 and code ``episode_limit_reached``, a conversation longer than
 `Limits.tokens` or the engine's context with 400 and ``context_length_exceeded``. A reply that a limit cuts short ends
-as one that is too long does. No error is retried by the SDKs (``x-should-retry: false``). See docs/gateway.md.
+as one that is too long does. No error is retried by the SDKs (``x-should-retry: false``). See
+docs/reference/gateway.md.
 """
 
 from __future__ import annotations

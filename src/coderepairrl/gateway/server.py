@@ -289,7 +289,7 @@ class Server:
 
 
 class Gateway(Server):
-    """The server in front of the policy; `history_policy` is docs/gateway.md's."""
+    """The server in front of the policy; `history_policy` is docs/reference/gateway.md's."""
 
     source: Policy
 

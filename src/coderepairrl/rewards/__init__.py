@@ -1,4 +1,4 @@
-"""Rewards: what an episode's patch is worth (docs/rewards.md).
+"""Rewards: what an episode's patch is worth (docs/guides/rewards.md).
 
     >>> [(reward.name, weight) for reward, weight in make({"patch_edits": 0.6, "tests": 0.4})]
     [('patch_edits', 0.6), ('tests', 0.4)]

@@ -51,8 +51,8 @@ class PatchEdits(TextReward):
     earns nothing either.
 
     Unit: fraction of the change. Source: this project; chosen by cross-validation over issues on real predictions
-    with known test outcomes (docs/rewards.md). Known weaknesses: another correct repair earns little; what is typed
-    but never runs (a copy of the repair below ``if False:`` or in a string) earns about half: only tests know;
+    with known test outcomes (docs/guides/rewards.md). Known weaknesses: another correct repair earns little; what is
+    typed but never runs (a copy of the repair below ``if False:`` or in a string) earns about half: only tests know;
     lines are placed by the old file, so a repair elsewhere in the file earns nothing; docstrings count as code.
     """
 

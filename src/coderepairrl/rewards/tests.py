@@ -13,8 +13,8 @@ from coderepairrl.types import Episode, Score, Task
 
 TO_INSTALL = (
     "install it where sandboxes see it, or show them its folder: sandbox.options.binds, and "
-    "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/tasks.md, On the command line); in a container, take "
-    "an image that has it: sandbox.options.image"
+    "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/guides/tasks.md, On the command line); in a "
+    "container, take an image that has it: sandbox.options.image"
 )
 """What helps where a sandbox lacks what checks need."""
 
@@ -112,7 +112,7 @@ class SampledTests(TestsReward):
     """`tests` for one group of attempts in four, drawn by a hash of its name; no score for the others.
 
     Meant for weight 0: what patches repair is measured at a quarter of the cost, and the over-optimisation alarm
-    (docs/rewards.md) has something to watch. The score is called `tests`. Another budget is a class of your own:
+    (docs/guides/rewards.md) has something to watch. The score is called `tests`. Another budget is a class of your own:
     ``class Half(SampledTests): share = 0.5``.
 
     Unit: 0 or 1. Source: the hybrid verifier that the thesis proposes as future work. Known weaknesses: those of

@@ -41,7 +41,7 @@ WEAKER = (
     "nothing inside can listen, /tmp and /dev/shm are refused, threads and disk are not counted"
 )
 """What a user of `sandlock` must know; its module says more."""
-REFUSES = "inside, nothing can listen or use /tmp (docs/sandbox.md)"
+REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
 """What of that a program may run into."""
 
 

@@ -1,7 +1,7 @@
 """The over-optimisation alarm: is the paid reward rising while patches repair less?
 
-A policy may find what a similarity reward pays for and tests do not (docs/rewards.md). So where tests are measured
-(`reward.tests=0`, or `reward.sampled_tests=0` for a quarter of the groups) the two are compared along the run.
+A policy may find what a similarity reward pays for and tests do not (docs/guides/rewards.md). So where tests are
+measured (`reward.tests=0`, or `reward.sampled_tests=0` for a quarter of the groups) the two are compared along the run.
 
 At every `EVERY`-th step the newer half of all steps, but at least `WINDOW`, is looked at, and in it the tested attempts
 that are not empty (a rising mean may come from fewer empty patches alone). For a measure x, reward or tests passed, of

@@ -1,4 +1,4 @@
-"""Tasks: repositories with a bug (docs/tasks.md).
+"""Tasks: repositories with a bug (docs/guides/tasks.md).
 
     >>> len(list(make("handmade"))) >= 6
     True

@@ -1,4 +1,4 @@
-"""`jsonl`: anybody's tasks, one JSON object per line (schema in docs/tasks.md)."""
+"""`jsonl`: anybody's tasks, one JSON object per line (schema in docs/guides/tasks.md)."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class JsonlSource:
 
     def _select(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
         if not tasks:
-            raise TaskError(f"{self.path} has no tasks", fix="write one JSON object per line (docs/tasks.md)")
+            raise TaskError(f"{self.path} has no tasks", fix="write one JSON object per line (docs/guides/tasks.md)")
         chosen = tuple(task for task in tasks if self.split in (None, task.split))
         if not chosen:
             splits = sorted({task.split for task in tasks})
@@ -253,7 +253,7 @@ def _explain(error: ValidationError, where: str) -> TaskError:
         model = _Command if len(path) > 2 else model
         return TaskError(f"{where}: unknown field {field!r}", fix=nearest(str(path[-1]), model.model_fields))
     message = first["msg"].removeprefix("Value error, ")
-    return TaskError(f"{where}: {field}: {message}", fix=_FIXES.get(first["type"], "see docs/tasks.md"))
+    return TaskError(f"{where}: {field}: {message}", fix=_FIXES.get(first["type"], "see docs/guides/tasks.md"))
 
 
 def _task(record: _Task, path: Path, where: str) -> Task:

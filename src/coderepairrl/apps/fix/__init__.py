@@ -1,4 +1,4 @@
-"""``crrl fix``: a trained model, or any other, on a repository of the user's own (docs/fix.md)."""
+"""``crrl fix``: a trained model, or any other, on a repository of the user's own (docs/guides/fix.md)."""
 
 from coderepairrl.apps.fix.command import DEFAULTS, USED, Fixed, fix
 from coderepairrl.apps.fix.repository import Repository, apply, open_repository, read_issue

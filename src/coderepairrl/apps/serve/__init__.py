@@ -1,4 +1,4 @@
-"""``crrl serve``: a model behind the gateway, for anybody's agents and anybody's trainer (docs/serve.md)."""
+"""``crrl serve``: a model behind the gateway, for anybody's agents and anybody's trainer (docs/guides/serve.md)."""
 
 from coderepairrl.apps.serve.command import DEFAULTS, USED, Places, serve
 from coderepairrl.apps.serve.model import Choice, choose, relayed, replying

@@ -181,5 +181,5 @@ async def _body(request: web.Request, model: type[Model]) -> Model:
             400,
             "invalid_value",
             f"{where}: {first['msg']}" if where else first["msg"],
-            "what may be sent is in docs/serve.md",
+            "what may be sent is in docs/guides/serve.md",
         ) from error

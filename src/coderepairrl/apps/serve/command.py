@@ -1,4 +1,4 @@
-"""``crrl serve``: the gateway alone, for people who bring their own trainer (docs/serve.md)."""
+"""``crrl serve``: the gateway alone, for people who bring their own trainer (docs/guides/serve.md)."""
 
 from __future__ import annotations
 

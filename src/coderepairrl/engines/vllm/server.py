@@ -215,7 +215,9 @@ class Server:
         if self._process is not None and await self._ended(10.0):
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
-            return Gone(f"nobody listens at {self.where}: {error.strerror}", fix="start the server (docs/engines.md)")
+            return Gone(
+                f"nobody listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
+            )
         return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
 
     async def _ended(self, seconds: float) -> bool:
@@ -259,7 +261,8 @@ async def check_version(server: Server, seconds: float) -> None:
         version = json.loads(await server.call("GET", "/version", seconds=seconds))["version"]
     except (Refused, ValueError, LookupError, TypeError):
         raise PrerequisiteError(
-            f"what answers at {server.where} is no vLLM server", fix="is engine.options.url right? (docs/engines.md)"
+            f"what answers at {server.where} is no vLLM server",
+            fix="is engine.options.url right? (docs/guides/engines.md)",
         ) from None
     _check_version(str(version), server.where)
 

@@ -125,12 +125,12 @@ def bugs(
         if not passed:
             raise TaskError(
                 f"the tests fail before any bug is injected: {' '.join(command)}\n{output}",
-                fix="give the command that passes, here and in the sandbox: the option command (docs/tasks.md)",
+                fix="give the command that passes, here and in the sandbox: the option command (docs/guides/tasks.md)",
             )
         if results and not steady:
             raise TaskError(
                 f"no test reports that it passes: {' '.join(command)}\n{output}",
-                fix="give the command that runs the tests: the option command (docs/tasks.md)",
+                fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
             )
         pool = candidates(files, only)
         Random(seed).shuffle(pool)

@@ -30,7 +30,6 @@ import choice
 from coderepairrl.certify import data
 from coderepairrl.certify.data.audit import Judged
 from coderepairrl.rewards import PatchEdits, PatchLines, PatchSimilarity
-from coderepairrl.rewards.compiled import matcher
 
 BLOCK = 50
 NAMES = ("patch_similarity", "nano_similarity", "patch_lines", "patch_edits")
@@ -155,9 +154,6 @@ def cost(count: int) -> int:
         "patch_lines": PatchLines().compare,
         "patch_edits": PatchEdits().compare,
     }
-    started = time.process_time()
-    PatchSimilarity().compare(*made[0])
-    compiling = time.process_time() - started
     spent = dict.fromkeys(columns, 0.0)
     for first in range(0, len(made), BLOCK):
         found = {}
@@ -170,8 +166,6 @@ def cost(count: int) -> int:
             return 1
     sizes = sorted(len(patch) for _, patch in made)
     print(f"{len(made)} pairs, median {sizes[len(sizes) // 2]} bytes, the longest {sizes[-1]}; values equal")
-    how = f"compiled by numba in {compiling:.1f} s" if matcher() else "numba is not installed"
-    print(f"patch_similarity: {how}")
     print(f"{'':20}{'ms a pair':>10}{'times faster than difflib':>28}")
     for name, seconds in spent.items():
         print(f"{name:20}{1e3 * seconds / len(made):10.3f}{spent['difflib'] / seconds:28.1f}")

@@ -9,9 +9,8 @@ from cydifflib import SequenceMatcher
 
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.rewards.gestalt import ratio
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
-from coderepairrl.rewards.similarity import PatchSimilarity, files
+from coderepairrl.rewards.similarity import PatchSimilarity, files, ratio
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.types import Episode, Score, Task
 

@@ -199,7 +199,7 @@ def test_a_user_reads_neither_roots_repository_nor_anothers(mine: Hostile) -> No
     """As a process that has given up root."""
     script = """
 import os, sys, codecs, encodings.idna
-from coderepairrl import hostgit
+from coderepairrl.processes import hostgit
 from coderepairrl.errors import TaskError
 os.setgid(54321), os.setuid(54321)
 try:

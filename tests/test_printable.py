@@ -114,7 +114,7 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tables() -> None:
-    shown(data.table([data.Verdict(HOSTILE, (Check(HOSTILE, False, HOSTILE),))]))
+    shown(data.table([data.TaskExam(HOSTILE, (Check(HOSTILE, False, HOSTILE),))]))
     shown(certify.line(certify.Entry("x", False, HOSTILE, "a fix")))
 
 
@@ -144,7 +144,7 @@ def test_the_command_line(what: str) -> None:
     """Whatever ends a command, and whatever it prints."""
     script = f"""
 import logging, sys
-from coderepairrl import cli, train, config
+from coderepairrl import cli, config
 from coderepairrl.errors import SandboxFault
 text = {HOSTILE!r}.replace("\\ud800", "\\ud800".encode("utf-8", "replace").decode())
 async def late(text):

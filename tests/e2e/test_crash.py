@@ -70,7 +70,7 @@ def made(
     ids=["equal", "weights", "tokens", "files", "twice", "lost"],
 )
 def test_it_sees_what_differs(tmp_path: Path, otherwise: dict[str, Any], said: list[str]) -> None:
-    untouched = crash.Outcome.of(made(tmp_path / "untouched"))
+    untouched = crash.RunResult.of(made(tmp_path / "untouched"))
     assert untouched.differences(made(tmp_path / "run", **otherwise)) == said
 
 

@@ -79,7 +79,7 @@ async def test_every_attack_succeeds_where_nothing_stops_it(bwrap: Bubblewrap, f
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
 
 
-async def _tight(family: str) -> list[redteam.Outcome]:
+async def _tight(family: str) -> list[redteam.AttackResult]:
     backend = sandbox.make("bwrap", **redteam.TIGHT)
     outcomes = await redteam.run(backend, [family])
     backend.close()  # type: ignore[attr-defined]
@@ -163,7 +163,7 @@ async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> N
 
 
 def test_the_table_shows_what_succeeded_and_which_probe_is_broken() -> None:
-    rows = [redteam.Outcome("a", "one", False, True), redteam.Outcome("a", "two", True, False)]
+    rows = [redteam.AttackResult("a", "one", False, True), redteam.AttackResult("a", "two", True, False)]
     assert redteam.table({"bwrap": rows}).splitlines()[2:] == [
         "| a | one | succeeds | fails |",
         "|  | two | **fails: the probe is broken** | **succeeds** |",

@@ -85,7 +85,7 @@ def test_the_exam(rootless: Run) -> None:
 def test_no_attack_succeeds(rootless: Run, family: str) -> None:
     """Controls that take root are not shown here; those of all others are."""
     program = f"say([r._asdict() for r in asyncio.run(redteam.run(make(**redteam.TIGHT), [{family!r}]))])"
-    outcomes = [redteam.Outcome(**outcome) for outcome in rootless(program)]
+    outcomes = [redteam.AttackResult(**outcome) for outcome in rootless(program)]
     assert [outcome for outcome in outcomes if outcome.succeeded or outcome.control is False] == []
     assert any(outcome.control for outcome in outcomes)
 

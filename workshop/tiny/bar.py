@@ -43,7 +43,7 @@ Episodes = tuple[list[Episode], list[Episode]]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BarCheck:
     """One demand, whether it is met, and by what."""
 
     demand: str
@@ -70,11 +70,11 @@ def main() -> None:
         found["pooled"] = pooled(list(found.values()))
     if control is not None:
         found["more supervised training instead"] = evaluations(runs[options.seeds[0]], control)
-    verdicts = judge_short(found) if options.short else judge(found)
-    print(table(found), "", *(f"{'met   ' if v.met else 'MISSED'} {v.demand}: {v.found}" for v in verdicts), sep="\n")
+    checks = judge_short(found) if options.short else judge(found)
+    print(table(found), "", *(f"{'met   ' if v.met else 'MISSED'} {v.demand}: {v.found}" for v in checks), sep="\n")
     if options.json:
-        print(json.dumps(as_json(found, verdicts)))
-    sys.exit(not all(verdict.met for verdict in verdicts))
+        print(json.dumps(as_json(found, checks)))
+    sys.exit(not all(check.met for check in checks))
 
 
 def control_run(seed: int, overrides: Sequence[str]) -> Path:
@@ -152,29 +152,29 @@ def _pool(found: Mapping[str, Mapping[str, Episodes]]) -> Mapping[str, Episodes]
     return found.get("pooled") or next(iter(found.values()))
 
 
-def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
+def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """The demands, in the order of what they ask for. One seed alone is judged as the pool of itself."""
     pool = _pool(found)
     tasks = {episode.task_id for episode in pool["sampled"][0]}
     functions = {cluster_of(task) for task in tasks}
     size = f"{len(tasks)} tasks over {len(functions)} functions"
-    verdicts = [Verdict("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
+    checks = [BarCheck("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
     change = compare(*pool["sampled"])
     for name, least in BAR.items():
-        verdicts.append(Verdict(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
+        checks.append(BarCheck(f"pooled {name} +{least:.2f}", change[name].value >= least, str(change[name])))
     for seed, evaluated in found.items():
         if seed.startswith("seed"):
             own = compare(*evaluated["sampled"])
-            verdicts += [Verdict(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
+            checks += [BarCheck(f"{seed}: {name} above zero", own[name].above(0), str(own[name])) for name in BAR]
     rises = change["tests_per_patch"]
-    verdicts.append(Verdict("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
+    checks.append(BarCheck("pooled tests per non-empty patch above zero", rises.above(0), str(rises)))
     if "greedy" in pool:
         greedy = compare(*pool["greedy"])["tests"]
-        verdicts.append(Verdict("greedy does not fall", not greedy.below(0), str(greedy)))
-    return verdicts
+        checks.append(BarCheck("greedy does not fall", not greedy.below(0), str(greedy)))
+    return checks
 
 
-def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
+def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """Whether a few steps of all seeds together have improved the policy on held-out tasks at all.
 
     Passing tests is all or nothing, and its interval after 12 steps is too wide to be asked for more than its middle.
@@ -182,8 +182,8 @@ def judge_short(found: Mapping[str, Mapping[str, Episodes]]) -> list[Verdict]:
     change = compare(*_pool(found)["sampled"])
     lines, tests = (change[name] for name in BAR)
     return [
-        Verdict("pooled patch_lines above zero", lines.above(0), str(lines)),
-        Verdict("pooled tests rise", tests.value > 0, str(tests)),
+        BarCheck("pooled patch_lines above zero", lines.above(0), str(lines)),
+        BarCheck("pooled tests rise", tests.value > 0, str(tests)),
     ]
 
 
@@ -202,8 +202,8 @@ def table(found: Mapping[str, Mapping[str, Episodes]]) -> str:
     return "\n".join(lines)
 
 
-def as_json(found: Mapping[str, Mapping[str, Episodes]], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Changes by run, evaluation and measure, and the verdicts."""
+def as_json(found: Mapping[str, Mapping[str, Episodes]], checks: Sequence[BarCheck]) -> dict[str, Any]:
+    """Changes by run, evaluation and measure, and the checks."""
     return {
         "changes": {
             run: {
@@ -212,8 +212,8 @@ def as_json(found: Mapping[str, Mapping[str, Episodes]], verdicts: Sequence[Verd
             }
             for run, evaluated in found.items()
         },
-        "verdicts": [{"demand": v.demand, "met": v.met, "found": v.found} for v in verdicts],
-        "met": all(verdict.met for verdict in verdicts),
+        "checks": [{"demand": v.demand, "met": v.met, "found": v.found} for v in checks],
+        "met": all(check.met for check in checks),
     }
 
 

@@ -112,7 +112,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
         if (code := await untouched.run()) != 0:
             raise RunError(f"the run that nobody touched ended with {code}: {untouched.last_words()}")
         whole = time.monotonic() - began
-        expected = Outcome.of(untouched.folder)
+        expected = RunResult.of(untouched.folder)
         trained = all(step["account"]["trained"] for step in expected.steps)
         yield Check("untouched", trained, f"{STEPS} steps in {whole:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
@@ -278,7 +278,7 @@ class _Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """What a run came to."""
 
     steps: list[Mapping[str, Any]]
@@ -286,7 +286,7 @@ class Outcome:
     """`SUMS` of its last checkpoint."""
 
     @classmethod
-    def of(cls, folder: RunFolder) -> Outcome:
+    def of(cls, folder: RunFolder) -> RunResult:
         """Of the run in `folder`."""
         saved = folder.saved_checkpoints()
         files = (saved[max(saved)] / SUMS).read_text() if saved else ""
@@ -300,7 +300,7 @@ class Outcome:
     def differences(self, folder: RunFolder) -> list[str]:
         """What of the run in `folder` is not as it should be."""
         try:
-            found = Outcome.of(folder)
+            found = RunResult.of(folder)
             balanced = run_account(folder.records()).balanced
         except (UsageError, RunError, OSError) as error:
             return [f"no run: {error}"]

@@ -129,7 +129,7 @@ class Attack:
     needs: str = ""
 
 
-class Outcome(NamedTuple):
+class AttackResult(NamedTuple):
     """What came of an attack; `control` is None where this machine cannot show it."""
 
     family: str
@@ -363,7 +363,7 @@ FRESH = ("diff", "reference", "keeper", "limits")
 # -- running them
 
 
-async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[Outcome]:
+async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[AttackResult]:
     """Every attack of `families` (default: all) on `backend`, each with its control unless told otherwise.
 
     The family ``limits`` breaks what it can on this host, too, so `backend` should have small ones (`TIGHT`). Raises
@@ -389,7 +389,9 @@ async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls
                         shared = await opened.enter_async_context(backend.open(task))
                     succeeded = await attack.act(Inside(shared, target), target)
                 outcomes.append(
-                    Outcome(attack.family, attack.name, succeeded, await _control(attack, target) if controls else None)
+                    AttackResult(
+                        attack.family, attack.name, succeeded, await _control(attack, target) if controls else None
+                    )
                 )
     return outcomes
 
@@ -542,7 +544,7 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Check]:
         yield Check(title, not bad, detail)
 
 
-def table(results: Mapping[str, Sequence[Outcome]]) -> str:
+def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
     """A Markdown table: attacks by rows, backends by columns."""
     names = list(results)
     lines = [f"| | attack | where nothing stops it | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
@@ -561,7 +563,7 @@ def main(names: Sequence[str]) -> int:
     """Attack the named backends and print the table; 1 if one attack succeeds or one control fails."""
     from coderepairrl.sandbox import make
 
-    results: dict[str, list[Outcome]] = {}
+    results: dict[str, list[AttackResult]] = {}
     for name in names:
         results[name] = asyncio.run(run(make(name, **tight(name)), controls=not results))  # one control serves all
     sys.stdout.write(table(results))

@@ -26,7 +26,7 @@ _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class PlannedServer:
     """A server of ours, on GPUs."""
 
     settings: EngineSettings
@@ -51,7 +51,7 @@ class Estimate:
     memory: float | None
     learner: LearnerMemory
     """Of each learner process."""
-    server: Server | None
+    server: PlannedServer | None
     """None where no server of ours takes GPUs."""
 
     @property
@@ -148,7 +148,7 @@ class Estimate:
         scoring = SAMPLED * 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
         return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
 
-    def _sampling(self, server: Server, tokens: int, episodes: int) -> float:
+    def _sampling(self, server: PlannedServer, tokens: int, episodes: int) -> float:
         """Seconds with a cache of `tokens`: for every one, decoding reads the weights and a cache that is half full on
         average."""
         rollout, gpu, replicas = self.config.rollout, self.config.gpu, server.settings.replicas
@@ -207,7 +207,7 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     return Estimate(config, settings, model, memory, learner, server)
 
 
-def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> Server:
+def _server(config: Config, settings: LearnSettings, model: Architecture, memory: float | None) -> PlannedServer:
     """The server that is started. Raises `ConfigError`."""
     server = EngineSettings.of(config.engine.options, model, settings.lora, small=(memory or _SMALL) < _SMALL)
     if model.heads % server.tensor:
@@ -228,7 +228,7 @@ def _server(config: Config, settings: LearnSettings, model: Architecture, memory
             fix="name as many, or lower --tensor-parallel-size",
         )
     gpus = (given or tuple(range(server.gpus)))[: server.gpus]
-    return Server(server, engine_memory(model, server), gpus, memory and server.share * memory)
+    return PlannedServer(server, engine_memory(model, server), gpus, memory and server.share * memory)
 
 
 def _architecture(model: Model) -> Architecture | None:

@@ -1,13 +1,13 @@
 """``crrl data``: which tasks there are; prepare, verify and export them (docs/guides/tasks.md)."""
 
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
-from coderepairrl.certify.data.verify import Verdict, table, verify
+from coderepairrl.certify.data.verify import TaskExam, table, verify
 from coderepairrl.tasks.catalog import Listing, export, load, shipped, splits
 
 __all__ = [
     "Judged",
     "Listing",
-    "Verdict",
+    "TaskExam",
     "audit",
     "export",
     "figure",

@@ -31,7 +31,7 @@ class Judged(NamedTuple):
     language: str = ""
 
 
-class Verdict(NamedTuple):
+class RewardAudit(NamedTuple):
     """What is found of one reward. `overall` and `within` are AUCs, `gain_*` their differences from the baseline."""
 
     reward: str
@@ -77,8 +77,8 @@ def read(path: Path) -> list[Judged]:
     return found
 
 
-def audit(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> list[Verdict]:
-    """A verdict on each reward of `names`, in order. Raises `UsageError` for one that does not compare two diffs."""
+def audit(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> list[RewardAudit]:
+    """An audit of each reward of `names`, in order. Raises `UsageError` for one that does not compare two diffs."""
     outcomes, clusters = [row.resolved for row in rows], [row.task for row in rows]
     base = stats.Ranking([_value(_reward(BASELINE), row) for row in rows], outcomes, clusters)
     base_draws = base.draws(seed)
@@ -90,7 +90,7 @@ def audit(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> lis
         ranking = stats.Ranking(values, outcomes, clusters)
         overall, within = ranking.draws(seed)
         found.append(
-            Verdict(
+            RewardAudit(
                 name,
                 stats.interval(ranking.overall, overall),
                 stats.interval(ranking.within, within),
@@ -127,12 +127,12 @@ def _cheap(reward: TextReward, references: Sequence[Judged], seed: int) -> dict[
     return {name: float(np.mean(each)) for name, each in values.items()}
 
 
-def figure(verdicts: Sequence[Verdict]) -> str:
+def figure(audits: Sequence[RewardAudit]) -> str:
     """An SVG of the trade-off: how each reward ranks, against the most that a kind of junk earns on average."""
     panels = []
     for title, kind in (("AUC overall", "overall"), ("AUC within a task", "within")):
         series = []
-        for colour, found in enumerate(verdicts):
+        for colour, found in enumerate(audits):
             auc: stats.Interval = getattr(found, kind)
             dearest = 100 * max(value for name, value in found.cheap.items() if name.startswith("junk"))
             series.append(plots.Series(found.reward, [dearest], [auc.value], colour, low=[auc.low], high=[auc.high]))
@@ -140,7 +140,7 @@ def figure(verdicts: Sequence[Verdict]) -> str:
     return plots.figure(panels, columns=2, standalone=True)
 
 
-def report(rows: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
+def report(rows: Sequence[Judged], audits: Sequence[RewardAudit]) -> str:
     """Two Markdown tables: how rewards rank, and what cheap edits earn."""
     tasks = {row.task for row in rows}
     mixed = sum(len({row.resolved for row in rows if row.task == task}) == 2 for task in tasks)
@@ -150,12 +150,12 @@ def report(rows: Sequence[Judged], verdicts: Sequence[Verdict]) -> str:
         f"| reward | AUC overall | within a task | gain over `{BASELINE}`, overall | within | rank correlation |",
         "|---|---|---|---|---|---|",
     ]
-    for found in verdicts:
+    for found in audits:
         gains = ("", "") if found.reward == BASELINE else (found.gain_overall, found.gain_within)
         parts = (found.overall, found.within, *gains, f"{found.correlation:.3f}")
         lines.append(f"| `{found.reward}` | {' | '.join(map(str, parts))} |")
-    lines += ["", f"| patch | {' | '.join(f'`{found.reward}`' for found in verdicts)} |"]
-    lines.append("|---|" + "---|" * len(verdicts))
-    for name in verdicts[0].cheap:
-        lines.append(f"| {name} | {' | '.join(f'{found.cheap[name]:.3f}' for found in verdicts)} |")
+    lines += ["", f"| patch | {' | '.join(f'`{found.reward}`' for found in audits)} |"]
+    lines.append("|---|" + "---|" * len(audits))
+    for name in audits[0].cheap:
+        lines.append(f"| {name} | {' | '.join(f'{found.cheap[name]:.3f}' for found in audits)} |")
     return "\n".join(lines)

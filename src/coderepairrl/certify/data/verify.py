@@ -20,7 +20,7 @@ from coderepairrl.rewards.verify import Trial, answers, measuring_repair
 from coderepairrl.types import Task
 
 
-class Verdict(NamedTuple):
+class TaskExam(NamedTuple):
     """All questions about one task, or (`task` is empty) about the source as a whole."""
 
     task: str
@@ -48,7 +48,7 @@ async def verify(
     repeat: int = 1,
     reward: Mapping[str, float] | None = None,
     quiet: bool = False,
-) -> list[Verdict]:
+) -> list[TaskExam]:
     """The exam of the source (`certify.task_source.examine`) and, of each task with a reference, what rewards say.
 
     By each of `reward` (`patch_edits`, if not given) the reference earns 1, an empty patch 0, and a blank line at the
@@ -64,7 +64,7 @@ async def verify(
             fix="leave it out, or give it repairs = True",
         )
     checks, chosen = task_source.about_source(source, limit)
-    found = [Verdict("", tuple(checks))]
+    found = [TaskExam("", tuple(checks))]
     with _progress(len(chosen), quiet) as on_task:
         for task in chosen:
             on_task(task)
@@ -74,7 +74,7 @@ async def verify(
                 nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
                 for one in asked:
                     own += await answers(Trial(task, one), sandbox, nothing)
-            found.append(Verdict(task.id, tuple(own), studied.settled, studied.lacks))
+            found.append(TaskExam(task.id, tuple(own), studied.settled, studied.lacks))
     return found
 
 
@@ -108,18 +108,18 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
         yield on_task
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def table(exams: Sequence[TaskExam]) -> str:
     """One line per task, and beneath it each question that failed."""
     lines = []
-    for verdict in verdicts:
-        passed = sum(check.ok for check in verdict.checks)
-        name = printable(verdict.task) or "the source"
-        lines.append(f"{'ok  ' if verdict.ok else 'FAIL'}  {name}  {passed}/{len(verdict.checks)}")
+    for exam in exams:
+        passed = sum(check.ok for check in exam.checks)
+        name = printable(exam.task) or "the source"
+        lines.append(f"{'ok  ' if exam.ok else 'FAIL'}  {name}  {passed}/{len(exam.checks)}")
         lines += [
-            f"        {printable(check.name)}: no ({logged(check.detail)})" for check in verdict.checks if not check.ok
+            f"        {printable(check.name)}: no ({logged(check.detail)})" for check in exam.checks if not check.ok
         ]
-    failed = sum(not verdict.ok for verdict in verdicts[1:])
-    lines.append(f"{len(verdicts) - 1} tasks, {failed} failed")
-    if any(verdict.lacks for verdict in verdicts):
+    failed = sum(not exam.ok for exam in exams[1:])
+    lines.append(f"{len(exams) - 1} tasks, {failed} failed")
+    if any(exam.lacks for exam in exams):
         lines.append(f"  fix: {TO_INSTALL}")
     return "\n".join(lines)

@@ -64,7 +64,7 @@ def read_weights(config: ModelConfig, path: Path, checksum: str | None = None) -
     return Weights.build(config, tensors)
 
 
-class Server:
+class TinyServer:
     """Requests, weights and the loop between them."""
 
     def __init__(self, folder: Path, *, slots: int, context: int) -> None:
@@ -188,7 +188,7 @@ def main() -> None:
     torch.set_num_threads(1)  # two threads that compete for a core are four times slower than one
     parent = Parent.connect()
     try:
-        server = Server(options.folder, slots=options.slots, context=options.context)
+        server = TinyServer(options.folder, slots=options.slots, context=options.context)
     except (CodeRepairError, RuntimeError, MemoryError) as error:
         parent.send({"error": str(error)})
         sys.exit(1)

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import RewardFault, TaskError
 from coderepairrl.rewards import SHIPPED, make, with_patch
-from coderepairrl.rewards.answers import unfenced
-from coderepairrl.rewards.blocks import _PERFECT, _PRIMARY, _in_order, block_format, blocks
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _blocks
+from coderepairrl.rewards.thesis.blocks import _PERFECT, _PRIMARY, _in_order, block_format, blocks
+from coderepairrl.rewards.thesis.formats import unfenced
 from coderepairrl.types import (
     Checks,
     Command,

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse, similarity
-from coderepairrl.rewards.similarity import ratio
+from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse
+from coderepairrl.rewards.thesis import similarity
+from coderepairrl.rewards.thesis.similarity import ratio
 from rewards.folder import records
 
 compare = PatchSimilarity().compare

@@ -12,8 +12,8 @@ from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.rewards.scripted import ScriptedReward, with_patch
-from coderepairrl.rewards.similarity import PatchSimilarity
 from coderepairrl.rewards.tests import TestsReward
+from coderepairrl.rewards.thesis.similarity import PatchSimilarity
 
 __all__ = [
     "SHIPPED",

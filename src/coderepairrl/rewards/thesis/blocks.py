@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from cydifflib import SequenceMatcher
 
 from coderepairrl.errors import TaskError
-from coderepairrl.rewards.answers import AnswerReward, tagged_answer, unfenced
+from coderepairrl.rewards.answers import AnswerReward
 from coderepairrl.rewards.parse import MalformedPatch, parse
+from coderepairrl.rewards.thesis.formats import tagged_answer, unfenced
 from coderepairrl.types import Task
 
 Block = tuple[tuple[str, ...], tuple[str, ...]]

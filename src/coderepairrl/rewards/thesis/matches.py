@@ -10,8 +10,8 @@ from cydifflib import SequenceMatcher
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
-from coderepairrl.rewards.similarity import PatchSimilarity, files, ratio
 from coderepairrl.rewards.text import TextReward
+from coderepairrl.rewards.thesis.similarity import PatchSimilarity, files, ratio
 from coderepairrl.types import Episode, Score, Task
 
 Place = tuple[str, str]

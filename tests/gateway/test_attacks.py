@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import io
 import json
 import logging
 import resource
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,91 @@ async def test_nobody_waits_for_what_is_too_large(world: World) -> None:
         assert answer == (400, "context_length_exceeded"), name
     assert (attacker.fault, attacker.limit) == (None, "tokens")
     assert sorted(late.values())[len(late) // 2] < max(control) / 2, (late, max(control))
+
+
+ROOMY = "[" * 30_000
+"""By its bytes it may have 4,000 tokens, and it has 30,000."""
+OVERLONG = {
+    "a message": (CHAT, [user(ROOMY)]),
+    "arguments": (
+        CHAT,
+        [
+            user("a"),
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"id": "a", "function": {"name": "a", "arguments": ROOMY}}],
+            },
+            user("b"),
+        ],
+    ),
+    "after a reply": (CHAT, [user("a"), {"role": "assistant", "content": "ok"}, user(ROOMY)]),
+    "a reply after another": (
+        CHAT,
+        [*[user("a"), {"role": "assistant", "content": "ok"}, user("b")], {"role": "assistant", "content": ROOMY}],
+    ),
+    "counted": ("/messages/count_tokens", [user(ROOMY)]),
+}
+
+
+async def test_prompts_that_are_too_long_stay_where_they_are_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their ids came back to the event loop, however many: 100,000 of each request, only to be refused."""
+    ids: list[int] = []
+    ask = Workers.ask
+
+    async def observed(self: Workers, desk: Desk, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
+        made = await ask(self, desk, kind, pieces, size)
+        if kind in (b"render", b"extend", b"spell"):
+            ids.append(sum(map(len, made)) // 4)
+        return made
+
+    monkeypatch.setattr(Workers, "ask", observed)
+    session = world.open(calls=100)
+    assert (await post(session, body(user("a"))))[0] == 200
+    for name, (path, messages) in OVERLONG.items():
+        status, _ = await post(session, body(*messages), path)
+        assert status == 400, name
+    assert all(count <= session.limits.tokens for count in ids)
+    assert (session.fault, session.limit) == (None, "tokens")
+
+
+REFUSED = {
+    "no JSON": (CHAT, b"{"),
+    "deep JSON": (CHAT, b"[" * 600_000),
+    "a wrong field": (CHAT, body(user("a"), max_tokens=0)),
+    "unwritable": (CHAT, body(user("\ud800"), n=2)),
+    "too long by its bytes": (CHAT, body(user("a" * 100_000))),
+    **{name: (path, body(*messages)) for name, (path, messages) in OVERLONG.items()},
+    "a stream": (CHAT, body(user(ROOMY), stream=True)),
+    "in another dialect": ("/responses", b'{"model": "policy", "input": "%s", "stream": true}' % ROOMY.encode()),
+}
+
+
+async def test_what_is_refused_is_freed_at_once(world: World) -> None:
+    """Errors that knew their own frames kept requests and their 100,000 ids for the garbage collector.
+
+    It looked at each of the ids, while everybody waited: for 0.1 s, in a session of some hundred such requests.
+    """
+    session = world.open(calls=1000)
+    for path, data in REFUSED.values():  # what is made once
+        await post(session, data, path)
+    gc.collect()
+    gc.disable()
+    try:
+        for path, data in REFUSED.values():
+            assert (await post(session, data, path))[0] == 400
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [each for each in gc.garbage if type(each).__module__.startswith("coderepairrl")]
+        assert left == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    held = [each for each in gc.get_objects() if isinstance(each, (list, tuple)) and len(each) > session.limits.tokens]
+    assert [each for each in held if set(map(type, each)) == {int}] == []
 
 
 @given(st.text(max_size=300) | st.text("aé<|im_end|> \n\ud7b0", max_size=300))

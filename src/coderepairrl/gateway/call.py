@@ -144,7 +144,7 @@ class Call:
                 yield self.deltas[position]
                 position += 1
             if self.failure is not None:
-                raise self.failure
+                raise self.failure.again()
             if self.outcome is not None:
                 return
             try:
@@ -157,7 +157,7 @@ class Call:
         """Its outcome. Raises its `ApiError`."""
         await self.wait()
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.again()
         if self.outcome is None:
             raise AssertionError("a call ended without an outcome")
         return self.outcome
@@ -181,6 +181,7 @@ class Call:
             self._finishing = True
             await finish(error)
         finally:
+            error = None  # which knows this frame: see `ApiError.again`
             self._over.set()
             self._notify()
 

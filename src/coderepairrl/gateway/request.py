@@ -66,6 +66,14 @@ class ApiError(Exception):
         self.param = param
         self.limit = limit
 
+    def again(self) -> ApiError:
+        """The same error, to be kept or raised elsewhere.
+
+        One that was raised holds every frame it passed, with all they know: kept in one of them, or by something that
+        one of them knows, it is freed by the garbage collector only.
+        """
+        return ApiError(self.status, self.code, self.message, param=self.param, limit=self.limit)
+
     @property
     def kind(self) -> str:
         """OpenAI's type of error."""

@@ -395,7 +395,7 @@ async def _errors(
     try:
         return await handler(request)
     except ApiError as error:
-        failure = error
+        return _error_response(request, error)
     except web.RequestPayloadError:
         request.content.feed_eof()  # or aiohttp would read on, for manners
         failure = ApiError(400, "invalid_body", "the body is not in the encoding that its headers name")
@@ -410,6 +410,10 @@ async def _errors(
     except Exception:
         log.exception("%s %s", request.method, printable(request.path))
         failure = ApiError(500, "gateway_fault", "the gateway failed")
+    return _error_response(request, failure)
+
+
+def _error_response(request: web.Request, failure: ApiError) -> web.Response:
     response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
     if failure.code in ("invalid_body", "episode_limit_reached") or failure.status in CLOSING:
         response.force_close()  # where the next request begins is unknown, or of no interest

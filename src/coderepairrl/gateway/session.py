@@ -280,7 +280,7 @@ class Session:
         """Commit the turn, and only then let followers see the end."""
         if isinstance(error, ApiError):  # nothing was sampled: the engine or the remote refused the request
             self.limit = self.limit or error.limit
-            call.failure = error
+            call.failure = error.again()
             return
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
         fault = None if error is None or aborted else self._failed(error)

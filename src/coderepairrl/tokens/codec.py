@@ -92,9 +92,15 @@ class Codec:
     ) -> list[int]:
         """Ids of a whole conversation, ending where the next reply begins (unless `prompt` is false).
 
-        Raises ValueError for messages that cannot be written (none, or text that is not Unicode), and `TooLong` where
-        bytes alone say that there are more than `most` ids; there may be more though it does not.
+        Raises ValueError for messages that cannot be written (none, or text that is not Unicode), and `TooLong` for
+        more than `most` ids: before anything is tokenized where bytes alone say so.
         """
+        return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool, most: int | None
+    ) -> list[int]:
+        """`render`, but there may be more than `most` ids where their number is not seen from bytes."""
         if not messages:
             raise ValueError("a conversation has at least one message")
         with self._bounded(most, messages):
@@ -124,7 +130,7 @@ class Codec:
             bridged = self._writer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
             if bridged is None or bridged.token_ids[: len(before)] != before:
                 return None
-            return ids(self.tokenizer, bridged.token_ids[len(before) :])
+            return _at_most(most, ids(self.tokenizer, bridged.token_ids[len(before) :]))
 
     def spell(self, reply: Message, *, most: int | None = None) -> list[int] | None:
         """Ids of an assistant message that nobody sampled, as if it had been: from the beginning of a reply to its end.
@@ -133,9 +139,11 @@ class Codec:
         `render` does.
         """
         question: Message = {"role": "user", "content": "?"}
-        prompt, whole = self.render([question]), self.render([question, reply], prompt=False, most=most)
+        prompt, whole = self.render([question]), self._render([question, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(whole)) if whole[at] in self.stop_ids]
-        return whole[len(prompt) : ends[-1] + 1] if ends and whole[: len(prompt)] == prompt else None
+        if not ends or whole[: len(prompt)] != prompt:
+            return None
+        return _at_most(most, whole[len(prompt) : ends[-1] + 1])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """The message that `output`, sampled after `prompt`, says. Any ids make some reply."""
@@ -223,6 +231,13 @@ class Codec:
         if isinstance(value, Mapping):
             return {self._guard(key): self._guard(item) for key, item in value.items()}
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _at_most(most: int | None, written: list[int]) -> list[int]:
+    """`written`. Raises `TooLong` where that is more than `most` ids."""
+    if most is not None and len(written) > most:
+        raise TooLong(len(written))
+    return written
 
 
 def _json(value: object) -> str:

@@ -36,7 +36,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 class TooLong(Exception):
-    """A text that has at least `tokens` tokens, which is more than there may be: it was not tokenized."""
+    """Text of at least `tokens` tokens, which is more than there may be."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"at least {tokens} tokens")

@@ -8,6 +8,7 @@ import gc
 import io
 import json
 import logging
+import os
 import resource
 import shutil
 import time
@@ -165,19 +166,36 @@ REFUSED = {
 }
 
 
-async def test_what_is_refused_is_freed_at_once(world: World) -> None:
+async def test_what_is_over_is_freed_at_once(world: World) -> None:
     """Errors that knew their own frames kept requests and their 100,000 ids for the garbage collector.
 
     It looked at each of the ids, while everybody waited: for 0.1 s, in a session of some hundred such requests.
     """
     session = world.open(calls=1000)
-    for path, data in REFUSED.values():  # what is made once
-        await post(session, data, path)
+    world.engine.chunk = 1
+
+    async def everything() -> None:
+        for path, data in REFUSED.values():
+            assert (await post(session, data, path))[0] == 400
+        for stream in (False, True):
+            world.engine.gate = asyncio.Event()
+            asked = asyncio.create_task(post(session, body(user("a"), stream=stream)))
+            while not session._running:
+                await asyncio.sleep(0.01)
+            asked.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asked
+            while session._running:
+                await asyncio.sleep(0.01)
+            world.engine.gate = None
+            assert (await post(session, body(user("b"))))[0] == 200
+
+    await everything()  # what is made once
     gc.collect()
     gc.disable()
     try:
-        for path, data in REFUSED.values():
-            assert (await post(session, data, path))[0] == 400
+        await everything()
+        await asyncio.sleep(0.05)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         left = [each for each in gc.garbage if type(each).__module__.startswith("coderepairrl")]
@@ -505,6 +523,10 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
         (child,) = pool._children
         # where memory runs out it is this one that the kernel ends, and not a learner
         assert Path(f"/proc/{child.process.pid}/oom_score_adj").read_text() == "1000\n"
+        # and which waits where processors are few, also where each session is scheduled as a group
+        assert os.getpriority(os.PRIO_PROCESS, child.process.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 5
+        group = Path(f"/proc/{child.process.pid}/autogroup")
+        assert not group.exists() or group.read_text().split()[-1] == "5"
         child.process.kill()
         assert await desk.render(asked, ()) == expected
         monkeypatch.setattr(workers, "SECONDS", 0.05)

@@ -293,7 +293,8 @@ def total(scores: Sequence[Score]) -> float:
 class Episode:
     """One attempt at one task.
 
-    `phase` is ``train`` or the name of an evaluation; `step` the optimiser step that consumes it.
+    `phase` is ``train`` or the name of an evaluation; `step` the optimiser step for which it was begun. Which step
+    consumed it, the record of that step says.
     `patch` are the bytes of ``git diff`` against the task's commit, `timings` seconds per activity
     (``generate``, ``tools``, ``sandbox``, ``diff``, ``reward``, ``total``).
 
@@ -324,6 +325,11 @@ class Episode:
     patch: bytes = b""
     scores: tuple[Score, ...] = ()
     timings: Mapping[str, float] = field(default_factory=dict)
+    kind: str = ""
+    language: str = ""
+    repository: str = ""
+    difficulty: float | None = None
+    """These four are the task's, so that a table of episodes can be grouped by them."""
 
     @property
     def reward(self) -> float:
@@ -420,13 +426,16 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A repository with a bug, and what is known of it.
+    """A repository with a bug, or a question, and what is known of it.
 
     `id` is stable across machines. `workspace` is ``dir:PATH`` (a folder, or a git repository at its HEAD),
-    ``git:URL@SHA`` or ``image:NAME@DIGEST``. `reference` is the oracle patch; it never enters an agent's sandbox.
+    ``git:URL@SHA`` or ``image:NAME@DIGEST``; empty for a question that needs no files, for which no sandbox is opened.
+    `reference` is the oracle patch; it never enters an agent's sandbox.
 
     >>> Task("toy/add", "add() subtracts.", "python", "dir:/srv/toy", b"").split
     'train'
+    >>> Task("cwe/7", "Which weakness is it?", "c", "", b"", answer="CWE-79").workspace
+    ''
     """
 
     id: str
@@ -440,6 +449,14 @@ class Task:
     split: str = "train"
     licence: str = ""
     difficulty: float | None = None
+    repository: str = ""
+    """Where the bug is from, as ``OWNER/NAME``. Bugs of one repository are no independent observations."""
+    created: str = ""
+    """When the issue was written or the bug repaired, as ``YYYY-MM-DD``: a model that was trained later may know it."""
+    kind: str = ""
+    """Chooses agent, limits and rewards (config section ``kinds``); empty is what the run has for all."""
+    answer: str = ""
+    """What the last reply must say, of a task that is answered and not repaired: a label, for example ``CWE-79``."""
     verified: tuple[Verified, ...] = ()
     """Further references, on the copy of the task that rewards are given; agents get a task without any."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.stats import Interval
-from coderepairrl.stats.clusters import cluster_of
+from coderepairrl.stats.clusters import clusters_of
 from pages import Page
 
 from .conftest import Project
@@ -54,7 +54,8 @@ def test_one_number_has_one_interval_wherever_it_stands(project: Project) -> Non
         written = json.loads((project.run.path / "eval" / f"eval-{step:05d}" / "summary.json").read_text())
         [logged] = [r["summary"] for r in project.records() if r["type"] == "eval" and r["step"] == step]
         assert written["values"] == logged["values"] == reported["values"] == side
-        assert len({cluster_of(e.task_id) for e in project.run.episodes(f"eval-{step:05d}")}) < written["tasks"]
+        clusters = clusters_of(project.run.episodes(f"eval-{step:05d}"))
+        assert len(set(clusters.values())) < written["tasks"]
         for value in written["values"].values():
             assert value["low"] is None or value["low"] < value["high"]
         reward = Interval(**written["values"]["reward"])

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import doctest
 from dataclasses import replace
 
 import pytest
 
-from coderepairrl.stats import COUNTS, Interval, compare, measures, pair, summarise
+from coderepairrl.stats import COUNTS, Interval, clusters, compare, measures, pair, summarise
+from coderepairrl.stats.clusters import slices
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
 
@@ -52,6 +54,25 @@ def test_what_is_clustered_is_what_the_task_says() -> None:
     early, late = ([episode(task, float(at % 3 < many)) for at, task in enumerate(bugs)] for many in (1, 2))
     assert pair(early, late)["tests"].clusters == ["mutants/m.f0", "mutants/m.f1", "mutants/m.f2"] * 10
     assert not compare(early, late)["tests"].above(0), "one function of three has got better"
+
+
+def test_tasks_of_one_repository_are_one_cluster_where_there_are_several() -> None:
+    """Of one repository alone they are its tasks, and each is one observation."""
+
+    def of(repositories: int) -> list[Episode]:
+        made = [episode(f"t{at}", float(at % 3 == 0)) for at in range(24)]
+        return [replace(each, repository=f"r{at % repositories}") for at, each in enumerate(made)]
+
+    none = [replace(each, repository="") for each in of(3)]
+    plain, one, three = (summarise(each).values["tests"] for each in (none, of(1), of(3)))
+    assert plain == one and _width(three) > 2 * _width(one)
+    assert pair(of(3), of(3))["tests"].clusters == ["r0", "r1", "r2"] * 8
+    assert pair(of(3), none)["tests"].clusters == ["r0", "r1", "r2"] * 8, "a run of an older version"
+    assert slices(of(3)).keys() == {"repository r0", "repository r1", "repository r2"} and not slices(of(1))
+
+
+def test_worked_examples() -> None:
+    assert doctest.testmod(clusters).failed == 0
 
 
 @pytest.mark.parametrize("scores", [[0.0] * 8, [1.0] * 8, [0.37] * 8, [0.0] * 7 + [1.0], [1.0]], ids=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coderepairrl.assembly import sample
+from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
 from coderepairrl.stages.parts import load_tasks
 from coderepairrl.types import Task

@@ -114,9 +114,39 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create("", {})
     about = run.path / "run.json"
-    about.write_text(about.read_text().replace('"schema": 1', '"schema": 99'))
+    about.write_text(about.read_text().replace('"schema": 2', '"schema": 99'))
     with pytest.raises(UsageError, match="schema 99"):
         open_run(run.path)
+
+
+def test_tasks_leave_a_trace(tmp_path: Path) -> None:
+    """Each as it was given, once; one that changed stands there as it was and as it is."""
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    assert run.tasks() == {}
+    checks = Checks((Command(("true",)),), {"f": "\udcff"})
+    first = Task("a", "x\u2028", "c", "dir:/x", b"\xff", checks, created="2024-02-29")
+    label = Task("b", "which?", "c", "", b"", kind="label", answer="CWE-79", repository="o/r")
+    run.add_tasks([first])
+    run.add_tasks([first, label])
+    assert run.tasks() == {"a": first, "b": label}
+    changed = replace(first, prompt="y")
+    run.add_tasks([changed])
+    assert run.tasks()["a"] == changed
+    assert len((run.path / "tasks.jsonl").read_text().splitlines()) == 3
+    run.create("", {})  # nothing was logged: that start has failed
+    assert run.tasks() == {}
+
+
+def test_a_run_of_schema_1_opens_and_goes_on_as_schema_2(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("", {"name": "old"})
+    about = run.path / "run.json"
+    about.write_text(about.read_text().replace('"schema": 2', '"schema": 1'))
+    assert open_run(run.path).tasks() == {}
+    before = run.about()
+    run.upgrade()
+    assert open_run(run.path).about() == {**before, "schema": 2}
 
 
 def test_run_json_has_the_versions_that_numbers_depend_on(tmp_path: Path) -> None:

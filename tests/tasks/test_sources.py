@@ -14,9 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import rewards
+from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, examine, make, write_jsonl
+from coderepairrl.tasks import HandmadeSource, JsonlSource, ScriptedSource, make, write_jsonl
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, bwrap
 

@@ -24,7 +24,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import told
 from coderepairrl.runs import open_run
 from coderepairrl.stats import compare, pair
-from coderepairrl.stats.clusters import cluster_of, slice_of
+from coderepairrl.stats.clusters import clusters_of, slice_of
 from coderepairrl.types import Episode
 from workshop.tiny.warmstart import STAGES, Stage, WarmStart
 
@@ -156,7 +156,7 @@ def judge(found: Mapping[str, Mapping[str, Episodes]]) -> list[BarCheck]:
     """The demands, in the order of what they ask for. One seed alone is judged as the pool of itself."""
     pool = _pool(found)
     tasks = {episode.task_id for episode in pool["sampled"][0]}
-    functions = {cluster_of(task) for task in tasks}
+    functions = set(clusters_of(pool["sampled"][0]).values())
     size = f"{len(tasks)} tasks over {len(functions)} functions"
     checks = [BarCheck("held-out tasks", len(tasks) >= TASKS and len(functions) >= FUNCTIONS, size)]
     change = compare(*pool["sampled"])

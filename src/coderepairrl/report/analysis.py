@@ -11,7 +11,7 @@ from typing import Any
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
 from coderepairrl.report.reading import Printed, Row, RunData
 from coderepairrl.stats import Interval, Noted, pair, summarise
-from coderepairrl.stats.clusters import cluster_of, slice_of
+from coderepairrl.stats.clusters import clusters_of, slices
 from coderepairrl.stats.notes import Kind
 from coderepairrl.types import Ending, Episode
 
@@ -220,9 +220,8 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
         first = finished[name, steps[0]]
         titles = (f"{name} after step {steps[0]}", f"{name} after step {steps[-1]}")
         comparisons.append(_comparison(first, last[name], *titles))
-        slices = sorted({slice_of(episode.task_id) for episode in first})
-        for kind in slices if len(slices) > 1 else []:
-            sides = [[e for e in side if slice_of(e.task_id) == kind] for side in (first, last[name])]
+        for kind, tasks in slices(first).items():
+            sides = [[e for e in side if e.task_id in tasks] for side in (first, last[name])]
             comparisons.append(_comparison(sides[0], sides[1], *titles, kind))
     return evaluations, comparisons, last
 
@@ -244,7 +243,7 @@ def _comparison(
         before,
         after,
         kind,
-        len({cluster_of(episode.task_id) for episode in early}),
+        len(set(clusters_of(early).values())),
         _by_importance(summarise(early).values),
         _by_importance(summarise(late).values),
         changes,

@@ -96,6 +96,7 @@ class Rollout:
                 group=ticket.group,
                 attempt=ticket.attempt,
                 task=ticket.task.id,
+                kind=ticket.task.kind,
                 seed=ticket.seed,
             )
             episode = await self._attempt(ticket)
@@ -114,6 +115,10 @@ class Rollout:
             group=ticket.group,
             attempt=ticket.attempt,
             ending=Ending.VOID,
+            kind=ticket.task.kind,
+            language=ticket.task.language,
+            repository=ticket.task.repository,
+            difficulty=ticket.task.difficulty,
         )
         session = self.gateway.open(ticket.episode, limits=self.limits, seed=ticket.seed, sampling=ticket.sampling)
         try:

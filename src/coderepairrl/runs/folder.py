@@ -2,6 +2,7 @@
 
 config.toml        what was asked for, resolved
 run.json           schema, versions, commit, machine
+tasks.jsonl        every task that it was given, one per line
 log.jsonl          every attempt, turn, verdict and step, as it happened
 episodes/*.jsonl   the same episodes, one per line, one file per step or evaluation
 metrics.jsonl      one line per step
@@ -32,9 +33,11 @@ from coderepairrl.processes import hostgit
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import Log, read, repair
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.types import Episode, Turn, Verified
+from coderepairrl.types import Episode, Task, Turn, Verified
 
-SCHEMA = 1
+SCHEMA = 2
+_READABLE = (1, SCHEMA)
+"""Schema 1 has no tasks.jsonl, and its episodes do not say of which kind, language and repository their task is."""
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
     *("peft", "accelerate", "deepspeed", "bitsandbytes"),
@@ -90,6 +93,7 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             with closing(Log(self.log)):  # of two processes that start the same run, one gets the log
                 self.require_free()
+                (self.path / "tasks.jsonl").unlink(missing_ok=True)  # of a start that failed
                 self.write_config(config)
                 about = {"schema": SCHEMA, **about, **machine(versions)}
                 write_atomic(self.path / "run.json", json.dumps(about, indent=2) + "\n")
@@ -113,6 +117,26 @@ class RunFolder:
     def write_config(self, config: str) -> None:
         """Replace config.toml: what the run's latest process was told."""
         write_atomic(self.config, config)
+
+    def upgrade(self) -> None:
+        """Give a run that an older version began the schema of what is written into it from now on."""
+        about = self.about()
+        if about["schema"] != SCHEMA:
+            write_atomic(self.path / "run.json", json.dumps({**about, "schema": SCHEMA}, indent=2) + "\n")
+
+    def add_tasks(self, tasks: Iterable[Task]) -> None:
+        """Add to tasks.jsonl what it does not have yet (atomically). A task that has changed stands there twice."""
+        path = self.path / "tasks.jsonl"
+        known = path.read_text("utf-8").splitlines() if path.exists() else []
+        lines = dict.fromkeys([*known, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
+        if len(lines) > len(known):
+            write_atomic(path, "".join(f"{line}\n" for line in lines))
+
+    def tasks(self) -> dict[str, Task]:
+        """The run's tasks by id, each as it was last; none of a run of schema 1."""
+        path = self.path / "tasks.jsonl"
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        return {task.id: task for task in (codec.load(Task, json.loads(line)) for line in lines)}
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The log's records."""
@@ -166,9 +190,10 @@ def open_run(path: Path) -> RunFolder:
             f"{path} is not a run folder ({error})", fix="name a folder that crrl train made; it has a run.json"
         ) from error
     schema = about.get("schema") if isinstance(about, dict) else None
-    if schema != SCHEMA:
+    if schema not in _READABLE:
         raise UsageError(
-            f"{path} has schema {schema}, this version reads {SCHEMA}", fix="read it with the version in its run.json"
+            f"{path} has schema {schema}, this version reads {' and '.join(map(str, _READABLE))}",
+            fix="read it with the version in its run.json",
         )
     return folder
 

@@ -62,6 +62,8 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
     async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
         log = folder.writer()
         parts.callback(log.close)
+        folder.upgrade()
+        folder.add_tasks(chain(train_tasks, *eval_tasks.values()))
         shared = outbox = parts.enter_context(shared_folder(folder))
         if config.engine.weights_dir:
             outbox = parts.enter_context(shared_folder(folder, Path(config.engine.weights_dir)))

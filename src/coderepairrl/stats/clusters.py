@@ -1,26 +1,86 @@
-"""What the id of a task says of it: what it is clustered with, and which kind of task it is."""
+"""What makes tasks no independent observations, and by what results are also given."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from statistics import median
+
+from coderepairrl.types import Episode
+
 _MUTANTS = "mutants/"
+_SLICES = 12
+"""A field with more values than these parts tasks into pieces too small to say anything."""
 
 
-def cluster_of(task_id: str) -> str:
-    """What this task is no independent observation of: the function, for a mutant; else the task by itself.
+def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
+    """What the task of each of `episodes` is no independent observation of, by task id.
 
-    Bugs in one function are no independent observations: a policy that knows the function knows them all.
+    Bugs of one repository are no independent observations: a policy that knows the repository knows them all. So a task
+    is clustered with the others of its repository; where all are of one, they are observations of that repository, and
+    each stands for itself. Without a repository a mutant is clustered with those of its function, and any other task
+    stands for itself.
 
-    >>> cluster_of("mutants/stats.median/compare-1f3a-q"), cluster_of("handmade/till")
+    >>> from coderepairrl.types import Ending
+    >>> def of(*repositories: str) -> list[Episode]:
+    ...     return [Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, repository=own)
+    ...             for at, own in enumerate(repositories)]
+    >>> clusters_of(of("flask", "flask", "sympy")), clusters_of(of("flask", "flask"))
+    ({'t0': 'flask', 't1': 'flask', 't2': 'sympy'}, {'t0': 't0', 't1': 't1'})
+    """
+    repositories: dict[str, str] = {}
+    for episode in episodes:  # runs of older versions do not say it
+        repositories[episode.task_id] = episode.repository or repositories.get(episode.task_id, "")
+    several = len(set(repositories.values())) > 1
+    return {task: (several and repository) or _alone(task) for task, repository in repositories.items()}
+
+
+def _alone(task_id: str) -> str:
+    """The function of a mutant, any other task by itself.
+
+    >>> _alone("mutants/stats.median/compare-1f3a-q"), _alone("handmade/till")
     ('mutants/stats.median', 'handmade/till')
     """
     return task_id.rpartition("/")[0] if task_id.count("/") >= 2 and task_id.startswith(_MUTANTS) else task_id
 
 
 def slice_of(task_id: str) -> str:
-    """The kind of task that results are also given for: whether a mutant's issue quotes the broken line; else none.
+    """Whether the issue of a mutant quotes the broken line; empty for any other task.
 
     >>> slice_of("mutants/stats.median/compare-1f3a-q"), slice_of("handmade/till")
     ('quoted issues', '')
     """
     ends = {"-q": "quoted issues", "-u": "unquoted issues"}
     return ends.get(task_id[-2:], "") if task_id.startswith(_MUTANTS) else ""
+
+
+def slices(episodes: Iterable[Episode]) -> dict[str, frozenset[str]]:
+    """Ids of the tasks that results are also given for, by what they have in common: kind, language, repository, their
+    half of the difficulties, and what mutants' issues quote. A field that is the same for all makes no slice.
+
+    >>> from coderepairrl.types import Ending
+    >>> slices(Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go")))
+    {'language c': frozenset({'t0'}), 'language go': frozenset({'t1'})}
+    """
+    tasks = {episode.task_id: episode for episode in episodes}
+    known = [task.difficulty for task in tasks.values() if task.difficulty is not None]
+    middle = median(known) if known else 0.0
+
+    def difficulty(task: Episode) -> str:
+        if task.difficulty is None:
+            return ""
+        return f"difficulty up to {middle:g}" if task.difficulty <= middle else f"difficulty above {middle:g}"
+
+    fields: tuple[Callable[[Episode], str], ...] = (
+        lambda task: slice_of(task.task_id),
+        lambda task: task.kind and f"kind {task.kind}",
+        lambda task: task.language and f"language {task.language}",
+        lambda task: task.repository and f"repository {task.repository}",
+        difficulty,
+    )
+    found: dict[str, frozenset[str]] = {}
+    for field in fields:
+        values = {name: field(task) for name, task in tasks.items()}
+        if 1 < len(set(values.values())) <= _SLICES:
+            for value in sorted(set(values.values()) - {""}):
+                found[value] = frozenset(name for name, own in values.items() if own == value)
+    return found

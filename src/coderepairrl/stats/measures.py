@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from coderepairrl.stats.clusters import cluster_of
+from coderepairrl.stats.clusters import clusters_of
 from coderepairrl.stats.intervals import Interval, is_share, mean_interval, paired_difference, sign_flip_test
 from coderepairrl.types import Ending, Episode
 
@@ -45,7 +45,7 @@ def measures(episode: Episode) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Means over episodes with 95 % intervals, clustered by `cluster_of`."""
+    """Means over episodes with 95 % intervals, clustered by `clusters_of`."""
 
     episodes: int
     tasks: int
@@ -57,12 +57,13 @@ def summarise(episodes: Iterable[Episode]) -> Summary:
     """Summary of an evaluation (or of a step). Without a single valid episode `values` is empty."""
     everything = list(episodes)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
+    own = clusters_of(everything)
     columns: dict[str, tuple[list[float], list[str]]] = {}
     for episode in valid:
         for name, value in measures(episode).items():
             values, clusters = columns.setdefault(name, ([], []))
             values.append(value)
-            clusters.append(cluster_of(episode.task_id))
+            clusters.append(own[episode.task_id])
     return Summary(
         episodes=len(valid),
         tasks=len({episode.task_id for episode in valid}),
@@ -90,11 +91,8 @@ class Pairs(NamedTuple):
     tasks: list[str]
     before: list[float]
     after: list[float]
-
-    @property
-    def clusters(self) -> list[str]:
-        """What each task is clustered in."""
-        return [cluster_of(task) for task in self.tasks]
+    clusters: list[str]
+    """What each task is clustered in (`clusters_of`)."""
 
     @property
     def change(self) -> Interval:
@@ -110,14 +108,16 @@ class Pairs(NamedTuple):
 
 def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
     """The pairs behind `compare`, by measure; a measure without a single pair is absent."""
+    before, after = list(before), list(after)
     early, late = _by_task(before), _by_task(after)
+    own = clusters_of([*before, *after])
     names = {name for means in early.values() for name in means} & {n for means in late.values() for n in means}
     paired = {}
     for name in sorted(names):
         tasks = [task for task in early if name in early[task] and name in late.get(task, {})]
         if tasks:
-            means = ([side[task][name] for task in tasks] for side in (early, late))
-            paired[name] = Pairs(name, tasks, *means)
+            first, last = ([side[task][name] for task in tasks] for side in (early, late))
+            paired[name] = Pairs(name, tasks, first, last, [own[task] for task in tasks])
     return paired
 
 

@@ -6,10 +6,20 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import RESULTS, results_of
@@ -85,29 +95,52 @@ class _Task(_Record):
     id: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
     language: str
-    workspace: _Word
+    workspace: _Word = ""
     reference: str = ""
     checks: _Checks = _Checks()
     environment: str = ""
     split: str = Field(default="train", min_length=1)
     licence: str = ""
     difficulty: float | None = None
+    repository: str = ""
+    created: str = ""
+    kind: str = ""
+    answer: str = ""
+
+    @field_validator("created")
+    @classmethod
+    def _date(cls, created: str) -> str:
+        try:
+            return created and date.fromisoformat(created).isoformat()
+        except ValueError:
+            raise ValueError(f"{created!r} is no date: write YYYY-MM-DD") from None
 
     @field_validator("workspace")
     @classmethod
-    def _kind(cls, workspace: str) -> str:
-        if not re.fullmatch(r"dir:.+|git:.+@[0-9a-fA-F]{7,64}|image:.+@.+", workspace, re.DOTALL):
+    def _place(cls, workspace: str) -> str:
+        if workspace and not re.fullmatch(r"dir:.+|git:.+@[0-9a-fA-F]{7,64}|image:.+@.+", workspace, re.DOTALL):
             raise ValueError("write dir:PATH, git:URL@SHA or image:NAME@DIGEST")
         return workspace
 
+    @model_validator(mode="after")
+    def _judged(self) -> _Task:
+        if not self.workspace and not self.answer:
+            raise ValueError("a task has a workspace, or an answer, or both")
+        return self
+
 
 _DEFAULTS: dict[str, Any] = {
+    "workspace": "",
     "reference": "",
     "checks": {},
     "environment": "",
     "split": "train",
     "licence": "",
     "difficulty": None,
+    "repository": "",
+    "created": "",
+    "kind": "",
+    "answer": "",
 }
 """What a field that is left out means."""
 
@@ -184,6 +217,10 @@ def _record(task: Task, home: Path) -> dict[str, Any]:
         "split": task.split,
         "licence": task.licence,
         "difficulty": task.difficulty,
+        "repository": task.repository,
+        "created": task.created,
+        "kind": task.kind,
+        "answer": task.answer,
     }
     return {key: value for key, value in record.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
 
@@ -292,6 +329,10 @@ def _task(record: _Task, path: Path, where: str) -> Task:
         split=record.split,
         licence=record.licence,
         difficulty=record.difficulty,
+        repository=record.repository,
+        created=record.created,
+        kind=record.kind,
+        answer=record.answer,
     )
 
 

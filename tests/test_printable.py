@@ -145,13 +145,14 @@ def test_the_command_line(what: str) -> None:
     script = f"""
 import logging, sys
 from coderepairrl import cli, config
+from coderepairrl.cli import output
 from coderepairrl.errors import SandboxFault
 text = {HOSTILE!r}.replace("\\ud800", "\\ud800".encode("utf-8", "replace").decode())
 async def late(text):
     import asyncio
     asyncio.get_running_loop().call_exception_handler({{"message": text, "exception": ValueError(text)}})
 def print_result(text):
-    cli._show(cli._table({{text: text, "deeper": {{text: [text]}}}}))
+    output.show(output.table({{text: text, "deeper": {{text: [text]}}}}))
 @cli.app.command()
 def attack() -> None:
     {COMMANDS[what]}

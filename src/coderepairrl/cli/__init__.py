@@ -1,0 +1,97 @@
+"""The `crrl` command. Results go to stdout, logs to stderr; exit codes are those of `errors.ExitCode`.
+
+Commands import what they need when they run, so that ``crrl --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Annotated
+
+import typer
+
+from coderepairrl import __version__
+from coderepairrl.cli import agents, data, reading, running, serving
+from coderepairrl.cli.output import show
+from coderepairrl.errors import ExitCode, told
+from coderepairrl.printable import LogFormatter, logged
+
+app = typer.Typer(
+    name="crrl",
+    help="Train language models to repair code by doing it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        show(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    pass
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(running.hello, running.train),
+    *(serving.fix, serving.serve),
+    *(reading.score, reading.view, reading.report, reading.check),
+)
+for command in COMMANDS:
+    app.command()(command)
+app.add_typer(data.app, name="data")
+app.add_typer(agents.app, name="agents")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Unwind, wherever we are, so that children and temporary folders go, too; `train.signals` has gentler ways.
+
+    Once: a second signal must not tear what the first is tidying up.
+
+    Not Python's own handler, which `asyncio.run` would replace by one that waits for the code that runs just now.
+    """
+    _deafen()
+    raise KeyboardInterrupt
+
+
+def _deafen() -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback as Python prints it, but for what would command the terminal: it may quote a model."""
+    print(logged("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)
+
+
+def main() -> None:
+    """Entry point: turns this project's errors into a message, a fix and an exit code."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
+    logs = logging.StreamHandler()
+    logs.setFormatter(LogFormatter())
+    logging.basicConfig(handlers=[logs])
+    try:
+        with told():
+            app()
+    except BrokenPipeError:  # `crrl view RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.RUN_FAILED)
+    except Exception:
+        sys.excepthook = _unexpected  # typer has set its own
+        raise
+    finally:
+        atexit.register(_deafen)  # before all that was registered earlier: what is done at exit is done

@@ -1,0 +1,33 @@
+"""``crrl agents``: who works on a task."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from coderepairrl.cli.output import Json, show
+
+app = typer.Typer(help="Agents: which there are; install the programs of others.", no_args_is_help=True)
+
+
+@app.command("list")
+def agents_list(as_json: Json = False) -> None:
+    """The agents that ship: where they work, what they speak, and whether their programs are installed."""
+    from coderepairrl.agents import listing
+
+    entries = listing.listing()
+    show(json.dumps([entry._asdict() for entry in entries]) if as_json else listing.table(entries))
+
+
+@app.command("install")
+def agents_install(
+    name: Annotated[str, typer.Argument(help="an agent of `crrl agents list`, or a recipe file")],
+    as_json: Json = False,
+) -> None:
+    """Install the program of an agent into an environment of its own, which sandboxes see read-only."""
+    from coderepairrl.agents import install, recipe
+
+    folder, versions = install.install_named(name)
+    show(json.dumps({"agent": recipe.label(name), "folder": str(folder), **versions}) if as_json else folder)

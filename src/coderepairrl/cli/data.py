@@ -1,0 +1,104 @@
+"""``crrl data``: task sources and their tasks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coderepairrl.cli.output import Json, Options, counts, run, show, table
+from coderepairrl.errors import ExitCode
+from coderepairrl.printable import logged
+
+app = typer.Typer(help="Tasks: which there are; prepare, verify and export them.", no_args_is_help=True)
+
+Source = Annotated[str, typer.Argument(help="a task source, or module:Class")]
+
+
+@app.command("list")
+def data_list(as_json: Json = False) -> None:
+    """The shipped task sources, with their tasks per split."""
+    from coderepairrl.certify import data
+
+    listing = data.shipped()
+    rows = {entry.source: f"{counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
+    show(json.dumps([entry._asdict() for entry in listing]) if as_json else table(rows))
+
+
+@app.command("prepare")
+def data_prepare(source: Source, options: Options = None, as_json: Json = False) -> None:
+    """Fetch and make whatever the tasks of SOURCE need, and count them."""
+    from coderepairrl import config
+    from coderepairrl.certify import data
+
+    splits = data.splits(data.load(source, config.parse_options(options or [])))
+    show(json.dumps({"source": source, "splits": splits}) if as_json else counts(splits))
+
+
+@app.command("verify")
+def data_verify(
+    source: Source,
+    options: Options = None,
+    limit: Annotated[int, typer.Option(min=0, help="only the first so many tasks; 0: all")] = 0,
+    sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
+    sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="run the checks so often, to find flaky tests")] = 1,
+    reward: Annotated[list[str] | None, typer.Option(help="a reward to ask; may be repeated")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="write the tasks that hold, less flaky tests")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask each task: does its check fail, does its reference mend that, do rewards know one from the other?"""
+    from coderepairrl import config
+    from coderepairrl import sandbox as sandboxes
+    from coderepairrl.certify import data
+
+    made = data.load(source, config.parse_options(options or []))
+    choice = sandboxes.choose(sandbox)
+    if choice.fix:  # checks may fail there that pass elsewhere
+        print(logged(str(choice)), file=sys.stderr)
+    backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
+    verdicts = run(data.verify(made, backend, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
+    if output is not None:
+        data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
+    show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
+    if any(entry.lacks for entry in verdicts):
+        raise typer.Exit(ExitCode.PREREQUISITE)
+    if not all(entry.ok for entry in verdicts):
+        raise typer.Exit(ExitCode.RUN_FAILED)
+
+
+@app.command("audit")
+def data_audit(
+    file: Annotated[Path, typer.Argument(help="patches with test outcomes, as JSON lines (docs/guides/rewards.md)")],
+    reward: Annotated[list[str] | None, typer.Option(help="a reward that compares diffs; may be repeated")] = None,
+    figure: Annotated[Path | None, typer.Option(help="write an SVG of ranking against what junk earns")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask of rewards: do patches that pass rank above those that fail, and what do cheap edits earn?"""
+    from coderepairrl.certify import data
+
+    rows = data.read(file)
+    verdicts = data.audit(rows, reward or ["patch_similarity", "patch_lines", "patch_edits"])
+    if figure is not None:
+        figure.write_text(data.figure(verdicts))
+    show(json.dumps([found.as_json() for found in verdicts]) if as_json else data.report(rows, verdicts))
+
+
+@app.command("export")
+def data_export(
+    source: Source,
+    file: Annotated[Path, typer.Argument(help="the file to write, in the schema of docs/guides/tasks.md")],
+    options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Write the tasks of SOURCE as JSON lines, which the source `jsonl` reads back."""
+    from coderepairrl import config
+    from coderepairrl.certify import data
+
+    count = data.export(data.load(source, config.parse_options(options or [])), file)
+    show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")

@@ -1,0 +1,55 @@
+"""What commands share: how results are printed, and the options that many have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from coderepairrl.printable import logged, printable, visible
+
+T = TypeVar("T")
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings: docs/reference/config.md")
+]
+Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example path=tasks.jsonl")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
+
+
+def show(text: object) -> None:
+    """Print what may be somebody else's words; JSON has its own escapes."""
+    print(visible(str(text)), flush=True)
+
+
+def counts(splits: dict[str, int]) -> str:
+    """Tasks per split, in words.
+
+    >>> counts({"train": 3, "test": 1})
+    '3 train, 1 test'
+    """
+    return ", ".join(f"{count} {split}" for split, count in splits.items())
+
+
+def run(job: Coroutine[Any, Any, T]) -> T:
+    """What `job` returns; a signal that stops it lets it tidy up. Raises what it raises."""
+    from coderepairrl.stages import until_told
+
+    return asyncio.run(until_told(job))
+
+
+def table(data: dict[Any, Any], indent: str = "") -> str:
+    """Names and values of nested tables, a line each."""
+    from coderepairrl.stats import Interval
+
+    lines = []
+    for key, value in data.items():
+        name = f"{indent}{printable(str(key))}"
+        if isinstance(value, dict) and {"value", "low", "high"} == set(value):
+            lines.append(f"{name:<28} {Interval(**value)}")
+        elif isinstance(value, dict) and value:
+            lines.append(f"{name}\n{table(value, indent + '  ')}")
+        else:
+            lines.append(f"{name:<28} {value:.6g}" if isinstance(value, float) else f"{name:<28} {logged(str(value))}")
+    return "\n".join(lines)

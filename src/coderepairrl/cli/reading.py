@@ -1,0 +1,115 @@
+"""``crrl score``, ``view``, ``report``, ``check``: what is there, and how good it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coderepairrl.cli.output import Json, Options, run, show
+from coderepairrl.errors import ExitCode, UsageError
+
+
+def score(
+    oracle: Annotated[Path, typer.Option(help="the reference diff")],
+    patch: Annotated[Path, typer.Option(help="the diff to judge")],
+    reward: Annotated[str, typer.Option(help="name of the reward, or module:Class")] = "patch_edits",
+    as_json: Json = False,
+) -> None:
+    """Score one diff against another with a reward that needs no execution."""
+    from coderepairrl import rewards
+
+    value = rewards.score_files(reward, oracle, patch)
+    [version] = rewards.versions(reward).values()
+    found = {"reward": reward, "version": version, "value": value}
+    show(json.dumps(found) if as_json else f"{value:.6f}")
+
+
+def view(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    episode: Annotated[str | None, typer.Argument(help="id of an episode; without it, the index of all")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the page here, not to stdout")] = None,
+) -> None:
+    """A static page: an episode with every token coloured by origin, mask and advantage, or the index of a run."""
+    from coderepairrl.report import view
+
+    page = view.render(run, episode)
+    if output is None:
+        if sys.stdout.isatty():
+            command = shlex.join(["crrl", "view", str(run), *([episode] if episode else [])])
+            raise UsageError(
+                "the page is HTML, which a terminal does not show",
+                fix=f"{command} -o {'episode' if episode else 'index'}.html, and open it in a browser",
+            )
+        show(page)
+    else:
+        try:
+            output.write_text(page)
+        except OSError as error:
+            raise UsageError(f"cannot write {output}: {error.strerror}", fix="name another file with -o") from error
+        show(output)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders; several are put side by side")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="not RUN/report/index.html")] = None,
+    figure: Annotated[Path | None, typer.Option(help="write an SVG of reward and tests passing, not the page")] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, a horizontal line in the figure")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a run has come to: curves, before and after with intervals, time, tokens, faults, on one page."""
+    from coderepairrl import report as reports
+
+    loaded = reports.load(runs)
+    if as_json:
+        show(json.dumps(reports.numbers(loaded), allow_nan=False))
+    elif figure is not None:
+        show(reports.write_figure(loaded, baseline or [], figure))
+    else:
+        show(reports.write_page(loaded, output))
+
+
+def check(
+    kind: Annotated[
+        str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks, model, crash; none: the machine")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="an implementation, module:Class, a model's folder, or whom to kill")
+    ] = None,
+    options: Options = None,
+    every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
+    as_json: Json = False,
+) -> None:
+    """What this machine has and lacks; with KIND NAME, the exam of one implementation."""
+    from coderepairrl import certify as checks
+    from coderepairrl import config
+
+    if every and (kind != "sandbox" or name is not None or options):
+        raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
+    report: list[checks.Entry] = []
+
+    def tell(entry: checks.Entry) -> None:
+        report.append(entry)
+        if not as_json:
+            show(checks.line(entry))
+
+    async def sit(entries: AsyncIterator[checks.Entry]) -> None:
+        async for entry in entries:
+            tell(entry)
+
+    if every:
+        run(sit(checks.examine_sandboxes()))
+    elif kind is not None:
+        run(sit(checks.examine(kind, name, config.parse_options(options or []))))
+    else:
+        for entry in checks.machine():
+            tell(entry)
+    if as_json:
+        show(json.dumps([entry._asdict() for entry in report]))
+    if not all(entry.ok for entry in report if entry.required):
+        raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)

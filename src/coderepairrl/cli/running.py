@@ -1,0 +1,49 @@
+"""``crrl hello``, ``train``: runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Annotated, Any
+
+import typer
+
+from coderepairrl.cli.output import Json, Overrides, show, table
+
+Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
+
+
+def hello(overrides: Overrides = None, resume: Resume = False, as_json: Json = False) -> None:
+    """The main job on this machine: reinforcement learning of a tiny policy, nothing else needed."""
+    from coderepairrl.apps.hello import hello as run
+
+    show(run(overrides or [], resume=resume, as_json=as_json))
+
+
+def train(
+    file: Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")],
+    overrides: Overrides = None,
+    resume: Resume = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved plan and stop")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a policy: tasks, groups of episodes, rewards, advantages, update, weights live, next step."""
+    from coderepairrl import config, stages
+
+    resolved = config.load(file, overrides or [])
+    folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
+    if dry_run:
+        plan: dict[str, Any] = {}
+        try:
+            plan["needs"] = stages.needs(resolved)
+            if lacking := stages.missing(resolved):
+                plan["missing"] = {"what": str(lacking), "fix": lacking.fix}
+            plan |= stages.plan(resolved, folder)
+        finally:  # what is known, though the rest is refused
+            if plan:
+                show(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{table(plan)}")
+        if lacking:
+            raise lacking
+        return
+    result = asyncio.run(stages.run(resolved, resume=resume, folder=folder))
+    show(json.dumps(result) if as_json else table(result))

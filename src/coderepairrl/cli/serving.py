@@ -1,0 +1,90 @@
+"""``crrl fix``, ``serve``: models at work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coderepairrl.cli.output import Json, Overrides, run, show, table
+from coderepairrl.errors import ExitCode, UsageError
+from coderepairrl.printable import logged
+
+
+def fix(
+    repo: Annotated[Path, typer.Argument(help="a clean git repository")],
+    issue: Annotated[Path, typer.Option(help="a file that says what is wrong")],
+    model: Annotated[str, typer.Option(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
+    overrides: Overrides = None,
+    agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/guides/agents.md")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,
+    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
+    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="apply the patch to the working tree")] = False,
+    as_json: Json = False,
+) -> None:
+    """Let a model repair your own repository: its work on stderr, the diff on stdout."""
+    from coderepairrl.apps import fix, serve
+
+    repository, text = fix.open_repository(repo), fix.read_issue(issue)
+    given = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
+    choice = serve.choose(
+        model,
+        [*given, *serve.relayed(model_name, key_env)],
+        command="crrl fix",
+        used=fix.USED,
+        defaults=fix.DEFAULTS,
+    )
+    fixed = run(fix.fix(repository, text, choice, temperature=temperature, trace=fix.Trace()))
+    if not as_json:
+        fix.show(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
+    applied = False
+    try:
+        applied = apply and fix.apply(repository, fixed.patch)
+    finally:
+        if as_json:
+            show(json.dumps({**fixed.as_json(), "applied": applied}))
+    if not fixed.patch:
+        raise typer.Exit(ExitCode.RUN_FAILED)
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
+    overrides: Overrides = None,
+    host: Annotated[
+        str, typer.Option(help="where the gateway listens; it asks agents for a session's key")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of the gateway; 0: any that is free")] = 8000,
+    socket: Annotated[Path | None, typer.Option(help="a Unix socket of the gateway, for sandboxes")] = None,
+    admin: Annotated[Path | None, typer.Option(help="the host's own Unix socket; else in a new folder")] = None,
+    admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help="with a token, instead of --admin")] = None,
+    log: Annotated[Path | None, typer.Option(help="a new run folder: every turn, as it is committed")] = None,
+    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
+    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
+    as_json: Json = False,
+) -> None:
+    """The gateway alone, for a trainer of your own: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
+    from coderepairrl.apps import serve as served
+
+    if admin is not None and admin_port is not None:
+        raise UsageError("--admin and --admin-port are two places for one thing", fix="choose one")
+    choice = served.choose(
+        model,
+        [*(overrides or []), *served.relayed(model_name, key_env)],
+        command="crrl serve",
+        used=served.USED,
+        defaults=served.DEFAULTS,
+    )
+
+    def ready(where: dict[str, Any]) -> None:
+        show(json.dumps(where) if as_json else table(where))
+
+    def say(text: str) -> None:
+        print(logged(text), file=sys.stderr)
+
+    places = served.Places(host, port, socket, admin, admin_port)
+    asyncio.run(served.serve(choice, places, log=log, ready=ready, say=say))

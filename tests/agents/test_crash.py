@@ -22,7 +22,7 @@ from coderepairrl.gateway import Gateway
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, Rollout, SupervisedEngine, collect, derive_seed
+from coderepairrl.rollout import Group, Rollout, SupervisedEngine, collect, derive_seed, slots
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.stats import summarise
@@ -164,9 +164,7 @@ async def attempts(
             concurrency=1,
         )
         task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
-        [group] = await collect(
-            rollout, [task], phase="train", step=1, attempts=count, sampling=Sampling(), seed=0, retries=2
-        )
+        [group] = await collect(rollout, slots("train", 1, [task], count, seed=0), sampling=Sampling(), retries=2)
     finally:
         await gateway.stop()
         log.close()

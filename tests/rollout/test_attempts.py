@@ -16,7 +16,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Group, Rollout, collect, episodes
+from coderepairrl.rollout import Group, Rollout, collect, episodes, slots
 from coderepairrl.runs import Log
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -49,9 +49,8 @@ async def rollout(
 
 
 async def groups(rollout: Rollout, *tasks: Task, step: int = 1, attempts: int = 2) -> list[Group]:
-    return await collect(
-        rollout, tasks, phase="train", step=step, attempts=attempts, sampling=Sampling(), seed=0, retries=0
-    )
+    chosen = slots("train", step, tasks, attempts, seed=0)
+    return await collect(rollout, chosen, sampling=Sampling(), retries=0)
 
 
 async def test_an_attempt_is_logged_as_it_happens(miniature: Path, tmp_path: Path) -> None:
@@ -160,7 +159,7 @@ async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(miniatur
         [before] = await groups(made, ONE)
         for task, kept in ((ONE, True), (OTHER, False)):
             [group] = await collect(
-                made, [task], phase="train", step=1, attempts=2, sampling=Sampling(), seed=0, retries=0,
+                made, slots("train", 1, [task], 2, seed=0), sampling=Sampling(), retries=0,
                 finished=before.episodes, tried={(before.id, 0): 1, (before.id, 1): 1},
             )  # fmt: skip
             assert {episode.task_id for episode in group.episodes} == {task.id}

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.agents.chat import Chat
@@ -19,7 +21,17 @@ from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, Rewa
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, Rollout, SupervisedEngine, check_health, collect, derive_seed, schedule
+from coderepairrl.rollout import (
+    Group,
+    Rollout,
+    SupervisedEngine,
+    check_health,
+    collect,
+    derive_seed,
+    due,
+    schedule,
+    slots,
+)
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -127,9 +139,8 @@ async def test_calls_beside_the_main_conversation_are_not_trained_but_where_that
 
 
 async def groups_of(rollout: Rollout, tasks: list[Task], retries: int = 2, **kwargs: Any) -> list[Group]:
-    return await collect(
-        rollout, tasks, phase="train", step=1, attempts=3, sampling=Sampling(), seed=0, retries=retries, **kwargs
-    )
+    chosen = slots("train", 1, tasks, 3, seed=0)
+    return await collect(rollout, chosen, sampling=Sampling(), retries=retries, **kwargs)
 
 
 def fault(error: Exception) -> Callable[[Sandbox], None]:
@@ -383,3 +394,18 @@ async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_pa
     assert [task.verified for task in seen["reward"] if task.id == TASKS[1].id] == [()] * 3
     assert b"SECRET" not in (tmp_path / "log.jsonl").read_bytes()
     assert not any(b"SECRET" in content for box in backend.sandboxes for content in box.files.values())
+
+
+@given(st.data())
+def test_what_is_due_follows_from_what_was_consumed(data: st.DataObject) -> None:
+    """Steps consume groups in whatever order these end, some begun for a step before or after it: each comes once, with
+    its own seeds, and what comes next is the same for whoever reads it from the log."""
+    straight = [slot for step in range(1, 13) for slot in slots("train", step, schedule(TASKS, 2, step, 3), 4, 3)]
+    consumed: set[str] = set()
+    for _ in range(8):
+        ahead = data.draw(st.integers(0, 4))
+        begun = [slot.group for slot in straight if slot.group not in consumed][: 2 + ahead]
+        assert due(TASKS, 2, 4, 3, consumed) == [slot for slot in straight if slot.group in begun[:2]]
+        consumed.update(data.draw(st.permutations(begun))[:2])
+    left = [slot for slot in straight if slot.group not in consumed]
+    assert due(TASKS, 2, 4, 3, consumed) == left[:2]

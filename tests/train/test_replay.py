@@ -111,11 +111,11 @@ class Story:
         async def start_learner(config: Config, *_: object) -> Learner:
             return Learner(policy.settings(config), weights)
 
-        def episodes_of(run: RunFolder, phase: str, first: int, last: int) -> dict[int, int]:
-            return {step: step for step in range(first, last + 1)}
+        def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+            return {record["step"]: record["step"] for record in steps}
 
         monkeypatch.setattr(policy, "start_learner", start_learner)
-        monkeypatch.setattr(policy, "episodes_of", episodes_of)
+        monkeypatch.setattr(policy, "consumed", consumed)
         monkeypatch.setattr(
             policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1)
         )

@@ -93,10 +93,11 @@ class Report:
 
 def analyse(data: RunData) -> Report:
     """The report of a run."""
+    consumed_by = {name: record["step"] for record in data.steps for name in record.get("episodes", ())}
     by_step: dict[int, list[Row]] = defaultdict(list)
-    for row in data.rows.values():
-        if row.phase == "train":
-            by_step[row.step].append(row)
+    for name, row in data.rows.items():
+        if row.phase == "train":  # one that no step consumed, a void try for example, cost the step it was made for
+            by_step[consumed_by.get(name, row.step)].append(row)
     steps = [_step(record, by_step[record["step"]]) for record in data.steps]
     evaluations, comparisons, last = _evaluations(data)
     tools, commands = _most_used(data.rows.values())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from types import MappingProxyType
 
 from coderepairrl.errors import HealthGateError
@@ -23,6 +24,21 @@ class Group:
     void: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A group that is to be made: its place in the order of a run, and a seed for each attempt.
+
+    `step` is the optimiser step (of an evaluation: the number of updates before it) for which it was scheduled; a
+    training step may consume groups that were scheduled for another.
+    """
+
+    group: str
+    task: Task
+    phase: str
+    step: int
+    seeds: tuple[int, ...]
+
+
 def schedule(tasks: Sequence[Task], per_step: int, step: int, seed: int) -> list[Task]:
     """The tasks of `step` (1, 2, ...): every task once per epoch, each epoch in an order of its own.
 
@@ -37,57 +53,86 @@ def schedule(tasks: Sequence[Task], per_step: int, step: int, seed: int) -> list
     return picked
 
 
+def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
+    """A group of `attempts` for each of `tasks`. A task that the step has twice gets other seeds the second time."""
+    made = []
+    for position, task in enumerate(tasks):
+        before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
+        seeds = tuple(derive_seed(seed, phase, step, task.id, before + number) for number in range(attempts))
+        made.append(Slot(group_name(phase, step, position), task, phase, step, seeds))
+    return made
+
+
+def group_name(phase: str, step: int, position: int) -> str:
+    """Of the group at `position` (0, 1, ...) among those scheduled for `step`.
+
+    >>> group_name("train", 3, 0)
+    'train-00003-000'
+    """
+    return f"{phase}-{step:05d}-{position:03d}"
+
+
+def due(tasks: Sequence[Task], per_step: int, attempts: int, seed: int, consumed: Container[str]) -> list[Slot]:
+    """What the next training step consumes: of the run's order the first `per_step` groups that no step has consumed.
+
+    A function of the log, which has the names of the `consumed` groups. Where every step consumes what was scheduled
+    for it, that is the next step's share; a group that was left behind comes first.
+    """
+    found: list[Slot] = []
+    for step in count(1):
+        if all(group_name("train", step, position) in consumed for position in range(per_step)):
+            continue
+        scheduled = slots("train", step, schedule(tasks, per_step, step, seed), attempts, seed)
+        found += [slot for slot in scheduled if slot.group not in consumed]
+        if len(found) >= per_step:
+            break
+    return found[:per_step]
+
+
 async def collect(
     rollout: Rollout,
-    tasks: Sequence[Task],
+    slots: Sequence[Slot],
     *,
-    phase: str,
-    step: int,
-    attempts: int,
     sampling: Sampling,
-    seed: int,
     retries: int,
     finished: Iterable[Episode] = (),
     tried: Mapping[tuple[str, int], int] = MappingProxyType({}),
     verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
-    """`attempts` episodes at each of `tasks`, all at once as far as the rollout's concurrency allows.
+    """The groups of `slots`, all at once as far as the rollout's concurrency allows.
 
-    A void episode is tried again up to `retries` times with the same seed. For a step that was interrupted,
-    `finished` are its episodes, taken as they are, and `tried` counts the attempts begun by (group, attempt).
+    A void episode is tried again up to `retries` times with the same seed. For groups that were interrupted,
+    `finished` are their episodes, taken as they are, and `tried` counts the attempts begun by (group, attempt).
     `verified` are further references by task id, the same for all attempts whichever ends first.
     """
     done = {(episode.group, episode.attempt): episode for episode in finished if episode.ending is not Ending.VOID}
 
-    async def attempt(ticket: Ticket) -> tuple[Episode, int]:
-        key = (ticket.group, ticket.attempt)
-        if key in done and done[key].task_id == ticket.task.id:  # else the tasks have changed since
+    async def attempt(slot: Slot, number: int) -> tuple[Episode, int]:
+        key = (slot.group, number)
+        if key in done and done[key].task_id == slot.task.id:  # else the tasks have changed since
             return done[key], 0
-        first = tried.get(key, 0)
+        known = verified.get(slot.task.id, ())
+        ticket = Ticket(
+            slot.task, slot.phase, slot.step, slot.group, number, slot.seeds[number], sampling, known, tried.get(key, 0)
+        )
         for void in range(retries + 1):
-            episode = await rollout.run(replace(ticket, retry=first + void))
+            episode = await rollout.run(replace(ticket, retry=ticket.retry + void))
             if episode.ending is not Ending.VOID:
                 return episode, void
         return episode, retries + 1
 
-    rows: list[list[Ticket]] = []
-    for position, task in enumerate(tasks):
-        group = f"{phase}-{step:05d}-{position:03d}"
-        # a task that the step has twice is not attempted with the same seeds again
-        before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
-        seeds = [derive_seed(seed, phase, step, task.id, before + number) for number in range(attempts)]
-        known = verified.get(task.id, ())
-        rows.append([Ticket(task, phase, step, group, at, own, sampling, known) for at, own in enumerate(seeds)])
     try:
         async with asyncio.TaskGroup() as pending:
-            jobs = [[pending.create_task(attempt(ticket)) for ticket in row] for row in rows]
+            jobs = [[pending.create_task(attempt(slot, number)) for number in range(len(slot.seeds))] for slot in slots]
     except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled or followed from it
         raise several.exceptions[0] from None
-    results = [[job.result() for job in row] for row in jobs]
-    return [
-        Group(row[0].group, row[0].task, tuple(episode for episode, _ in made), sum(void for _, void in made))
-        for row, made in zip(rows, results, strict=True)
-    ]
+    groups = []
+    for slot, row in zip(slots, jobs, strict=True):
+        results = [job.result() for job in row]
+        groups.append(
+            Group(slot.group, slot.task, tuple(episode for episode, _ in results), sum(void for _, void in results))
+        )
+    return groups
 
 
 def check_health(groups: Sequence[Group], limit: float) -> None:

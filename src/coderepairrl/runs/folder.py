@@ -18,7 +18,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib import metadata
@@ -198,15 +198,18 @@ def open_run(path: Path) -> RunFolder:
     return folder
 
 
-def logged_episodes(records: Iterable[Mapping[str, Any]]) -> Iterator[Episode]:
-    """Every episode with a verdict, put together from a log's ``turn`` and ``verdict`` records."""
+def logged_episodes(
+    records: Iterable[Mapping[str, Any]], wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[Episode]:
+    """Every episode with a verdict, put together from a log's ``turn`` and ``verdict`` records; of these the `wanted`,
+    by id, since reading the tokens of the others takes its time."""
     turns: dict[str, list[Turn]] = {}
     for record in records:
         if record["type"] == "episode":
             turns[record["id"]] = []
-        elif record["type"] == "turn":
+        elif record["type"] == "turn" and wanted(record["episode"]):
             turns.setdefault(record["episode"], []).append(codec.load(Turn, record["turn"]))
-        elif record["type"] == "verdict":
+        elif record["type"] == "verdict" and wanted(record["verdict"]["id"]):
             data = record["verdict"]
             own = sorted(turns.pop(data["id"], []), key=lambda turn: turn.index)
             yield replace(codec.load(Episode, data), turns=tuple(own))

@@ -160,7 +160,7 @@ def _check_continues(history: History, config: Config, changed: Iterable[str]) -
             "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
             fix="resume it as it was, or give the changed run another run.name",
         )
-    half = sorted(step for name, step in history.begun - set(history.evaluations) if name != "train")
+    half = sorted(step for name, step in set(history.begun.values()) - set(history.evaluations) if name != "train")
     if half and (keys := [key for key in changed if _within(key, ["eval", *_LIMITS])]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coderepairrl.errors import RunError
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.types import Ending, Episode
+from coderepairrl.types import Episode
 
 Key = tuple[str, int]
 """Group and attempt."""
@@ -23,8 +24,10 @@ class History:
     """The ``eval`` records by name and step."""
     tried: dict[Key, int] = field(default_factory=dict)
     """Attempts begun, by group and attempt."""
-    begun: set[tuple[str, int]] = field(default_factory=set)
-    """Phase and step of these attempts."""
+    begun: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The groups of these attempts, with the phase and step that each was scheduled for."""
+    consumed: set[str] = field(default_factory=set)
+    """The groups that a step has consumed."""
     stopped: list[str] = field(default_factory=list)
     """Why processes stopped after the last finished step, as the ``stop`` records say."""
     changes: list[Mapping[str, Any]] = field(default_factory=list)
@@ -35,13 +38,19 @@ class History:
         """The last finished step; 0 before the first."""
         return self.steps[-1]["step"] if self.steps else 0
 
+    def add_step(self, record: Mapping[str, Any], groups: Iterable[str]) -> None:
+        """Take a finished step, which has consumed `groups`."""
+        self.steps.append(record)
+        self.consumed.update(groups)
+
 
 def read_history(run: RunFolder) -> History:
     """The history of `run`. Raises what `RunFolder.records` raises."""
     history = History()
+    groups: dict[str, str] = {}
     for record in run.records():
         if record["type"] == "step":
-            history.steps.append(record)
+            history.add_step(record, (groups[name] for name in record.get("episodes", ()) if name in groups))
             history.stopped = []
         elif record["type"] == "stop":
             history.stopped.append(record["reason"])
@@ -52,19 +61,24 @@ def read_history(run: RunFolder) -> History:
         elif record["type"] == "episode":
             key = (record["group"], record["attempt"])
             history.tried[key] = history.tried.get(key, 0) + 1
-            history.begun.add((record["phase"], record["step"]))
+            history.begun[record["group"]] = (record["phase"], record["step"])
+            groups[record["id"]] = record["group"]
     return history
 
 
-def episodes_of(run: RunFolder, phase: str, first: int, last: int) -> dict[int, list[Episode]]:
-    """The valid episodes of steps `first` to `last` of `phase`, in the order in which a batch has them.
+def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
+    """The episodes that the records of `steps` name, by step, in the order in which the batch had them.
 
-    A void attempt that was never made good appears as its last void episode.
+    Raises `RunError` where the log lacks one.
     """
-    found: dict[int, dict[Key, Episode]] = {step: {} for step in range(first, last + 1)}
-    for episode in logged_episodes(run.records()):
-        if episode.phase == phase and episode.step in found:
-            known = found[episode.step].get((episode.group, episode.attempt))
-            if known is None or known.ending is Ending.VOID:
-                found[episode.step][episode.group, episode.attempt] = episode
-    return {step: [episodes[key] for key in sorted(episodes)] for step, episodes in found.items()}
+    named = {name for step in steps for name in step["episodes"]}
+    found = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
+    if lost := sorted(named - found.keys()):
+        raise RunError(f"{run.log} has no verdict on {lost[0]}, which a step consumed", fix="restore it from a copy")
+    return {step["step"]: [found[name] for name in step["episodes"]] for step in steps}
+
+
+def finished(run: RunFolder, groups: Collection[str]) -> list[Episode]:
+    """The episodes of `groups` that have a verdict, void ones among them."""
+    named = tuple(f"{group}-" for group in groups)
+    return list(logged_episodes(run.records(), lambda name: name.startswith(named))) if named else []

@@ -17,7 +17,7 @@ from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
 from coderepairrl.stages.changes import in_force
-from coderepairrl.stages.history import History, episodes_of
+from coderepairrl.stages.history import History, consumed
 from coderepairrl.sync import weights
 from coderepairrl.types import Episode
 
@@ -95,14 +95,14 @@ class LivePolicy:
         start = again.start - 1
         configs = {step: in_force(self.config, history.changes, step) for step in again} | {again.stop: self.config}
         await self._begin(configs[start + 1], start)
-        consumed = episodes_of(self.run, "train", start + 1, history.step)
+        episodes = consumed(self.run, history.steps[start:])
         for step, config in configs.items():
             if step > start + 1 and settings(config) != settings(configs[step - 1]):
                 if self._learner.version:
                     shutil.rmtree((await self._verified(history, step - 1)).path)
                 await self.save(step - 1)
                 await self._begin(config, step - 1)
-            if step <= history.step and (made := make_batch(consumed[step], config)).samples:
+            if step <= history.step and (made := make_batch(episodes[step], config)).samples:
                 await self._learner.step(made.samples, made.episodes)
         if self._learner.version:
             await self._serve(await self._verified(history, history.step))

@@ -11,14 +11,14 @@ from typing import Any
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch
-from coderepairrl.rollout import Group, check_health, collect, schedule
+from coderepairrl.rollout import Group, Slot, check_health, collect, due, slots
 from coderepairrl.stages import gates, overoptimisation
-from coderepairrl.stages.history import History, episodes_of
+from coderepairrl.stages.history import History, consumed, finished
 from coderepairrl.stages.parts import Parts
 from coderepairrl.stages.policy import make_batch, replayed
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stats import Summary, summarise
-from coderepairrl.types import Ending, Episode, Sampling, Task, Verified
+from coderepairrl.types import Ending, Episode, Sampling, Verified
 
 
 async def train(parts: Parts, history: History) -> None:
@@ -33,7 +33,7 @@ async def train(parts: Parts, history: History) -> None:
     await policy.restore(history)
     references = read_references(parts.folder, history, parts.train_tasks, config.tasks.verified_references)
     if history.steps:  # the last process may have been killed between the record of a step and these
-        newest = episodes_of(parts.folder, "train", history.step, history.step)[history.step]
+        newest = consumed(parts.folder, history.steps[-1:])[history.step]
         await export(parts, history, newest, references)
         raise_alarms(parts, gates.untold(history.steps, history.stopped, run))
 
@@ -41,10 +41,10 @@ async def train(parts: Parts, history: History) -> None:
         await evaluate_if_due(parts, history, step - 1)
         began = time.monotonic()
 
-        tasks = schedule(parts.train_tasks, config.rollout.tasks_per_step, step, run.seed)
-        sampling = Sampling(temperature=config.rollout.temperature, max_tokens=config.rollout.turn_tokens)
-        attempts = config.rollout.group_size
-        groups = await gather(parts, history, "train", step, tasks, attempts, sampling, verified=references.known)
+        rollout = config.rollout
+        chosen = due(parts.train_tasks, rollout.tasks_per_step, rollout.group_size, run.seed, history.consumed)
+        sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+        groups = await gather(parts, history, chosen, sampling, verified=references.known)
         episodes = [episode for group in groups for episode in group.episodes]
         batch = make_batch(episodes, config)
         rolled_out = time.monotonic()
@@ -75,7 +75,7 @@ async def train(parts: Parts, history: History) -> None:
         record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
         parts.log.append("step", **record)
         parts.log.sync()
-        history.steps.append(record)
+        history.add_step(record, (group.id for group in groups))
         references.add(step, episodes)
         parts.progress.step(step, metrics)
         if skipped:
@@ -115,29 +115,22 @@ async def export(parts: Parts, history: History, episodes: Sequence[Episode], re
 async def gather(
     parts: Parts,
     history: History,
-    phase: str,
-    step: int,
-    tasks: Sequence[Task],
-    attempts: int,
+    chosen: Sequence[Slot],
     sampling: Sampling,
     *,
     verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
-    """The groups of a step, episodes that an interrupted process finished included. Raises `HealthGateError`.
+    """The groups that are `chosen`, episodes that an interrupted process finished included. Raises `HealthGateError`.
 
     Evaluations leave `verified` out: the task's own reference alone makes the policy comparable before and after.
     """
-    parts.progress.phase(phase, len(tasks) * attempts)
+    parts.progress.phase(chosen[0].phase, sum(len(slot.seeds) for slot in chosen))
     groups = await collect(
         parts.rollout,
-        tasks,
-        phase=phase,
-        step=step,
-        attempts=attempts,
+        chosen,
         sampling=sampling,
-        seed=parts.config.run.seed,
         retries=parts.config.run.retries,
-        finished=episodes_of(parts.folder, phase, step, step)[step] if (phase, step) in history.begun else (),
+        finished=finished(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
         tried=history.tried,
         verified=verified,
     )
@@ -163,7 +156,8 @@ async def evaluate(parts: Parts, history: History, name: str, step: int) -> None
     """One of the evaluations of the policy as it is after `step` updates: ``eval``, or a further one by its name."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
-    groups = await gather(parts, history, name, step, parts.eval_tasks[name], config.attempts, sampling)
+    chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
+    groups = await gather(parts, history, chosen, sampling)
     episodes = [episode for group in groups for episode in group.episodes]
     found = summarise(episodes)
     summary = as_json(found)

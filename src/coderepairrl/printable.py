@@ -62,6 +62,15 @@ def without_login(text: str) -> str:
     return _USERINFO.sub("", text)
 
 
+def rounded(value: float, digits: int = 3) -> str:
+    """A mean in so many significant digits, in which what rounding leaves of a sum that is 0 is not read as a result.
+
+    >>> rounded(-9.3e-10), rounded(0.41239), rounded(812.3)
+    ('~0', '0.412', '812')
+    """
+    return "~0" if 0 < abs(value) < 5e-7 else f"{value:.{digits}g}"
+
+
 def _shown(found: re.Match[str]) -> str:
     char = found[0]
     if char in _JOINERS or unicodedata.category(char) not in _HIDDEN:

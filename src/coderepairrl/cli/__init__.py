@@ -45,7 +45,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(running.hello, running.train),
+    *(running.hello, running.train, running.config),
     *(serving.fix, serving.serve),
     *(reading.score, reading.view, reading.report, reading.check),
 )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from coderepairrl.printable import logged, printable, visible
+from coderepairrl.printable import logged, printable, rounded, visible
 
 T = TypeVar("T")
 Overrides = Annotated[
@@ -50,6 +50,8 @@ def table(data: dict[Any, Any], indent: str = "") -> str:
             lines.append(f"{name:<28} {Interval(**value)}")
         elif isinstance(value, dict) and value:
             lines.append(f"{name}\n{table(value, indent + '  ')}")
+        elif isinstance(value, float):
+            lines.append(f"{name:<28} {rounded(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
         else:
-            lines.append(f"{name:<28} {value:.6g}" if isinstance(value, float) else f"{name:<28} {logged(str(value))}")
+            lines.append(f"{name:<28} {logged(str(value))}")
     return "\n".join(lines)

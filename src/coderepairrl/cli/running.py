@@ -47,3 +47,15 @@ def train(
         return
     result = asyncio.run(stages.run(resolved, resume=resume, folder=folder))
     show(json.dumps(result) if as_json else table(result))
+
+
+def config(
+    file: Annotated[str | None, typer.Argument(help="as for `crrl train`; without it, the defaults")] = None,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Every setting: its value, its default, and what set it: a preset, a file, or an override."""
+    from coderepairrl import config as configs
+
+    settings = configs.explain(file, overrides or [])
+    show(json.dumps([setting._asdict() for setting in settings]) if as_json else configs.as_text(settings))

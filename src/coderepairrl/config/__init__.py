@@ -12,9 +12,13 @@ from coderepairrl.config.loading import (
     validate,
 )
 from coderepairrl.config.schema import Config
+from coderepairrl.config.settings import Setting, as_text, explain
 
 __all__ = [
     "Config",
+    "Setting",
+    "as_text",
+    "explain",
     "load",
     "of_run",
     "override",

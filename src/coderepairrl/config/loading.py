@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError
 
+_SOURCES = ("tasks.source", "eval.source")
 _BEFORE: dict[str, dict[str, Any]] = {
     "train": {"denominator": "informative", "mismatch_correction": "off", "head": "model"}
 }
@@ -36,16 +38,34 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises `ConfigError` that names the file, the key and, for an unknown key, the nearest known one.
     """
     path = _find(source)
+    data: dict[str, Any] = {}
+    for layer in layers(source):
+        data = _merge(data, layer.data)
+    if path.name == "config.toml" and (path.parent / "run.json").is_file():
+        data = _merge(_BEFORE, data)
+    _override(data, overrides)
+    return validate(data, str(source if path in shipped().values() else path), overrides)
+
+
+class Layer(NamedTuple):
+    """What a file sets. `name` is ``preset hello`` or ``file mine.toml``."""
+
+    name: str
+    data: dict[str, Any]
+
+
+def layers(source: str | Path) -> list[Layer]:
+    """The files that `source` consists of, the one that is extended first. Raises `ConfigError`."""
+    path = _find(source)
     data = _read(path)
     if (folder := run_of(source)) is not None:  # a run is where it lies, wherever it was made
         data.setdefault("run", {})["dir"] = str(folder.parent)
-    if (base := data.pop("extends", None)) is not None:
-        data = _merge(_base(path, base), data)
-    if path.name == "config.toml" and (path.parent / "run.json").is_file():
-        data = _merge(_BEFORE, data)
-    for text in overrides:
-        _set(data, *parse_override(text))
-    return validate(data, str(source if path in shipped().values() else path), overrides)
+    base = data.pop("extends", None)
+    return [*([] if base is None else _base(path, base)), Layer(_layer_name(path), data)]
+
+
+def _layer_name(path: Path) -> str:
+    return f"preset {path.stem}" if path in shipped().values() else f"file {path}"
 
 
 def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
@@ -82,8 +102,7 @@ def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
 def override(config: Config, overrides: Sequence[str]) -> Config:
     """`config` with ``a.b=c`` overrides applied. Raises `ConfigError`."""
     data = config.model_dump(exclude_none=True)
-    for text in overrides:
-        _set(data, *parse_override(text))
+    _override(data, overrides)
     return validate(data, "config", overrides)
 
 
@@ -111,25 +130,26 @@ def _find(source: str | Path) -> Path:
     known = shipped()
     if str(source) in known:
         return known[str(source)]
+    near = difflib.get_close_matches(str(source).replace("_", "-"), known, 2, 0.5)
+    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     raise ConfigError(
-        f"no config file {source}", fix=f"name a TOML file, or a shipped config: {', '.join(known) or 'none'}"
+        f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(known) or 'none'}"
     )
 
 
-def _base(path: Path, name: Any) -> dict[str, Any]:
+def _base(path: Path, name: Any) -> list[Layer]:
     """What the file at `path` extends: one level, but that a shipped config may be built on another one."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
     found = _find(path.parent / name if (path.parent / name).exists() else name)
     data = _read(found)
-    if (above := data.pop("extends", None)) is not None:
-        if found not in shipped().values():
-            raise ConfigError(
-                f"{path}: extends {name}, which itself extends another",
-                fix="one level is allowed: extend a file that extends none, or a shipped config",
-            )
-        data = _merge(_base(found, above), data)
-    return data
+    above = data.pop("extends", None)
+    if above is not None and found not in shipped().values():
+        raise ConfigError(
+            f"{path}: extends {name}, which itself extends another",
+            fix="one level is allowed: extend a file that extends none, or a shipped config",
+        )
+    return [*([] if above is None else _base(found, above)), Layer(_layer_name(found), data)]
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -166,6 +186,14 @@ def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
     return data
 
 
+def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Apply `overrides` in their order. Options that they give are those of the task sources that they name."""
+    parsed = [parse_override(text) for text in overrides]
+    _forget_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
+    for key, value in parsed:
+        _set(data, key, value)
+
+
 def _set(data: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:
@@ -181,10 +209,33 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    base = copy.deepcopy(base)
+    _forget_options(base, over)
+    return _merge_sections(base, over)
+
+
+def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
+    """Drop from `base` the options of task sources that `over` replaces: another source has none of them."""
+    now = {section: _source(base, section) for section in ("tasks", "eval")}
+    new = {section: _source(over, section) or now[section] for section in now}
+    before, after = now["eval"] or now["tasks"], new["eval"] or new["tasks"]
+    if now["tasks"] and new["tasks"] != now["tasks"]:
+        base["tasks"].pop("options", None)
+    if before and after != before and isinstance(section := base.get("eval"), dict):
+        for each in (section, *section.get("also", {}).values()):
+            each.pop("options", None)
+
+
+def _source(data: dict[str, Any], section: str) -> str:
+    there = data.get(section)
+    return str(there.get("source", "")) if isinstance(there, dict) else ""
+
+
+def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict) and key not in ("reward", "options")
-        merged[key] = _merge(base[key], value) if both else value
+        merged[key] = _merge_sections(base[key], value) if both else value
     return merged
 
 

@@ -23,8 +23,10 @@ _HEAD = """# Configuration
 One TOML file with the sections below. Everything can be overridden on the command line as `KEY=VALUE`
 (`train.lr=3e-6`, `engine=tiny`, `reward={patch_edits=0.6,tests=0.4}`); `extends = "other.toml"` starts from another
 file, one level deep, `extends = "thesis-8b"` from a shipped configuration. What a file says replaces what it extends,
-setting by setting; `reward` and the tables of `options` are replaced as a whole. An unknown key is an error that names
-the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan.
+setting by setting; `reward` and the tables of `options` are replaced as a whole, and another task source than the one
+that is extended starts without that one's options, those of `eval` included. An unknown key is an error that names
+the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan,
+and `crrl config FILE` every setting with its value, its default and what set it.
 """
 
 

@@ -129,8 +129,9 @@ class Server:
                 self._doors.append(await loop.create_unix_server(self._greet, str(socket), backlog=1024))
                 socket.chmod(0o666)  # guests run as another user; who gets in without a key gets nothing
         except OSError as error:
+            where = f"{host}:{port}" if not self._doors else str(socket)
             await self.stop()
-            raise _cannot_listen(error, host, port, socket) from error
+            raise _cannot_listen(error, where) from error
         # What is there by now stays: scanning it for garbage again and again would stall every call for 0.2 s.
         gc.freeze()
         self.url = f"http://{host}:{self._doors[0].sockets[0].getsockname()[1]}"
@@ -438,7 +439,7 @@ def check_free(path: Path) -> None:
     raise OSError(errno.EADDRINUSE, "it is in use")
 
 
-def _cannot_listen(error: OSError, host: str, port: int, socket: Path | None) -> UsageError:
+def _cannot_listen(error: OSError, where: str) -> UsageError:
     if error.errno == errno.EADDRINUSE:
-        return UsageError(f"{host}:{port} or {socket} is in use", fix="choose another port, or 0 for any free one")
-    return UsageError(f"the gateway cannot listen on {host}:{port} and {socket}: {error}")
+        return UsageError(f"{where} is in use", fix="choose another one; port 0 takes any that is free")
+    return UsageError(f"the gateway cannot listen on {where}: {error.strerror or error}")

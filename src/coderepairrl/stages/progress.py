@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from coderepairrl.printable import logged, printable
+from coderepairrl.printable import logged, printable, rounded
 from coderepairrl.stats import Notes
 from coderepairrl.stats.notes import plain
 from coderepairrl.types import Ending, Episode
@@ -23,6 +23,23 @@ _NOTES = 3
 """Kinds of notes on zeros that are shown of each reward at the end."""
 _WIDEST = 400
 """Characters of what broke that a line shows."""
+
+
+_SHOWN = {
+    "reward": "reward {0}",
+    "void": "void {0}",
+    "crash": "crash {0}",
+    "empty_patches": "empty {1:.0%}",
+    "tool_success": "tools {1:.0%}",
+    "flat_groups": "flat {0}",
+    "learn/grad_norm": "grad {0}",
+    "tokens_per_second": "{1:.0f} tok/s",
+    "learn/loss": "loss {0}",
+}
+"""Metrics in the line of a step, the most important first: empty patches, tool calls that succeeded, groups without a
+gradient."""
+_COLUMNS = 79
+"""Of a step's line, which then wraps on no terminal."""
 
 
 class Progress:
@@ -92,7 +109,8 @@ class Progress:
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A step is finished."""
         self._step, self._last = step, metrics
-        self.say(f"step {step:>4}/{self.total_steps}  {_line(metrics)}")
+        head = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  "
+        self.say(head + _line(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
         """Something that the user should look into: a line of its own, and kept in the panel."""
@@ -128,23 +146,17 @@ class Progress:
         return table
 
 
-def _line(metrics: Mapping[str, Any]) -> str:
-    names = (
-        "reward",
-        "empty_patches",
-        "tool_success",
-        "void",
-        "crash",
-        "flat_groups",
-        "learn/loss",
-        "learn/grad_norm",
-        "tokens_per_second",
-    )
-    return "  ".join(
-        f"{name.removeprefix('learn/')} {metrics[name]:.4g}"
-        for name in names
-        if metrics.get(name) is not None and (name != "crash" or metrics[name] > 0)
-    )
+def _line(metrics: Mapping[str, Any], room: int = 200) -> str:
+    """The metrics by importance, as many as there is `room` for, in characters."""
+    line = ""
+    for name, shown in _SHOWN.items():
+        value = metrics.get(name)
+        if value is None or (name in ("void", "crash") and value == 0):
+            continue
+        text = f"  {shown.format(rounded(value), value)}"
+        if len(line) + len(text) <= room + 2:
+            line += text
+    return line.removeprefix("  ")
 
 
 def _cause(episode: Episode) -> tuple[str, str]:

@@ -1,0 +1,93 @@
+"""Every setting of a run with its value, its default, and who set it (``crrl config``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from coderepairrl.config.loading import layers, load, parse_options
+from coderepairrl.config.schema import Config, Run
+
+REQUIRED = "required"
+"""What stands for the default of a setting that has none."""
+
+
+class Setting(NamedTuple):
+    """A setting by its dotted key. `source` is ``default``, ``preset NAME``, ``file PATH`` or ``override KEY=VALUE``;
+    a `default` of None is unset, `REQUIRED` is none."""
+
+    key: str
+    value: Any
+    default: Any
+    source: str
+
+
+def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[Setting]:
+    """The settings of the config `source` with `overrides`, in the order of the reference; without it the defaults.
+
+    Raises `ConfigError` as `load` does.
+    """
+    defaults = _leaves(_defaults(Config))
+    if source is None:
+        return [Setting(key, None if value == REQUIRED else value, value, "default") for key, value in defaults.items()]
+    given = [(layer.name, layer.data) for layer in layers(source)]
+    given += [(f"override {text}", parse_options([text])) for text in overrides]
+    values = _leaves(load(source, overrides).model_dump(mode="json"))
+    origins: dict[str, str] = {}
+    for name, data in given:
+        for key in _leaves(data):  # which replaces what was in it: ``engine = "tiny"``
+            origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
+            origins[key] = name
+    return [Setting(key, value, defaults.get(key), _origin(key, origins)) for key, value in values.items()]
+
+
+def as_text(settings: Sequence[Setting]) -> str:
+    """A table in four columns."""
+    rows = [("setting", "value", "default", "set by")]
+    rows += [(key, _toml(value), _toml(default), source) for key, value, default, source in settings]
+    wide = [min(44, max(len(row[column]) for row in rows)) for column in range(3)]
+    return "\n".join(
+        "  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, wide, strict=False)), row[3]]).rstrip()
+        for row in rows
+    )
+
+
+def _toml(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return json.dumps(value) if value != REQUIRED else REQUIRED
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Who set `key`, or the table that it is in: ``engine = "tiny"`` sets ``engine.name``."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return "default"
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        value = field.get_default(call_default_factory=True) if not field.is_required() else PydanticUndefined
+        if value is PydanticUndefined:
+            value = _defaults(Run) if field.annotation is Run else REQUIRED
+        found[name] = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+    return found
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """By dotted key; an empty table is a leaf."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            found |= _leaves(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return found

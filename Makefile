@@ -43,7 +43,7 @@ test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes, installed into .venv: wh
 
 test-vllm: .venv/.dev .venv/.vllm  ## the real vLLM server on this CPU: exam, adapters, weights, two steps of hello
 	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -n 1 -m "slow and not by_hand" --durations=0 \
-		tests/engines tests/train/test_streamed_real.py tests/serve/test_vllm.py tests/hello/test_vllm.py
+		tests/engines tests/sync/test_streamed_real.py tests/serve/test_vllm.py tests/hello/test_vllm.py
 
 benchmarks: .venv/.dev  ## ratios, each measured in one run
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

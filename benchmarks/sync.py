@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines.vllm import VllmEngine
-from coderepairrl.learn import Learner, LearnSettings, Route, Streamed
+from coderepairrl.learn import Learner, LearnSettings, Route
 from coderepairrl.sync import weights
+from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sampling
 
 RANK = 32

@@ -115,3 +115,11 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("LOADED []\n")
+
+
+def test_the_wire_stands_alone() -> None:
+    """It also runs in vLLM's Python, which has torch and no package of ours."""
+    tree = ast.parse((ROOT / "sync" / "wire.py").read_text())
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}

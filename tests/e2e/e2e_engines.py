@@ -11,10 +11,9 @@ import psutil
 from safetensors.torch import save_file
 
 from coderepairrl.engines import TinyEngine
-from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk
-from coderepairrl.sync import weights
+from coderepairrl.sync import weights, wire
 from coderepairrl.types import Sampling
 
 KILLED = Path("killed")
@@ -36,8 +35,8 @@ class ReceivingTiny(TinyEngine):
         if not weights.is_offer(path):
             return await super().load(path, version, checksum)
         try:
-            tensors, found = await asyncio.to_thread(crrl_wire.receive, path, 1, 1, self.patience)
-        except crrl_wire.Torn as torn:
+            tensors, found = await asyncio.to_thread(wire.receive, path, 1, 1, self.patience)
+        except wire.Torn as torn:
             raise EngineFault(f"the weights did not arrive: {torn}") from torn
         if found != checksum:
             raise EngineFault(f"what arrived has checksum {found}, not {checksum}")

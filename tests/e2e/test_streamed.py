@@ -7,7 +7,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from coderepairrl.engines.vllm.extension import crrl_wire
+from coderepairrl.sync import wire
 from e2e.conftest import Project
 
 
@@ -21,7 +21,7 @@ def test_a_run_without_files(route: str, project: Project) -> None:
     steps = [record for record in project.records() if record["type"] == "step"]
     assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4  # engine and trainer agree
     trained = load_file(project.run.checkpoints / "00002" / "model.safetensors")
-    assert crrl_wire.checksum(crrl_wire.Described(*each) for each in trained.items()) == steps[-1]["checksum"]
+    assert wire.checksum(wire.Described(*each) for each in trained.items()) == steps[-1]["checksum"]
     refused = project.crrl("train", str(project.run.path), "engine.weights=file", "--resume", check=False)
     assert refused.returncode == 2 and "cannot change in the middle of a run" in refused.stderr
     resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified

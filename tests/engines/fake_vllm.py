@@ -144,11 +144,11 @@ async def collective_rpc(request: web.Request) -> web.Response:
 
 def receive(state: State, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
     """What the worker's extension does, to the letter."""
-    from coderepairrl.engines.vllm.extension import crrl_wire  # it loads torch
+    from coderepairrl.sync import wire  # it loads torch
 
     state.arrived = ""
     try:
-        _, state.arrived = crrl_wire.receive(Path(offer), 1, receivers, seconds)
+        _, state.arrived = wire.receive(Path(offer), 1, receivers, seconds)
     except (OSError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"checksum": state.arrived}

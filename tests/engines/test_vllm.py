@@ -29,12 +29,12 @@ from safetensors.numpy import load_file, save_file
 from coderepairrl.config import load
 from coderepairrl.engines import check, make, require, versions
 from coderepairrl.engines.vllm import VllmEngine
-from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.engines.vllm.options import parse
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.stages.parts import engine_options
 from coderepairrl.sync import weights
+from coderepairrl.sync import wire as sync_wire
 from coderepairrl.types import Sampling
 
 from . import fake_vllm
@@ -531,18 +531,18 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     from safetensors.torch import load_file as load_tensors
 
     tensors = load_tensors(miniature / "model.safetensors")
-    described = [crrl_wire.Described(*each) for each in tensors.items()]
-    checksum = crrl_wire.checksum(described)
+    described = [sync_wire.Described(*each) for each in tensors.items()]
+    checksum = sync_wire.checksum(described)
     joined._patience = 280.0  # however busy the machine is
 
-    def offer(name: str, of: list[crrl_wire.Described]) -> Path:
+    def offer(name: str, of: list[sync_wire.Described]) -> Path:
         (tmp_path / name).mkdir()
-        crrl_wire.write_offer(tmp_path / name, "gloo", of)
+        sync_wire.write_offer(tmp_path / name, "gloo", of)
         return tmp_path / name
 
     async def sent(name: str, version: int, checksum: str) -> int:
         folder = offer(name, described)
-        sending = asyncio.to_thread(crrl_wire.send, folder, iter(tensors.items()), await joined.receivers(), 280.0)
+        sending = asyncio.to_thread(sync_wire.send, folder, iter(tensors.items()), await joined.receivers(), 280.0)
         said, _ = await asyncio.gather(joined.load(folder, version, checksum), sending)
         return said
 
@@ -552,7 +552,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     with pytest.raises(EngineFault, match=f"what arrived has checksum {checksum}, .* version 5 stays"):
         await sent("other", 6, "0" * 64)
     nobody = offer("nobody", described)
-    (nobody / crrl_wire.CALLED_OFF).touch()
+    (nobody / sync_wire.CALLED_OFF).touch()
     with pytest.raises(EngineFault, match="version 5 is served as before: Torn: the other end ended"):
         await joined.load(nobody, 6, checksum)
     with pytest.raises(EngineFault, match="another model: lacks"):  # before the server hears of it

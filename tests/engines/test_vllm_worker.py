@@ -27,8 +27,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     found.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=0, world_size=2))
     found.rank = 1
     yield found
-    for name in ("crrl_worker", "crrl_wire"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("crrl_worker")
 
 
 def refuse(**_: Any) -> None:
@@ -54,7 +53,7 @@ def test_every_worker_receives_in_a_place_of_its_own(worker: Any, monkeypatch: p
         places.append(rank)
         return {}, "found"
 
-    monkeypatch.setattr(sys.modules["crrl_wire"], "receive", receive)
+    monkeypatch.setattr(sys.modules["crrl_worker"].wire, "receive", receive)
     for replica in (0, 1):
         for worker.rank in (0, 1):
             worker.vllm_config.parallel_config.data_parallel_index = replica

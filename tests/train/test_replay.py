@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError
-from coderepairrl.learn import Form, LearnSettings, Published
+from coderepairrl.learn import Form, LearnSettings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
 from coderepairrl.stages.changes import Change
 from coderepairrl.stages.history import History
+from coderepairrl.sync.weights import Published
 
 RATES = (1e-3, 2e-3, 3e-3)
 

@@ -11,10 +11,12 @@ from typing import Any, get_args
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks
 from coderepairrl.certify.machine import Entry
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.learn import Learner, LearnSettings, Published, Receiving, Route, Streamed, init_random
+from coderepairrl.learn import Learner, LearnSettings, Route, init_random
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import Check, check_options, check_types, nearest
+from coderepairrl.sync.streamed import Receiving, Streamed
+from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
 
 Options = Mapping[str, Any]

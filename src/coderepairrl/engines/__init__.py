@@ -88,5 +88,5 @@ def versions(name: str, options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def receives(name: str) -> bool:
-    """Whether the engine `name` also takes full weights without a file (`coderepairrl.learn.Receiving`)."""
+    """Whether the engine `name` also takes full weights without a file (`coderepairrl.sync.streamed.Receiving`)."""
     return hasattr(registry.resolve("engine", name, SHIPPED), "receivers")

@@ -4,10 +4,9 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 """
 
 from coderepairrl.learn.advantages import KIND, GroupAdvantages, group_advantages
-from coderepairrl.learn.client import Learner, Published, init_random, merge
+from coderepairrl.learn.client import Learner, init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route, require_packages
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
-from coderepairrl.learn.streamed import Receiving, Streamed
 
 __all__ = [
     "KIND",
@@ -18,10 +17,7 @@ __all__ = [
     "LearnSettings",
     "Learner",
     "LoraSettings",
-    "Published",
-    "Receiving",
     "Route",
-    "Streamed",
     "batch",
     "group_advantages",
     "init_random",

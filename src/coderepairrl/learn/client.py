@@ -8,11 +8,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.settings import Form, LearnSettings, Precision, Route
 from coderepairrl.processes.children import Child, ChildDied, Frame
+from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"
@@ -22,19 +23,6 @@ PATIENCE = 3600.0
 """Seconds: no step here takes nearly so long, and a hang is noticed the same day."""
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
-
-
-class Published(NamedTuple):
-    """Weights as `Engine.load` takes them: a folder, its policy version, its checksum.
-
-    The folder holds a model (``model.safetensors``, or shards and their index) or adapters in peft's layout
-    (``adapter_config.json``, ``adapter_model.safetensors``). The checksum is the SHA-256 in hexadecimal of its
-    safetensors files, one after the other in the order of their names. A `Learner.offer` has no such file.
-    """
-
-    path: Path
-    version: int
-    checksum: str
 
 
 class Learner:
@@ -106,7 +94,7 @@ class Learner:
     async def offer(self, route: Route) -> Published:
         """Say what the current weights are, for an engine that takes them without a file, and from `send`.
 
-        The checksum is that of `coderepairrl.engines.vllm.extension.crrl_wire`.
+        The checksum is that of `coderepairrl.sync.wire`.
         """
         path, version, checksum = await self._call("offer", folder=str(self._publish_dir.resolve()), route=route)
         return Published(Path(path), version, checksum)

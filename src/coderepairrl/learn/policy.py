@@ -25,7 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import adapters, weights
+from coderepairrl.learn import adapters, shards
 from coderepairrl.learn.head import upcast
 from coderepairrl.learn.pack import MicroBatch, pack, scored
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings, LoraSettings, Precision
@@ -223,14 +223,14 @@ class Policy:
     @property
     def stem(self) -> str:
         """Of the file that `state` is written to."""
-        return weights.MODEL if self.settings.lora is None else adapters.FILE
+        return shards.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
         """Write config, tokenizer and what is trained, exactly: a model's folder, or one of adapters on the model.
 
-        Where `here` is false nothing is written, but the weights are collected with those who write (`weights.write`).
+        Where `here` is false nothing is written, but the weights are collected with those who write (`shards.write`).
         """
-        weights.write(folder, self.stem, self.state(), here=here)
+        shards.write(folder, self.stem, self.state(), here=here)
         if here:
             self._write_layout(folder, self.stem)
 
@@ -239,8 +239,8 @@ class Policy:
 
         ``model`` is a whole model, adapters merged in float32; ``adapter`` the adapters alone, in peft's layout.
         """
-        stem = weights.MODEL if form == "model" else adapters.FILE
-        weights.write(folder, stem, self.exported(form), here=here)
+        stem = shards.MODEL if form == "model" else adapters.FILE
+        shards.write(folder, stem, self.exported(form), here=here)
         if here:
             self._write_layout(folder, stem)
 
@@ -337,7 +337,7 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
         told = json.loads((adapter / adapters.CONFIG).read_text())
         lora = LoraSettings(told["r"], told["lora_alpha"], tuple(told["target_modules"]))
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
-        with weights.Stored(adapter, adapters.FILE) as stored:
+        with shards.Stored(adapter, adapters.FILE) as stored:
             stored.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})
             for name, parameter in policy.parameters.items():
                 parameter.data.copy_(stored[policy.file_name(name)])

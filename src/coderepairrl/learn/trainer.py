@@ -17,9 +17,8 @@ import safetensors
 import torch
 from torch import Tensor
 
-from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import weights
+from coderepairrl.learn import shards
 from coderepairrl.learn.losses import LOSSES, Scale, Trained, truncated
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.pack import MicroBatch, micro_batches, minibatches, scored, share
@@ -27,6 +26,8 @@ from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import Form, LearnSettings, Route
 from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
+from coderepairrl.sync import wire
+from coderepairrl.sync.weights import checksum
 from coderepairrl.types import Sample
 
 _OPTIMIZER = "optimizer"
@@ -116,25 +117,25 @@ class Trainer:
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
         """Write the weights to the folder ``folder/v<version>``, whole or not at all (`Policy.export`).
 
-        Returns its path, the version and its `weights.checksum`. Older folders are the caller's to delete. Raises
+        Returns its path, the version and its `sync.weights.checksum`. Older folders are the caller's to delete. Raises
         ValueError when adapters are asked of a policy that has none.
         """
         path = folder / f"v{self.version:06d}"
         with self._replaced(path) as temporary:
             self._agree(lambda: self.policy.export(temporary, form, here=self._first))
-            digest = weights.checksum(temporary) if self._first else ""
+            digest = checksum(temporary) if self._first else ""
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
         """Describe the weights that `send` sends, in ``folder/v<version>``, and write none of them.
 
-        Returns as `publish` does; the checksum is that of `crrl_wire`.
+        Returns as `publish` does; the checksum is that of `wire`.
         """
         path = folder / f"v{self.version:06d}"
         with self._replaced(path) as temporary:
-            described = [crrl_wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
-            self._agree(lambda: crrl_wire.write_offer(temporary, route, described) if self._first else None)
-        return path, self.version, crrl_wire.checksum(described)
+            described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
+            self._agree(lambda: wire.write_offer(temporary, route, described) if self._first else None)
+        return path, self.version, wire.checksum(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send what the folder `offer` says to an engine's workers, layer by layer; "", or why it broke off.
@@ -148,8 +149,8 @@ class Trainer:
             deque(tensors, maxlen=0)
             return ""
         try:
-            crrl_wire.send(offer, tensors, receivers, seconds)
-        except crrl_wire.Torn as torn:  # the engine says what it is, if it still can
+            wire.send(offer, tensors, receivers, seconds)
+        except wire.Torn as torn:  # the engine says what it is, if it still can
             return str(torn)
         return ""
 
@@ -160,7 +161,7 @@ class Trainer:
         """
         with self._replaced(folder) as temporary:
             self._agree(lambda: self.policy.save(temporary, here=self._first))
-            self._agree(lambda: weights.write(temporary, _OPTIMIZER, self._moments(), here=self._first))
+            self._agree(lambda: shards.write(temporary, _OPTIMIZER, self._moments(), here=self._first))
             if self._first:
                 counters = {"schema": _SCHEMA, "version": self.version, "updates": self.updates}
                 (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
@@ -187,14 +188,14 @@ class Trainer:
                 raise UsageError(f"{folder} is a checkpoint of schema {schema}; this version reads {_SCHEMA}")
             if schema == _SCHEMA and not (folder / SUMS).exists():
                 raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
-            with weights.Stored(folder, self.policy.stem) as stored, weights.Stored(folder, _OPTIMIZER) as moments:
+            with shards.Stored(folder, self.policy.stem) as stored, shards.Stored(folder, _OPTIMIZER) as moments:
                 stored.check(shapes)
                 self._take(stored, moments)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
             raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
         self.version, self.updates = version, updates
 
-    def _take(self, stored: weights.Stored, moments: weights.Stored) -> None:
+    def _take(self, stored: shards.Stored, moments: shards.Stored) -> None:
         keys: dict[str, list[str]] = {}
         for entry in moments:
             key, _, name = entry.partition(".")

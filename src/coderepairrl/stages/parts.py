@@ -18,7 +18,7 @@ from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.gateway import Gateway
-from coderepairrl.learn import Learner, Receiving, Streamed, init_random
+from coderepairrl.learn import Learner, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
 from coderepairrl.rollout import Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
@@ -27,6 +27,7 @@ from coderepairrl.stages.policy import LivePolicy, settings, start_learner
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.references import check_references
 from coderepairrl.sync.shared import shared_folder
+from coderepairrl.sync.streamed import Receiving, Streamed
 from coderepairrl.types import Limits, Sampling, Task, Turn
 
 

@@ -12,13 +12,14 @@ from coderepairrl.assembly import devices
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.errors import LearnerFault, RunError, UsageError
-from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, LoraSettings, Published, batch
+from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, LoraSettings, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
 from coderepairrl.stages.changes import in_force
 from coderepairrl.stages.history import History, consumed
 from coderepairrl.sync import weights
+from coderepairrl.sync.weights import Published
 from coderepairrl.types import Episode
 
 

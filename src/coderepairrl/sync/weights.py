@@ -2,7 +2,7 @@
 
 A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter; any other holds full weights in
 Hugging Face layout, in one safetensors file or several. A folder with ``offer.json`` holds none: they come over a wire
-(`coderepairrl.engines.vllm.extension.crrl_wire`).
+(`coderepairrl.sync.wire`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,21 @@ MODEL = "model.safetensors"
 OFFER = "offer.json"
 MEET = "meet-"
 CALLED_OFF = MEET + "off"
-"""Names in an offer: `crrl_wire` says what they mean."""
+"""Names in an offer: `coderepairrl.sync.wire` says what they mean."""
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+
+
+class Published(NamedTuple):
+    """Weights as `Engine.load` takes them: a folder, its policy version, its checksum.
+
+    The folder holds a model (``model.safetensors``, or shards and their index) or adapters in peft's layout
+    (``adapter_config.json``, ``adapter_model.safetensors``). The checksum is the SHA-256 in hexadecimal of its
+    safetensors files, one after the other in the order of their names. A `Learner.offer` has no such file.
+    """
+
+    path: Path
+    version: int
+    checksum: str
 
 
 class Tensor(NamedTuple):

@@ -1,19 +1,33 @@
 """What vLLM's workers learn for us: ``--worker-extension-cls crrl_worker.Extension``, this folder on PYTHONPATH.
 
-It runs in vLLM's Python, which need not have this project: it imports nothing of it.
+It runs in vLLM's Python, which need not have this project: of it, it loads the file `sync/wire.py` alone.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import crrl_wire  # type: ignore[import-not-found]
 import torch
 from safetensors import safe_open
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding  # type: ignore[import-not-found]
 from vllm.platforms import current_platform  # type: ignore[import-not-found]
+
+WIRE = Path(__file__).parents[3] / "sync" / "wire.py"
+
+
+def _load(file: Path) -> Any:
+    """The module in `file`, which imports nothing of ours."""
+    spec = importlib.util.spec_from_file_location("crrl_wire", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+wire = _load(WIRE)
 
 
 class Extension:
@@ -47,7 +61,7 @@ class Extension:
         place = config.data_parallel_index * config.world_size + self.rank
         self._arrived = {}
         try:
-            self._arrived, found = crrl_wire.receive(Path(offer), 1 + place, receivers, seconds)
+            self._arrived, found = wire.receive(Path(offer), 1 + place, receivers, seconds)
             if config.data_parallel_index and found != checksum:
                 raise ValueError(f"what arrived has checksum {found}, not {checksum}")
         except Exception as error:

@@ -13,7 +13,8 @@ import pytest_asyncio
 
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings, Route, Streamed
+from coderepairrl.learn import Learner, LearnSettings, Route
+from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import require_vllm
 

@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 
 from coderepairrl.assembly.route import check_route
 from coderepairrl.config import Config, load
-from coderepairrl.engines.vllm.extension import crrl_wire
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings, LoraSettings, Receiving, Route, Streamed
+from coderepairrl.learn import Learner, LearnSettings, LoraSettings, Route
 from coderepairrl.protocols import Chunk
-from coderepairrl.sync import weights
+from coderepairrl.sync import weights, wire
+from coderepairrl.sync.streamed import Receiving, Streamed
 from coderepairrl.types import Sample, Sampling
 
 torch.set_num_threads(1)
@@ -51,10 +51,10 @@ class Held:
         if self.refuses:
             raise EngineFault(self.refuses)
         ranks = range(1, self.workers + 1)
-        arriving = [asyncio.to_thread(crrl_wire.receive, path, rank, self.workers, WAIT) for rank in ranks]
+        arriving = [asyncio.to_thread(wire.receive, path, rank, self.workers, WAIT) for rank in ranks]
         try:
             arrived = await asyncio.gather(*arriving)
-        except (crrl_wire.Torn, ValueError) as error:
+        except (wire.Torn, ValueError) as error:
             raise EngineFault(f"did not arrive: {error}") from error
         if {found for _, found in arrived} != {checksum}:
             raise EngineFault("another checksum")
@@ -124,7 +124,7 @@ async def test_what_arrives_is_what_a_file_would_have(
             for arrived in held.weights:
                 assert arrived.keys() == truth.keys()
                 assert all(torch.equal(arrived[name], value) for name, value in truth.items())
-            listed = crrl_wire.checksum(crrl_wire.Described(name, value) for name, value in truth.items())
+            listed = wire.checksum(wire.Described(name, value) for name, value in truth.items())
             assert listed == offer.checksum
 
 
@@ -177,7 +177,7 @@ END = f"""
 import os, signal, sys
 from pathlib import Path
 import torch
-from coderepairrl.engines.vllm.extension import crrl_wire as wire
+from coderepairrl.sync import wire
 
 torch.set_num_threads(1)
 folder, end = Path(sys.argv[1]), sys.argv[2]
@@ -203,7 +203,7 @@ def offered(
     folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0), route: str = "gloo"
 ) -> list[tuple[str, torch.Tensor]]:
     tensors = [(f"w{n}", torch.full((BIG,), value)) for n, value in enumerate(values)]
-    crrl_wire.write_offer(folder, route, [crrl_wire.Described(*each) for each in tensors])
+    wire.write_offer(folder, route, [wire.Described(*each) for each in tensors])
     return tensors
 
 
@@ -214,41 +214,39 @@ def test_an_end_that_dies_half_way_is_noticed_by_the_other(route: str, tmp_path:
         folder.mkdir()
         tensors = iter(offered(folder, route=route))
         other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
-        with pytest.raises(crrl_wire.Torn, match="the wire broke"):
+        with pytest.raises(wire.Torn, match="the wire broke"):
             if end == "sender":
-                crrl_wire.receive(folder, 1, 1, WAIT)
+                wire.receive(folder, 1, 1, WAIT)
             else:
-                crrl_wire.send(folder, tensors, 1, WAIT)
+                wire.send(folder, tensors, 1, WAIT)
         assert end == "sender" or list(tensors) == [], "all processes of a learner draw to the end"
         assert other.wait() == -9
         left = {file.name for file in folder.iterdir()}
-        assert left <= {crrl_wire.OFFER, "meet-store", "meet-ready-1", "meet-go"}, "no memory is left"
+        assert left <= {wire.OFFER, "meet-store", "meet-ready-1", "meet-go"}, "no memory is left"
 
 
 SHAPES: list[list[int]] = [[], [0], [3], [1], [5, 7], [1000], [3, 1, 2], [64], [641]]
 
 
 async def test_tensors_of_all_sizes_pass_through_common_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        crrl_wire, "WINDOW", 256
-    )  # some fill a half to the last byte, some take several, some share one
+    monkeypatch.setattr(wire, "WINDOW", 256)  # some fill a half to the last byte, some take several, some share one
     torch.manual_seed(0)
-    types = list(crrl_wire.DTYPES.values())
+    types = list(wire.DTYPES.values())
     tensors = [(f"w{n}", torch.randn(shape).to(types[n % 3])) for n, shape in enumerate(SHAPES * 3)]
-    described = [crrl_wire.Described(*each) for each in tensors]
-    crrl_wire.write_offer(tmp_path, "ipc", described)
+    described = [wire.Described(*each) for each in tensors]
+    wire.write_offer(tmp_path, "ipc", described)
     ranks = (1, 2)
-    sending = asyncio.to_thread(crrl_wire.send, tmp_path, iter(tensors), 2, WAIT)
-    receiving = [asyncio.to_thread(crrl_wire.receive, tmp_path, rank, 2, WAIT) for rank in ranks]
+    sending = asyncio.to_thread(wire.send, tmp_path, iter(tensors), 2, WAIT)
+    receiving = [asyncio.to_thread(wire.receive, tmp_path, rank, 2, WAIT) for rank in ranks]
     _, *received = await asyncio.gather(sending, *receiving)
     for arrived, checksum in received:
-        assert checksum == crrl_wire.checksum(described)
+        assert checksum == wire.checksum(described)
         assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors)
 
 
 async def both(folder: Path, tensors: list[tuple[str, torch.Tensor]]) -> list[Any]:
-    sending = asyncio.to_thread(crrl_wire.send, folder, iter(tensors), 1, WAIT)
-    receiving = asyncio.to_thread(crrl_wire.receive, folder, 1, 1, WAIT)
+    sending = asyncio.to_thread(wire.send, folder, iter(tensors), 1, WAIT)
+    receiving = asyncio.to_thread(wire.receive, folder, 1, 1, WAIT)
     return await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
@@ -262,50 +260,50 @@ async def test_what_was_not_offered_is_not_sent(route: str, tmp_path: Path) -> N
     tensors = offered(tmp_path, route=route)
     sent, received = await both(tmp_path, [tensors[0], ("w2", tensors[2][1]), *tensors[2:]])
     assert isinstance(sent, ValueError) and "w2 was not offered here, but w1" in str(sent)
-    assert isinstance(received, crrl_wire.Torn)
+    assert isinstance(received, wire.Torn)
 
 
 async def test_no_room_for_common_memory(tmp_path: Path) -> None:
     tensors = offered(tmp_path, route="ipc")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (crrl_wire.WINDOW // 2, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (wire.WINDOW // 2, limits[1]))
     try:
         sent, received = await both(tmp_path, tensors)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert isinstance(sent, OSError) and not isinstance(sent, crrl_wire.Torn)
-    assert isinstance(received, crrl_wire.Torn)
+    assert isinstance(sent, OSError) and not isinstance(sent, wire.Torn)
+    assert isinstance(received, wire.Torn)
 
 
 def test_nobody_comes(tmp_path: Path) -> None:
     offered(tmp_path)
-    with pytest.raises(crrl_wire.Torn, match="did not come within"):
-        crrl_wire.send(tmp_path, iter([]), 1, 0.0)
-    with pytest.raises(crrl_wire.Torn, match="did not come within"):
-        crrl_wire.receive(tmp_path, 1, 1, 0.0)
+    with pytest.raises(wire.Torn, match="did not come within"):
+        wire.send(tmp_path, iter([]), 1, 0.0)
+    with pytest.raises(wire.Torn, match="did not come within"):
+        wire.receive(tmp_path, 1, 1, 0.0)
 
 
 SIZES = st.sampled_from([1, 2, 3, 7, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 << 16, (5 << 16) + 3])
 
 
-@given(SIZES, st.sampled_from(list(crrl_wire.DTYPES.values())), st.data())
+@given(SIZES, st.sampled_from(list(wire.DTYPES.values())), st.data())
 def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    said = crrl_wire.digest(tensor)
-    assert said == crrl_wire.digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
+    said = wire.digest(tensor)
+    assert said == wire.digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
     one, other = (data.draw(st.integers(0, size - 1)) for _ in range(2))
     changed = tensor.clone()
     changed.view(torch.int16)[one * tensor.element_size() // 2] += 1
-    assert crrl_wire.digest(changed) != said
+    assert wire.digest(changed) != said
     swapped = tensor.clone()
     swapped[one], swapped[other] = tensor[other], tensor[one]
-    assert (crrl_wire.digest(swapped) == said) == torch.equal(swapped, tensor)
+    assert (wire.digest(swapped) == said) == torch.equal(swapped, tensor)
 
 
 def test_the_two_sides_name_things_alike() -> None:
     ours = (weights.OFFER, weights.MEET, weights.CALLED_OFF)
-    assert ours == (crrl_wire.OFFER, crrl_wire.MEET, crrl_wire.CALLED_OFF)
-    sizes = {name: dtype.itemsize for name, dtype in crrl_wire.DTYPES.items()}
+    assert ours == (wire.OFFER, wire.MEET, wire.CALLED_OFF)
+    sizes = {name: dtype.itemsize for name, dtype in wire.DTYPES.items()}
     assert sizes == weights._BYTES
 
 
@@ -361,12 +359,12 @@ def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.Monkey
         def __init__(self, store: object, rank: int, ranks: int, options: Options) -> None:
             seen.append((os.environ["TORCH_NCCL_BLOCKING_WAIT"], options._timeout))
 
-    monkeypatch.setattr(crrl_wire.dist, "ProcessGroupNCCL", Group, raising=False)
+    monkeypatch.setattr(wire.dist, "ProcessGroupNCCL", Group, raising=False)
     for before in (None, "0"):
         monkeypatch.delenv("TORCH_NCCL_BLOCKING_WAIT", raising=False)
         if before is not None:
             monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", before)
-        crrl_wire._nccl(object(), 0, 2, timedelta(seconds=7))
+        wire._nccl(object(), 0, 2, timedelta(seconds=7))
         assert os.environ.get("TORCH_NCCL_BLOCKING_WAIT") == before
     assert seen == [("1", timedelta(seconds=7))] * 2
 
@@ -374,16 +372,16 @@ def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.Monkey
 async def test_ends_of_nccl_part_together_unless_one_failed(tmp_path: Path) -> None:
     """What the one takes down the other may still read; one that failed keeps nobody waiting."""
 
-    def end(rank: int, name: str, seconds: float = WAIT) -> crrl_wire.Wire:
-        store = crrl_wire.dist.FileStore(str(tmp_path / name), 2)  # type: ignore[attr-defined]
+    def end(rank: int, name: str, seconds: float = WAIT) -> wire.Wire:
+        store = wire.dist.FileStore(str(tmp_path / name), 2)  # type: ignore[attr-defined]
         store.set_timeout(timedelta(seconds=seconds))
-        wire = object.__new__(crrl_wire.Wire)
-        wire._place = rank, 2, store
-        return wire
+        made = object.__new__(wire.Wire)
+        made._place = rank, 2, store
+        return made
 
     for name, failed in (("well", False), ("failed", True)):
         waiting = asyncio.create_task(asyncio.to_thread(end(0, name)._part, failed=False))
         await asyncio.to_thread(end(1, name)._part, failed=failed)
         await waiting
-    with pytest.raises(crrl_wire.Torn, match="the ends did not part"):
+    with pytest.raises(wire.Torn, match="the ends did not part"):
         end(0, "alone", seconds=0.1)._part(failed=False)

@@ -18,7 +18,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from coderepairrl.errors import UsageError
-from coderepairrl.runs import storage
 
 MODEL = "model"
 SHARD = 2 << 30
@@ -71,11 +70,6 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
     # sorted, for a restored optimiser has its moments in another order, and equal states are to be equal files
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def checksum(folder: Path) -> str:
-    """SHA-256 in hexadecimal of the folder's safetensors files, one after the other in the order of their names."""
-    return storage.checksum(sorted(folder.glob("*.safetensors")))
 
 
 class Stored:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.processes.caches import user_cache
+from coderepairrl.processes import caches
+from coderepairrl.processes.caches import agents_cache, git_cache, user_cache
 from coderepairrl.sandbox import answers, make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.types import Task
@@ -126,6 +127,24 @@ def test_a_user_without_a_home_has_no_cache_in_it(monkeypatch: pytest.MonkeyPatc
     assert PACKAGE in answers.folders()
     monkeypatch.setenv("CRRL_CACHE", "~nobody-of-this-name/cache")
     assert PACKAGE in answers.folders()
+
+
+def test_every_cache_follows_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "CRRL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    where = ["/home/somebody/.cache/coderepairrl", "/xdg/coderepairrl", "/chosen"]
+    for variable, base in zip(("HOME", "XDG_CACHE_HOME", "CRRL_CACHE"), where, strict=True):
+        if variable != "HOME":
+            monkeypatch.setenv(variable, base.removesuffix("/coderepairrl"))
+        assert user_cache() == Path(base)
+        assert [git_cache(), agents_cache()] == [Path(base, "git"), Path(base, "agents")]
+        assert Path(base) in caches.folders()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert agents_cache() == Path("/chosen/agents")
+    monkeypatch.delenv("CRRL_CACHE")
+    assert agents_cache() == Path("/var/cache/coderepairrl/agents") and git_cache() == Path("/xdg/coderepairrl/git")
 
 
 def test_sandlock_cannot_hide_it_and_refuses(sandlock: GuestBackend, installed: Path, task: Task) -> None:

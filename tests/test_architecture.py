@@ -46,8 +46,17 @@ def imports(path: Path) -> Iterator[str]:
                 yield parts[1]
 
 
+DATA = [ROOT / "tasks" / "handmade", ROOT / "tasks" / "mutants" / "corpus"]
+"""Tasks: repositories and functions to break, which nobody imports."""
+
+
 def modules() -> list[Path]:
-    return sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+    found = (path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+    return sorted(path for path in found if not any(path.is_relative_to(folder) for folder in DATA))
+
+
+def test_tasks_are_data() -> None:
+    assert not [folder for folder in DATA if (folder / "__init__.py").exists()]
 
 
 def owner(path: Path) -> str:

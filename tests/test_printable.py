@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import coderepairrl
-from coderepairrl import certify
 from coderepairrl.apps.fix import Trace
-from coderepairrl.certify import data
+from coderepairrl.certify import data, machine
 from coderepairrl.errors import SandboxFault
 from coderepairrl.printable import LogFormatter, logged, printable, visible, without_login
 from coderepairrl.registry import Check
@@ -115,7 +114,7 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_tables() -> None:
     shown(data.table([data.TaskExam(HOSTILE, (Check(HOSTILE, False, HOSTILE),))]))
-    shown(certify.line(certify.Entry("x", False, HOSTILE, "a fix")))
+    shown(machine.line(machine.Entry("x", False, HOSTILE, "a fix")))
 
 
 def test_logs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.certify import data
+from coderepairrl.certify.task_source import study
 from coderepairrl.grading import Outcome, Verdict, grade, judge
 from coderepairrl.grading.steering import left_out
 from coderepairrl.sandbox import make
-from coderepairrl.tasks import JsonlSource, ScriptedSource, study, write_jsonl
+from coderepairrl.tasks import JsonlSource, ScriptedSource, write_jsonl
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coderepairrl import models
 from coderepairrl.agents.nano import NanoOptions
 from coderepairrl.agents.tools import Tools
 from coderepairrl.sandbox.local import UnsafeLocal
@@ -23,7 +24,7 @@ from workshop.tiny import prompt, tokenizer
 from workshop.tiny.demonstrations import Habits, demonstrate, row
 from workshop.tiny.workspace import Workspace
 
-SHIPPED = Path(tokenizer.__file__).parents[1] / "models" / "tiny"
+SHIPPED = models.folder("builtin:tiny")
 
 
 @pytest.fixture(scope="session")

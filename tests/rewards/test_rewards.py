@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl import cli
+from coderepairrl.certify.reward import examine
 from coderepairrl.errors import ConfigError, RewardFault, SandboxFault, TaskError, UsageError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards import (
     ScriptedReward,
     TestsReward,
     compose,
-    examine,
     make,
     score,
     score_files,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import certify, sandbox
+from coderepairrl import sandbox
 from coderepairrl.agents import recipe
 from coderepairrl.certify import machine
 from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError
@@ -146,7 +146,7 @@ def test_check_names_what_a_run_would_take_instead_of_bwrap_sandlock(
     sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, path_without_bwrap: str
 ) -> None:
     monkeypatch.setenv("PATH", path_without_bwrap)
-    [entry] = [entry for entry in certify.machine() if entry.name == "a sandbox that isolates"]
+    [entry] = [entry for entry in machine.machine() if entry.name == "a sandbox that isolates"]
     assert entry.ok and entry.detail.startswith("sandlock, bubblewrap is not installed")
 
 

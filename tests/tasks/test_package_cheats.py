@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl.certify.task_source import study
 from coderepairrl.errors import TaskError
 from coderepairrl.rewards import TestsReward, with_patch
-from coderepairrl.tasks import JsonlSource, study, write_jsonl
+from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants import MutantSource
 from coderepairrl.types import Command, Task
 from rewards.folder import Local

@@ -86,28 +86,29 @@ def check(
     as_json: Json = False,
 ) -> None:
     """What this machine has and lacks; with KIND NAME, the exam of one implementation."""
-    from coderepairrl import certify as checks
     from coderepairrl import config
+    from coderepairrl.certify import exams
+    from coderepairrl.certify.machine import Entry, line, machine
 
     if every and (kind != "sandbox" or name is not None or options):
         raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
-    report: list[checks.Entry] = []
+    report: list[Entry] = []
 
-    def tell(entry: checks.Entry) -> None:
+    def tell(entry: Entry) -> None:
         report.append(entry)
         if not as_json:
-            show(checks.line(entry))
+            show(line(entry))
 
-    async def sit(entries: AsyncIterator[checks.Entry]) -> None:
+    async def sit(entries: AsyncIterator[Entry]) -> None:
         async for entry in entries:
             tell(entry)
 
     if every:
-        run(sit(checks.examine_sandboxes()))
+        run(sit(exams.examine_sandboxes()))
     elif kind is not None:
-        run(sit(checks.examine(kind, name, config.parse_options(options or []))))
+        run(sit(exams.examine(kind, name, config.parse_options(options or []))))
     else:
-        for entry in checks.machine():
+        for entry in machine():
             tell(entry)
     if as_json:
         show(json.dumps([entry._asdict() for entry in report]))

@@ -57,7 +57,7 @@ class Engine(ScriptedEngine):
         self.fault = fault
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
-        self._delay = 0.5 if self.fault.of("throughput") else 0.0
+        self._delay = 2.0 if self.fault.of("throughput") else 0.0
         async for chunk in super().generate(ids, sampling, seed):
             sure = self.fault.of("entropy")
             yield chunk._replace(logprobs=tuple(p / 1000 for p in chunk.logprobs)) if sure else chunk
@@ -122,7 +122,7 @@ class Policy:
 @contextlib.asynccontextmanager
 async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterator[Parts]:
     """A run in `folder`, ready to go on."""
-    health = {"patience": PATIENCE, "skips": PATIENCE, "throughput": 0.2 if fault.gate == "throughput" else 0.01}
+    health = {"patience": PATIENCE, "skips": PATIENCE, "throughput": 0.3 if fault.gate == "throughput" else 0.01}
     run = {"name": folder.path.name, "dir": str(folder.path.parent), "steps": STEPS, "health": health}
     rollouts = {"tasks_per_step": 2, "group_size": 2}
     evaluation = {"before": False, "after": False}

@@ -57,7 +57,7 @@ class Engine(ScriptedEngine):
         self.fault = fault
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
-        self._delay = 2.0 if self.fault.of("throughput") else 0.0
+        self._delay = 1.0 if self.fault.of("throughput") else 0.0
         async for chunk in super().generate(ids, sampling, seed):
             sure = self.fault.of("entropy")
             yield chunk._replace(logprobs=tuple(p / 1000 for p in chunk.logprobs)) if sure else chunk

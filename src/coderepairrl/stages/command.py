@@ -29,6 +29,7 @@ from coderepairrl.stages.policy import settings
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluation_due, train
 from coderepairrl.stages.verify import as_planned, verify
+from coderepairrl.types import Episode
 
 _ENOUGH_DISK = 64 << 20
 T = TypeVar("T")
@@ -56,10 +57,15 @@ def named(source: str, config: Config) -> RunFolder:
 
 
 async def run(
-    config: Config, *, resume: bool = False, quiet: bool = False, folder: RunFolder | None = None
+    config: Config,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    folder: RunFolder | None = None,
+    show: Callable[[Episode], str] = lambda episode: "",
 ) -> dict[str, Any]:
     """Train as `config` says and return the summary that ``--json`` prints. It lives in `folder`, else in the one that
-    `config` names.
+    `config` names. `show` says what is printed of an episode beside the progress, if anything.
 
     Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
@@ -80,7 +86,7 @@ async def run(
                 folder.require_free()  # before the minutes that references may take
             _check_disk(folder)
             doubt = _what_may_not_fit(config)
-            with Progress(config.run.steps, quiet=quiet) as progress:
+            with Progress(config.run.steps, quiet=quiet, show=show) as progress:
                 await verify(config, *found, progress)
                 progress.phase("start")
                 if resume:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,9 +43,12 @@ _COLUMNS = 79
 
 
 class Progress:
-    """What a run is doing now. `quiet` prints nothing at all."""
+    """What a run is doing now. `quiet` prints nothing at all; `show` says what to print of an episode, if anything."""
 
-    def __init__(self, total_steps: int, *, quiet: bool = False) -> None:
+    def __init__(
+        self, total_steps: int, *, quiet: bool = False, show: Callable[[Episode], str] = lambda episode: ""
+    ) -> None:
+        self._show = show
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.total_steps = total_steps
         self._started = self._phase_began = time.monotonic()
@@ -99,6 +102,8 @@ class Progress:
         self._notes.add(episode)
         rate = self._tokens / max(time.monotonic() - self._phase_began, 1e-9)
         self._rate = rate if not self._rate else (1 - _EMA) * self._rate + _EMA * rate
+        if text := self._show(episode):
+            self.say(text)
         if episode.ending in (Ending.VOID, Ending.CRASH):
             kind, cause = _cause(episode)
             alike = self._broken.setdefault((episode.ending, kind), [])

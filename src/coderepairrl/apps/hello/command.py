@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import resource
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +16,9 @@ from typing import Any
 
 from coderepairrl import config as configs
 from coderepairrl import stages
+from coderepairrl.apps.hello.episode import Shown
 from coderepairrl.errors import as_called
-from coderepairrl.runs import open_run
+from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stats import Interval, compare, pair
 from coderepairrl.stats.clusters import slice_of
 from coderepairrl.types import Episode
@@ -44,11 +47,15 @@ def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool 
             print(as_called(f"a new run, {name}: crrl hello --resume goes on with {config.run.name}"), file=sys.stderr)
         config = configs.load("hello", [*overrides, f"run.name={name}"])
     began = time.monotonic()
-    asyncio.run(stages.run(config, resume=resume))
+    asyncio.run(stages.run(config, resume=resume, show=Shown()))
     wall = time.monotonic() - began
     report = before_and_after(Path(config.run.dir) / config.run.name, config.run.steps)
     report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(_cpu_seconds(), 1)}
-    return json.dumps(report) if as_json else as_text(report)
+    if as_json:
+        return json.dumps(report)
+    return "\n".join(
+        [curve(open_run(Path(report["run"]))), as_text(report), "", headline(report), *next_commands(report)]
+    )
 
 
 def before_and_after(path: Path, last: int) -> dict[str, Any]:
@@ -105,9 +112,51 @@ def as_text(report: Mapping[str, Any]) -> str:
         "",
         f"{report['tasks']} held-out tasks, {report['episodes']} episodes, {report['tokens']:,} sampled tokens, "
         f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), seed {report['seed']}",
-        f"run folder: {report['run']}   (crrl view {report['run']} -o index.html)",
+        f"run folder: {report['run']}",
     ]
     return "\n".join(lines)
+
+
+_BARS = 10
+_BAR_COLUMNS = 40
+
+
+def curve(run: RunFolder) -> str:
+    """The mean reward of training episodes, step by step or a few steps together, as bars; empty without steps."""
+    rewards = [(line["step"], line["reward"]) for line in run.metrics() if line.get("reward") is not None]
+    together = max(1, -(-len(rewards) // _BARS))
+    lines = []
+    for first in range(0, len(rewards), together):
+        steps, values = zip(*rewards[first : first + together], strict=True)
+        name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+        mean = fmean(values)
+        lines.append(f"{name:<14}{mean:.3f}  {'#' * round(mean * _BAR_COLUMNS)}".rstrip())
+    return "\n".join(["reward of the episodes that were trained on", *lines, ""] if lines else [])
+
+
+def headline(report: Mapping[str, Any]) -> str:
+    """What has come of it in a sentence."""
+    changes = report.get("tests_passing") or report.get("reward")
+    if changes is None:
+        return f"{report['episodes']} episodes; nothing was evaluated"
+    what = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
+    low, high = (f"{100 * bound:+.0f}" if math.isfinite(bound) else "unknown" for bound in changes["ci95"])
+    return (
+        f"{what}: {changes['before']:.0%} -> {changes['after']:.0%}, "
+        f"{100 * changes['delta']:+.0f} points [95 % interval {low} to {high}]"
+    )
+
+
+def next_commands(report: Mapping[str, Any]) -> list[str]:
+    """What one may do now, as this shell finds the command."""
+    run = shlex.quote(str(report["run"]))
+    commands = {
+        f"crrl report {run}": "curves and intervals on one page",
+        f"crrl view {run} -o index.html": "every episode, token by token",
+        "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
+    }
+    wide = max(map(len, map(as_called, commands)))
+    return ["next:", *(f"  {as_called(command):<{wide}}  {what}" for command, what in commands.items())]
 
 
 def _tables(title: str, report: Mapping[str, Any]) -> Iterator[str]:

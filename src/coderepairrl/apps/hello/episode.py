@@ -1,0 +1,87 @@
+"""Episodes as they happen, a few of them, short: the issue, the tool calls, the diff, the reward."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from coderepairrl.printable import printable
+from coderepairrl.types import Ending, Episode, ToolCall
+
+COLUMNS = 62
+"""Of what stands behind a name."""
+LINES = 6
+"""Of an issue or a diff."""
+_NAME = 13
+
+
+class Shown:
+    """Which episodes are shown: the first with a patch, and the first of training whose patch passes its tests."""
+
+    def __init__(self) -> None:
+        self._first = self._repaired = True
+
+    def __call__(self, episode: Episode) -> str:
+        """The text to print of `episode`, empty for one that is not shown."""
+        if episode.ending is Ending.VOID or not episode.patch:
+            return ""
+        if self._repaired and episode.phase == "train" and any(score.passed for score in episode.scores):
+            self._repaired = self._first = False
+            return as_text("the first bug that is repaired in training", episode)
+        if self._first:
+            self._first = False
+            return as_text("an episode, before any training", episode)
+        return ""
+
+
+def as_text(title: str, episode: Episode) -> str:
+    """The episode in at most 80 columns, harmless to print.
+
+    Its first line is `title`; the others begin with what they show.
+    """
+    rows = [("issue", _cut(_issue(episode)))]
+    rows += [(printable(call.name)[: _NAME - 1], [_call(call)]) for call in episode.tool_calls]
+    rows += [("diff", _cut(_changed(episode.patch))), ("reward", [_reward(episode)])]
+    found = [f"{title} ({printable(episode.task_id)})"]
+    for name, lines in rows:
+        found += [f"{name if not number else '':<{_NAME}}{line}".rstrip() for number, line in enumerate(lines)]
+    return "\n".join(found)
+
+
+def _issue(episode: Episode) -> Iterator[str]:
+    """The first thing that a user says to the policy."""
+    messages = episode.turns[0].messages if episode.turns else ()
+    content = next((each.get("content") for each in messages if each.get("role") == "user"), "")
+    parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content]
+    for line in "\n".join(map(str, parts)).strip().splitlines():
+        yield from textwrap.wrap(printable(line), COLUMNS) or [""]
+
+
+def _changed(patch: bytes) -> Iterator[str]:
+    for line in patch.decode(errors="replace").splitlines():
+        if line.startswith("+++ b/"):
+            yield printable(line.removeprefix("+++ b/"))
+        elif line[:1] in ("+", "-") and not line.startswith(("+++", "---")):
+            yield printable(line.replace("\t", "    "))
+
+
+def _call(call: ToolCall) -> str:
+    try:
+        given = json.loads(call.arguments)
+    except ValueError:
+        given = call.arguments
+    words = " | ".join(map(str, given.values())) if isinstance(given, Mapping) else str(given)
+    end = "" if call.ok else "  (failed)"
+    return textwrap.shorten(printable(words), COLUMNS - len(end), placeholder=" ...") + end
+
+
+def _reward(episode: Episode) -> str:
+    parts = ", ".join(f"{score.name} {score.value:.2f}" for score in episode.scores if score.weight)
+    return f"{episode.reward:.2f} ({parts})"
+
+
+def _cut(lines: Iterator[str]) -> list[str]:
+    """The first few, each short enough."""
+    kept = [line if len(line) <= COLUMNS else f"{line[: COLUMNS - 4]} ..." for line in lines]
+    return [*kept[:LINES], *([f"... {len(kept) - LINES} more lines"] if len(kept) > LINES else [])] or ["none"]

@@ -1,0 +1,80 @@
+"""`crrl hello` shows an episode while it runs, then the curve, a headline, and commands that work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from coderepairrl.apps.hello.command import headline
+from coderepairrl.apps.hello.episode import Shown, as_text
+from coderepairrl.types import Ending, Episode, Score, ToolCall
+
+CRRL = [sys.executable, "-m", "coderepairrl.cli"]
+PATCH = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-return a - b\n+return a + b\n"
+
+
+def episode(phase: str = "train", patch: bytes = PATCH, passed: bool = False) -> Episode:
+    calls = (
+        ToolCall(0, "shell", '{"cmd": "cat a.py"}', ok=True),
+        ToolCall(1, "shell", '{"cmd": "\\u001b[2J' + "x" * 200 + '"}', ok=False),
+    )
+    scores = (Score("tests", float(passed), passed=passed), Score("patch_lines", 1.0, 0.0))
+    made = Episode("e", "toy/1", phase, 0, "g", 0, Ending.DONE, patch=patch, scores=scores, tool_calls=calls)
+    return made
+
+
+def test_an_episode_is_a_few_short_lines() -> None:
+    text = as_text("an episode", episode())
+    assert text.splitlines()[0] == "an episode (toy/1)"
+    assert max(map(len, text.splitlines())) <= 76 and "\x1b" not in text
+    for shown in (
+        r"^shell +cat a\.py$",
+        r"\(failed\)$",
+        r"^diff +a\.py$",
+        r"^ +\+return a \+ b$",
+        r"^reward +0\.00 \(tests 0\.00\)$",
+    ):
+        assert re.search(shown, text, re.MULTILINE), (shown, text)
+
+
+def test_two_episodes_are_shown() -> None:
+    shown = Shown()
+    assert not shown(episode("eval", patch=b""))
+    assert "before any training" in shown(episode("eval"))
+    assert not shown(episode("eval", passed=True)) and not shown(episode())
+    assert "repaired" in shown(episode(passed=True))
+    assert not shown(episode(passed=True))
+
+
+def test_the_headline_has_its_interval() -> None:
+    changes = {"before": 0.224, "after": 0.363, "delta": 0.139, "ci95": [0.096, 0.184]}
+    assert headline({"tests_passing": changes}) == (
+        "held-out bugs repaired (tests pass): 22% -> 36%, +14 points [95 % interval +10 to +18]"
+    )
+
+
+def test_hello(tmp_path: Path) -> None:
+    """Where it is no terminal: plain text, and what is printed last can be typed."""
+    small = ("run.steps=2", "eval.tasks=6", "rollout.tasks_per_step=2", "rollout.group_size=4")
+    done = subprocess.run([*CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+    lines = done.stderr.splitlines()
+    [began] = [number for number, line in enumerate(lines) if line.startswith("an episode, before any training")]
+    shown = "\n".join(lines[began : began + 20])
+    assert all(re.search(rf"^ +{name} +\S", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), (
+        shown
+    )
+    assert began < next(number for number, line in enumerate(lines) if line.startswith("step "))
+
+    assert re.search(r"^step 1 +0\.\d{3}  #*\nstep 2 +0\.\d{3}", done.stdout, re.MULTILINE)
+    *_, head, following, first, second, third = done.stdout.splitlines()
+    assert re.fullmatch(r"held-out bugs repaired .* -> .*, [+-]\d+ points \[95 % interval .* to .*\]", head)
+    assert following == "next:"
+    for line in (first, second, third):
+        command = shlex.split(line.strip().split("   ")[0].split("  ")[0])
+        ran = subprocess.run([*CRRL, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
+        assert ran.returncode == 0, (line, ran.stderr)

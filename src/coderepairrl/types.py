@@ -445,7 +445,8 @@ class Task:
     reference: bytes
     checks: Checks = Checks()
     environment: str = ""
-    """Fingerprint of the environment in which the checks were verified."""
+    """``venv:FOLDER``: a virtual environment on this machine, which sandboxes show read-only and put first on ``PATH``;
+    any other text is a fingerprint of the environment in which the checks were verified."""
     split: str = "train"
     licence: str = ""
     difficulty: float | None = None

@@ -57,8 +57,10 @@ def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path,
     for name, text in PACKAGE.items():
         (package / name).write_text(text)
     options = [f"path={package}", "n=4", "command=python3 -m unittest -q"]
-    assert crrl("data", "prepare", "mutants", *options).stdout == "3 train\n"
-    assert crrl("data", "export", "mutants", "bugs.jsonl", *options).stdout == "bugs.jsonl: 3 tasks\n"
+    assert crrl("data", "prepare", "mutants", *options).stdout == "3 train, 1 test\n"
+    listed = crrl("data", "list", "mutants", *options).stdout.splitlines()
+    assert [line.split()[0] for line in listed] == ["train", "train", "train", "test"]
+    assert crrl("data", "export", "mutants", "bugs.jsonl", *options).stdout == "bugs.jsonl: 4 tasks\n"
     assert len(list((tmp_path / "cache").glob("mutants/bugs/*.json"))) == 1, "the tests ran for the first command only"
     verdicts = json.loads(crrl("data", "verify", "jsonl", "path=bugs.jsonl", "--json").stdout)
     assert [verdict["task"] for verdict in verdicts[1:]] == [
@@ -72,6 +74,15 @@ def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path,
         "a blank line earns 0 by patch_edits",
     } <= asked
     assert "exists already" in crrl("data", "export", "mutants", "bugs.jsonl", *options, code=2).stderr
+
+
+def test_a_value_without_its_key_is_given_one(crrl) -> None:  # type: ignore[no-untyped-def]
+    for command in (("prepare",), ("verify",), ("list",), ("export", "mutants", "bugs.jsonl")):
+        source = () if command[0] == "export" else ("jsonl",)
+        done = crrl("data", *command, *source, "tasks.jsonl", code=2)
+        assert "'tasks.jsonl' is not KEY=VALUE" in done.stderr and "path=tasks.jsonl" in done.stderr
+    assert "path=tasks.jsonl" in crrl("check", "tasks", "jsonl", "tasks.jsonl", code=2).stderr
+    assert "train.lr=3e-6" in crrl("train", "hello", "3e-6", code=2).stderr
 
 
 def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]

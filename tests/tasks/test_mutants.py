@@ -200,6 +200,13 @@ WRONG = ({"timeout": 0.0}, {"timeout": -1.0}, {"timeout": 1e300}, {"command": " 
 
 
 def test_options_that_cannot_work_are_refused() -> None:
-    for options in ({"split": "dev"}, {"quoted": 2.0}, {"quoted": "some"}, {"n": -1}, {"path": "x"}, *WRONG):
+    for options in (
+        {"split": "dev"},
+        {"quoted": 2.0},
+        {"quoted": "some"},
+        {"n": -1},
+        {"path": "x", "split": "unseen"},
+        *WRONG,
+    ):
         with pytest.raises(ConfigError):
             MutantSource(**options)  # type: ignore[arg-type]

@@ -19,10 +19,19 @@ Source = Annotated[str, typer.Argument(help="a task source, or module:Class")]
 
 
 @app.command("list")
-def data_list(as_json: Json = False) -> None:
-    """The shipped task sources, with their tasks per split."""
+def data_list(
+    source: Annotated[str | None, typer.Argument(help="a task source, or module:Class; none: those that ship")] = None,
+    options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """The tasks of SOURCE by split and id; without it the shipped sources, with their tasks per split."""
+    from coderepairrl import config
     from coderepairrl.certify import data
 
+    if source is not None:
+        tasks = data.listed(data.load(source, config.parse_options(options or [], "path")))
+        show(json.dumps(tasks) if as_json else "\n".join(f"{each['split']:<8} {each['id']}" for each in tasks))
+        return
     listing = data.shipped()
     rows = {entry.source: f"{counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
     show(json.dumps([entry._asdict() for entry in listing]) if as_json else table(rows))
@@ -34,7 +43,7 @@ def data_prepare(source: Source, options: Options = None, as_json: Json = False)
     from coderepairrl import config
     from coderepairrl.certify import data
 
-    splits = data.splits(data.load(source, config.parse_options(options or [])))
+    splits = data.splits(data.load(source, config.parse_options(options or [], "path")))
     show(json.dumps({"source": source, "splits": splits}) if as_json else counts(splits))
 
 
@@ -57,7 +66,7 @@ def data_verify(
     from coderepairrl import sandbox as sandboxes
     from coderepairrl.certify import data
 
-    made = data.load(source, config.parse_options(options or []))
+    made = data.load(source, config.parse_options(options or [], "path"))
     choice = sandboxes.choose(sandbox)
     if choice.fix:  # checks may fail there that pass elsewhere
         print(logged(str(choice)), file=sys.stderr)
@@ -100,5 +109,5 @@ def data_export(
     from coderepairrl import config
     from coderepairrl.certify import data
 
-    count = data.export(data.load(source, config.parse_options(options or [])), file)
+    count = data.export(data.load(source, config.parse_options(options or [], "path")), file)
     show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")

@@ -106,7 +106,7 @@ def check(
     if every:
         run(sit(exams.examine_sandboxes()))
     elif kind is not None:
-        run(sit(exams.examine(kind, name, config.parse_options(options or []))))
+        run(sit(exams.examine(kind, name, config.parse_options(options or [], "path" if kind == "tasks" else "KEY"))))
     else:
         for entry in machine():
             tell(entry)

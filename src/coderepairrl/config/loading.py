@@ -159,30 +159,34 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
 
 
-def parse_override(text: str) -> tuple[str, Any]:
-    """``KEY=VALUE`` as key and typed value: TOML where it is TOML, else the text itself. Raises `ConfigError`.
+def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> tuple[str, Any]:
+    """``KEY=VALUE`` as key and typed value: TOML where it is TOML, else the text itself.
+
+    Raises `ConfigError` with `fix` for what is none.
 
     >>> parse_override("train.lr=3e-6"), parse_override("engine=vllm")
     (('train.lr', 3e-06), ('engine', 'vllm'))
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"override {text!r} is not KEY=VALUE", fix="write for example train.lr=3e-6")
+        raise ConfigError(f"{text!r} is not KEY=VALUE", fix=fix)
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value  # a bare word is a string: engine=vllm
 
 
-def parse_options(arguments: Sequence[str]) -> dict[str, Any]:
-    """Options of an implementation as they stand on a command line, by name. Raises `ConfigError`.
+def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
+    """Options of an implementation as they stand on a command line, by name.
+
+    Raises `ConfigError`, for a value without a key with the advice to give it `key`.
 
     >>> parse_options(["path=tasks.jsonl", "n=8"])
     {'path': 'tasks.jsonl', 'n': 8}
     """
     data: dict[str, Any] = {}
     for argument in arguments:
-        _set(data, *parse_override(argument))
+        _set(data, *parse_override(argument, f"write {key}={argument}"))
     return data
 
 

@@ -28,13 +28,13 @@ def user_cache() -> Path:
 
 
 def agents_cache() -> Path:
-    """Of installed agents.
+    """Of installed agents. Raises as `user_cache`."""
+    return _shown() / "agents"
 
-    Without ``$CRRL_CACHE``, root's is in ``/var/cache/coderepairrl``, since sandboxes of root run as somebody who
-    cannot enter root's home. Raises as `user_cache`.
-    """
-    system = os.geteuid() == 0 and not os.environ.get("CRRL_CACHE")
-    return (_SYSTEM if system else user_cache()) / "agents"
+
+def environments_cache() -> Path:
+    """Of what the tests of tasks need. Raises as `user_cache`."""
+    return _shown() / "environments"
 
 
 def git_cache() -> Path:
@@ -49,6 +49,16 @@ def folders() -> list[Path]:
         with contextlib.suppress(RuntimeError):  # there is no home, and so no folder in it
             found.append(Path(where).expanduser().absolute())
     return found
+
+
+def _shown() -> Path:
+    """Of what sandboxes are shown.
+
+    Without ``$CRRL_CACHE``, root's is in ``/var/cache/coderepairrl``, since sandboxes of root run as somebody who
+    cannot enter root's home.
+    """
+    system = os.geteuid() == 0 and not os.environ.get("CRRL_CACHE")
+    return _SYSTEM if system else user_cache()
 
 
 def _chosen() -> str:

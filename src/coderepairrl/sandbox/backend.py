@@ -17,14 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.processes.scratch import sweep as sweep_scratch
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
-from coderepairrl.sandbox.workspace import Images, Prepared, Workspaces
+from coderepairrl.sandbox.workspace import Images, Prepared, Workspaces, environment_of
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task
@@ -170,8 +170,11 @@ class GuestBackend(ABC):
         return ()
 
     @abstractmethod
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
-        """Start a guest, as `GuestProcess.spawn` does; files may still be arriving in ``box/work``."""
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
+        """Start a guest, as `GuestProcess.spawn` does; files may still be arriving in ``box/work``.
+
+        It is shown `environment`, the task's own (`environment_of`), read-only.
+        """
 
     def reader(self, box: Path) -> Callable[[], GuestProcess] | None:
         """What starts a guest for the diff alone, outside the sandbox; None where the one inside does it."""
@@ -196,10 +199,11 @@ class GuestBackend(ABC):
 
     def open(self, task: Task) -> contextlib.AbstractAsyncContextManager[GuestSandbox]:
         """As `SandboxBackend.open`. A workspace is read when it is first opened, and then remembered."""
-        return self._open(task.workspace)
+        return self._open(task)
 
     @asynccontextmanager
-    async def _open(self, workspace: str) -> AsyncIterator[GuestSandbox]:
+    async def _open(self, task: Task) -> AsyncIterator[GuestSandbox]:
+        workspace, environment = task.workspace, environment_of(task)
         if self._workspaces is None:
             await asyncio.to_thread(self.check)
             self._check_limits()
@@ -223,14 +227,14 @@ class GuestBackend(ABC):
                     if self.user is not None:
                         os.chown(box / "work", self.user, self.user)
                 group = await asyncio.shield(grouping)
-                guest = self.launch(box, prepared, group.entering() if group else ())
+                guest = self.launch(box, prepared, group.entering() if group else (), environment)
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
             sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), self.limits, self.user, self.reader(box))
             # The copy arrives in the folder that the starting guest is bound to. Both end before either's fault counts.
             for outcome in await asyncio.gather(
                 asyncio.to_thread(self._fill, prepared, box),
-                sandbox.configure(self._settings(box, prepared), self.startup_seconds),
+                sandbox.configure(_in(environment, self._settings(box, prepared)), self.startup_seconds),
                 return_exceptions=True,
             ):
                 if outcome is not None:
@@ -320,6 +324,14 @@ class GuestBackend(ABC):
         if self._state is not None:
             self._state.remove()
         self._state = self._workspaces = None
+
+
+def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]:
+    """The guest's settings for commands that find the programs of `environment` first."""
+    if environment is None:
+        return settings
+    path = settings["env"].get("PATH", os.defpath)
+    return settings | {"env": {**settings["env"], "PATH": f"{environment}/bin:{path}", "VIRTUAL_ENV": str(environment)}}
 
 
 def _copy(prepared: Prepared, box: Path) -> None:

@@ -147,8 +147,10 @@ class Bubblewrap(GuestBackend):
                 self._probe_overlay()
             self._python = python
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
         """Start bubblewrap, unprivileged, with the guest as pid 1."""
+        if environment is not None:
+            _check_bind(str(environment))
         info_read, info_write = os.pipe()
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
@@ -158,6 +160,8 @@ class Bubblewrap(GuestBackend):
                 own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
             else:
                 own = ["--bind", str(box / "merged"), WORKDIR]
+            if environment is not None:
+                own += ["--ro-bind", str(environment), str(environment)]
             own += ["--chdir", WORKDIR, "--remount-ro", "/", "--seccomp", str(rules), "--info-fd", str(info_write)]
             python = ["--", str(self._python), "-I", "-S", "-B", "-X", "utf8", _GUEST_INSIDE, str(descriptor)]
             return [*self._arguments, *own, *python], [rules, info_write]
@@ -319,7 +323,7 @@ def _check_bind(bind: str) -> None:
         if Path(os.path.normpath(bind)).is_relative_to(place):
             raise ConfigError(
                 f"a sandbox cannot be shown {bind}, for it has a {place} of its own",
-                fix="move it, and name the new place in sandbox.options.binds (CRRL_CACHE for installed agents)",
+                fix="move it, and name the new place in sandbox.options.binds (CRRL_CACHE for agents and environments)",
             )
 
 

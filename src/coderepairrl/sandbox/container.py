@@ -193,8 +193,13 @@ class Container(GuestBackend):
         finally:
             self._call("rm", "--force", name)
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
         """Start a container whose pid 1 is the guest, which connects to a socket in a folder that it is shown."""
+        if environment is not None:  # of this machine's Python, which the image has not
+            raise TaskError(
+                f"{self.name} cannot use {environment}, the environment of a task",
+                fix="sandbox=bwrap, or environment=false for its source and an image that has what its tests need",
+            )
         kind, _, where = prepared.workspace.partition(":")
         image, workdir = where if kind == "image" else self._image or IMAGE, WORKDIR
         found = self._check_image(image)

@@ -42,7 +42,7 @@ class UnsafeLocal(GuestBackend):
         """The folder itself."""
         return str((box / "work").resolve())
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
         """Start the guest as an ordinary child."""
         return GuestProcess.spawn(
             lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(GUEST), str(descriptor)], ()),

@@ -166,7 +166,7 @@ class Sandlock(GuestBackend):
 
         return start
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str]) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
         """Start the supervisor, which starts the guest; ports for its bridges are ours from now on."""
         self._make_tmp(box)
         doors = [_door() for _ in range(PORTS)]
@@ -174,7 +174,8 @@ class Sandlock(GuestBackend):
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor), []
+            shown = [str(environment)] if environment else []
+            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, shown), []
 
         return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, entering=entering)
 
@@ -197,7 +198,9 @@ class Sandlock(GuestBackend):
         if self.user is not None:
             os.chown(box / "tmp", self.user, self.user)
 
-    def _supervised(self, box: Path, argv: list[str], ports: list[int], control: int) -> list[str]:
+    def _supervised(
+        self, box: Path, argv: list[str], ports: list[int], control: int, shown: Sequence[str] = ()
+    ) -> list[str]:
         work, tmp = self.workdir(box), str((box / "tmp").resolve())
         settings: dict[str, Any] = {
             "control": control,
@@ -206,7 +209,7 @@ class Sandlock(GuestBackend):
             "argv": argv,
             "cwd": work,
             "env": self.env,
-            "readable": self._readable,
+            "readable": [*self._readable, *shown],
             "writable": ["/dev/null", tmp, work],
             "ports": ports,
             "processes": self.limits.processes,

@@ -33,6 +33,7 @@ from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import git_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
+from coderepairrl.types import Task
 
 Images = Callable[[str], Iterable["Entry"]]
 """What reads the files of an image by its name."""
@@ -284,6 +285,19 @@ def _plain(folder: Path) -> Iterator[Entry]:
             elif stat.S_ISREG(mode) and name.lower() != ".git":
                 git_mode = "100755" if mode & stat.S_IXUSR else "100644"
                 yield str(path.relative_to(folder)), git_mode, path.read_bytes()
+
+
+def environment_of(task: Task) -> Path | None:
+    """The virtual environment that the task's commands need, if it names one. Raises `TaskError` where it is not."""
+    kind, _, where = task.environment.partition(":")
+    if kind != "venv":
+        return None
+    if not (Path(where) / "bin").is_dir():
+        raise TaskError(
+            f"task {task.id}: its environment {where} is not there",
+            fix="prepare its source again (crrl data prepare), or export it again on this machine",
+        )
+    return Path(where)
 
 
 def check_workspace(workspace: str) -> None:

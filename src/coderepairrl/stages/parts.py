@@ -22,7 +22,7 @@ from coderepairrl.learn import Learner, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
 from coderepairrl.rollout import Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
-from coderepairrl.sandbox.workspace import check_workspace
+from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.stages.policy import LivePolicy, settings, start_learner
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.references import check_references
@@ -157,6 +157,7 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
     train, held_out = load_tasks(config)
     check_references(config, train)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
+        environment_of(task)
         try:
             check_workspace(task.workspace)
         except TaskError as error:

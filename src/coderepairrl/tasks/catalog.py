@@ -48,8 +48,16 @@ def load(source: str, options: Mapping[str, Any]) -> TaskSource:
 
 
 def splits(found: Iterable[Task]) -> dict[str, int]:
-    """How many tasks there are by split."""
-    return dict(sorted(Counter(task.split for task in found).items()))
+    """How many tasks there are by split, the largest first."""
+    return dict(Counter(task.split for task in found).most_common())
+
+
+def listed(found: Iterable[Task]) -> list[dict[str, str]]:
+    """What there is to know of each task in a line: ``id``, ``split``, ``workspace`` and ``environment``."""
+    return [
+        {"id": task.id, "split": task.split, "workspace": task.workspace, "environment": task.environment}
+        for task in found
+    ]
 
 
 def export(source: Iterable[Task], target: Path) -> int:

@@ -2,7 +2,7 @@
 
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
 from coderepairrl.certify.data.verify import TaskExam, table, verify
-from coderepairrl.tasks.catalog import Listing, export, load, shipped, splits
+from coderepairrl.tasks.catalog import Listing, export, listed, load, shipped, splits
 
 __all__ = [
     "Judged",
@@ -11,6 +11,7 @@ __all__ = [
     "audit",
     "export",
     "figure",
+    "listed",
     "load",
     "read",
     "report",

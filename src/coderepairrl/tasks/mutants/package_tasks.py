@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shlex
 import subprocess
 import tempfile
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import Outcome, Outcomes, reported, results_of
@@ -25,6 +27,7 @@ from coderepairrl.types import Checks, Command, ExecResult
 T = TypeVar("T")
 
 SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", "build", "dist", ".tox"})
+_DESELECTED = 20
 SHOWN_LINES = 6
 """Lines of the failing tests' output that an issue quotes."""
 
@@ -79,12 +82,17 @@ def _read_tree(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(base)): path.read_bytes() for path in files}
 
 
-def candidates(files: Mapping[str, bytes], only: str = "*") -> list[tuple[str, str, Mutation]]:
-    """Every (path, source, mutation) of code that matches the glob `only` and is not a test. Raises `TaskError`."""
+def candidates(
+    files: Mapping[str, bytes], only: str = "*", modules: Collection[str] = ()
+) -> list[tuple[str, str, Mutation]]:
+    """Every (path, source, mutation) of code that matches the glob `only` and is not a test.
+
+    `modules` are the files that the project installs, if known: nothing else is broken. Raises `TaskError`.
+    """
     found: list[tuple[str, str, Mutation]] = []
     broken: list[str] = []
     for path, data in files.items():
-        if path.endswith(".py") and fnmatch(path, only) and not _is_test(path):
+        if path.endswith(".py") and fnmatch(path, only) and not _is_test(path) and path in (modules or files):
             try:
                 source = data.decode("utf-8")
                 found += [(path, source, mutation) for mutation in mutations(source)]
@@ -99,51 +107,54 @@ def candidates(files: Mapping[str, bytes], only: str = "*") -> list[tuple[str, s
 
 
 def bugs(
-    files: Mapping[str, bytes], command: Sequence[str], *, only: str, seed: int, timeout: float, attempts: int
+    files: Mapping[str, bytes],
+    command: Sequence[str],
+    *,
+    only: str,
+    seed: int,
+    timeout: float,
+    attempts: int,
+    environment: Path | None = None,
+    modules: Collection[str] = (),
 ) -> Iterator[Bug]:
     """Verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
 
-    The command runs on this machine, in a temporary copy; twice without any bug where it says which tests passed, in
-    two folders, since a name that is not there again, or does not pass again, cannot be asked for. At most `attempts`
-    mutations are tried. Raises `TaskError` when the tests already fail without any bug, when the command runs none,
-    and when nothing at all makes them fail.
+    The command runs on this machine, in a temporary copy, with the programs of the virtual environment `environment` if
+    there is one; twice without any bug where it says which tests passed, in two folders, since a name that is not there
+    again, or does not pass again, cannot be asked for. At most `attempts` mutations are tried (`candidates`). Raises
+    `TaskError` when the tests already fail without any bug, when the command runs none, and when nothing at all makes
+    them fail.
     """
-    results = results_of(command)
+    pool = candidates(files, only, modules)
+    Random(seed).shuffle(pool)
     with scratch("mutants") as folder:
+        runner = _Runner(command, timeout, environment)
         tree = folder / "tree"
         write_tree(tree, files)
-        passed, output, steady = _run(command, tree, timeout, results)
-        if results and passed:
+        healthy = runner.run(tree)
+        steady = healthy.passing
+        if runner.results and healthy.passed:
             again = folder / "again"
             write_tree(again, files)
-            passed, output, known = _run(command, again, timeout, results)
-            steady &= known
-        if passed is None:
+            healthy = runner.run(again)
+            steady &= healthy.passing
+        if not healthy.passed:
+            raise runner.refusal(healthy, tree)
+        if runner.results and not steady:
             raise TaskError(
-                f"the tests did not end in {timeout:g} s: {' '.join(command)}", fix="raise the option timeout"
-            )
-        if not passed:
-            raise TaskError(
-                f"the tests fail before any bug is injected: {' '.join(command)}\n{output}",
-                fix="give the command that passes, here and in the sandbox: the option command (docs/guides/tasks.md)",
-            )
-        if results and not steady:
-            raise TaskError(
-                f"no test reports that it passes: {' '.join(command)}\n{output}",
+                f"no test reports that it passes: {' '.join(command)}\n{healthy.shown}",
                 fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
             )
-        pool = candidates(files, only)
-        Random(seed).shuffle(pool)
         found = 0
         for path, source, mutation in pool[:attempts]:
             broken = mutation.apply(source)
             (tree / path).write_bytes(broken.encode())
-            passed, output, still = _run(command, tree, timeout, results)
+            ran = runner.run(tree)
             (tree / path).write_bytes(files[path])
-            failing, passing = tuple(sorted(steady - still)), tuple(sorted(steady & still))
-            if passed is False and (failing or not results):
+            failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
+            if ran.passed is False and (failing or not runner.results):
                 found += 1
-                yield Bug(path, mutation, broken, source, output, failing, passing)
+                yield Bug(path, mutation, broken, source, ran.shown, failing, passing)
         if not found:
             tried = min(attempts, len(pool))
             raise TaskError(
@@ -163,9 +174,12 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 class _Here:
     """A folder of this machine, where the user asked for the tests to be run, in the place of a sandbox."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, environment: Path | None) -> None:
         self.workdir = str(tree)
         self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
+        self._environment.pop("PYTEST_ADDOPTS", None)
+        if environment is not None:
+            self._environment["PATH"] = f"{environment}/bin:{os.environ.get('PATH', os.defpath)}"
 
     async def exec(
         self,
@@ -196,19 +210,79 @@ class _Here:
         return ExecResult(done.returncode, done.stdout[:max_bytes], truncated=len(done.stdout) > max_bytes)
 
 
-def _run(command: Sequence[str], tree: Path, timeout: float, results: str) -> tuple[bool | None, str, set[str]]:
-    """Whether the tests pass (None: they did not end in time), the end of what they print, and which of them pass."""
-    try:
-        done, said = _at_once(_asked(_Here(tree), Command(tuple(command), timeout, results, test_timeout=2 * timeout)))
-    except OSError as error:
-        raise TaskError(
-            f"{' '.join(command)} cannot be run: {error}", fix="name a program in the option command"
-        ) from error
-    if done.timed_out:
-        return None, "", set()
-    lines = done.output.decode("utf-8", "replace").replace(f"{tree}/", "").strip().splitlines()
-    passing = {name for name, outcome in said.items() if outcome is Outcome.PASSED}
-    return done.exit_code == 0, "\n".join(lines[-SHOWN_LINES:]), passing
+class _Ran(NamedTuple):
+    """Whether the tests pass (None: they did not end in time), what they print, its end, and which of them pass."""
+
+    passed: bool | None
+    output: str = ""
+    shown: str = ""
+    passing: frozenset[str] = frozenset()
+    failing: tuple[str, ...] = ()
+
+
+_MODULE = re.compile(r"(?:No module named|cannot import name .* from) '?([A-Za-z0-9_]+)")
+_CAUSES = (
+    (re.compile(r"unrecognized arguments: (.*)"), "the option {!r} is of a plugin that is not there: {name_it}"),
+    (re.compile(r"fixture '(\w+)' not found"), "the fixture {!r} is of a plugin that is not there: {name_it}"),
+    (re.compile(r"Missing required plugins: (.*)"), "the plugin {!r} is not there: {name_it}"),
+)
+_NAME_IT = "name its package in the option requirements, as in requirements='pytest-mock'"
+
+
+class _Runner:
+    """Runs the tests by `command`, which may take `timeout` seconds."""
+
+    def __init__(self, command: Sequence[str], timeout: float, environment: Path | None) -> None:
+        self.command = tuple(command)
+        self.results = results_of(command)
+        self._timeout = timeout
+        self._environment = environment
+
+    def run(self, tree: Path, command: Sequence[str] = ()) -> _Ran:
+        """The tests in the folder `tree`. Raises `TaskError` where the command cannot be run."""
+        asked = Command(tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout)
+        try:
+            done, said = _at_once(_asked(_Here(tree, self._environment), asked))
+        except OSError as error:
+            raise TaskError(
+                f"{' '.join(asked.argv)} cannot be run: {error}", fix="name a program in the option command"
+            ) from error
+        if done.timed_out:
+            return _Ran(None)
+        output = done.output.decode("utf-8", "replace").replace(f"{tree}/", "").strip()
+        passing = frozenset(name for name, outcome in said.items() if outcome is Outcome.PASSED)
+        failing = tuple(name for name, outcome in said.items() if outcome is Outcome.FAILED)
+        return _Ran(done.exit_code == 0, output, "\n".join(output.splitlines()[-SHOWN_LINES:]), passing, failing)
+
+    def refusal(self, ran: _Ran, tree: Path) -> TaskError:
+        """Why tests that do not pass without any bug cannot be used, and what to do."""
+        said = " ".join(self.command)
+        if ran.passed is None:
+            return TaskError(f"the tests did not end in {self._timeout:g} s: {said}", fix="raise the option timeout")
+        if re.search(r"no tests ran|collected 0 items|Ran 0 tests", ran.output) and not ran.failing:
+            return TaskError(
+                f"there are no tests: {said}\n{ran.shown}",
+                fix="name the repository (archives of a release may come without tests), or the command that runs them",
+            )
+        problem = f"the tests fail before any bug is injected: {said}\n{ran.shown}"
+        if lacking := _MODULE.search(ran.output):
+            return TaskError(
+                problem,
+                fix=f"the module {lacking[1]!r} is not there: name its package in the option requirements, as in "
+                f"requirements={lacking[1]}; if it is the project's own, start the option command with "
+                "env PYTHONPATH=FOLDER",
+            )
+        for pattern, words in _CAUSES:
+            if found := pattern.search(ran.output):
+                return TaskError(problem, fix=words.format(found[1], name_it=_NAME_IT))
+        if self.results == "pytest" and ran.failing:
+            ran = self.run(tree, [word for word in self.command if word not in ("-x", "--exitfirst")])
+            without = shlex.join([*self.command, *(f"--deselect={name}" for name in ran.failing[:_DESELECTED])])
+            return TaskError(
+                f"{len(ran.failing)} tests fail before any bug is injected: {said}\n{ran.shown}",
+                fix=f"leave them out, if they should fail here: command={shlex.quote(without)}",
+            )
+        return TaskError(problem, fix="give the command that passes, here and in the sandbox: the option command")
 
 
 async def _asked(here: _Here, command: Command) -> tuple[ExecResult, Outcomes]:

@@ -9,7 +9,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -20,11 +20,16 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
+from coderepairrl.tasks.mutants.environment import Environment, build, source_folder
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree, write_tree
 from coderepairrl.types import Checks, Command, Task
 
 CHECK_SECONDS = 5.0
+BUGS = 16
+"""How many are looked for in a package, if `n` does not say."""
+PYTEST = ("python3", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
+"""The tests of a package, without what the project adds to every call: its plugins may not be there, nor be wanted."""
 LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"
@@ -36,17 +41,20 @@ class MutantSource:
     """Bugs injected into healthy Python code, each verified: its checks pass without it and fail with it.
 
     Without `path` the shipped corpus: `split` is ``train``, ``test`` (held-out (function, mutation) pairs of known
-    functions) or ``unseen`` (functions that are never trained on). `n` tasks in an order given by `seed`; 0 is all.
-    `quoted` is the share of issues that quote the broken line: 1, 0 or between. With ``both`` every pair comes
-    twice, once quoted and once not, one after the other.
+    functions) or ``unseen`` (functions that are never trained on), all of them if it is not given. `n` tasks of each in
+    an order given by `seed`; 0 is all. `quoted` is the share of issues that quote the broken line: 1, 0 or between.
+    With ``both`` every pair comes twice, once quoted and once not, one after the other.
 
-    With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (run
-    on this machine to verify, within `timeout` seconds each); `only` is a glob of the files to break. The first
-    quarter of the verified bugs is ``test``, the rest ``train``.
+    With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (`PYTEST`,
+    if not given; run on this machine to verify, within `timeout` seconds each); `only` is a glob of the files to break.
+    What the tests need, and `requirements` besides, is installed into an environment that sandboxes are shown
+    (`environment.build`), unless `environment` is false. The first quarter of the verified bugs is ``test``, the rest
+    ``train``.
 
     Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; what stands before the last slash is
     the function, by which intervals are clustered. Workspaces are plain folders in the cache.
-    Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used.
+    Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used, and what
+    `environment.build` does.
     """
 
     name = "mutants"
@@ -55,18 +63,20 @@ class MutantSource:
         self,
         path: str = "",
         *,
-        split: str = "train",
+        split: str | None = None,
         n: int = 0,
         seed: int = 0,
         quoted: float | str = "both",
-        command: str = "python3 -m pytest -x -q",
+        command: str = "",
+        requirements: str | Sequence[str] = (),
+        environment: bool = True,
         only: str = "*",
         timeout: float = 60.0,
         cache: str = "",
     ) -> None:
-        if split not in get_args(Split) or (path and split == "unseen"):
+        if split not in (None, *get_args(Split)) or (path and split == "unseen"):
             raise ConfigError(f"the task source mutants has no split {split!r}", fix="train, test, or unseen (corpus)")
-        if n < 0 or (path and n == 0):
+        if n < 0:
             raise ConfigError("tasks.options.n must be positive", fix="say how many bugs to inject: n=64")
         if not (quoted == "both" or (not isinstance(quoted, str) and 0 <= quoted <= 1)):
             raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
@@ -74,10 +84,12 @@ class MutantSource:
             raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
         self.path = path
         self.split = split
-        self.n = n
+        self.n = n or (BUGS if path else 0)
         self.seed = seed
         self.quoted = quoted
-        self.command = _words(command)
+        self.command = _words(command) if command else list(PYTEST)
+        self.requirements = requirements.split() if isinstance(requirements, str) else list(requirements)
+        self.environment = environment
         self.only = only
         self.timeout = timeout
         self.cache = (Path(cache).expanduser() if cache else user_cache()) / "mutants"
@@ -97,9 +109,16 @@ class MutantSource:
         self.prepare()
         return iter(self._tasks or ())
 
+    @property
+    def _splits(self) -> tuple[str, ...]:
+        return get_args(Split) if self.split is None else (self.split,)
+
     def _corpus(self) -> list[Task]:
-        pool = [mutant for mutant in mutants() if mutant.split == self.split]
-        Random(f"{self.split}/{self.seed}").shuffle(pool)
+        return [task for split in self._splits for task in self._corpus_split(split)]
+
+    def _corpus_split(self, split: str) -> list[Task]:
+        pool = [mutant for mutant in mutants() if mutant.split == split]
+        Random(f"{split}/{self.seed}").shuffle(pool)
         tasks: list[Task] = []
         for mutant in pool:
             variants: tuple[bool, ...] = (True, False)
@@ -122,29 +141,37 @@ class MutantSource:
             reference=unified(made.path, made.files[made.path], made.fixed),
             # -S -E and -B: 10 ms instead of 20, no environment, no bytecode in the diff
             checks=Checks((Command(("python3", "-S", "-E", "-B", check), CHECK_SECONDS),), {check: made.files[check]}),
-            split=self.split,
+            split=made.mutant.split,
             licence=LICENCE,
         )
 
     def _package(self) -> list[Task]:
         """A quarter of the bugs is held out; both splits come from one sequence, so they never share a bug."""
-        root = Path(self.path).expanduser().resolve()
-        files = read_tree(root)
-        found = self._verified(files, self.command)
+        files = read_tree(Path(self.path).expanduser().resolve())
+        there = build(files, self.command, self.requirements) if self.environment else None
+        imports = there.imports if there else source_folder(files)
+        files |= there.built if there else {}
+        command = [*(("env", f"PYTHONPATH={imports}") if imports else ()), *self.command]
+        found = self._verified(files, command, there)
         test = len(found) // 4
-        chosen = found[:test] if self.split == "test" else found[test:]
-        return [self._bug_task(bug, files, self.command, Random(f"{bug.key}/{self.seed}")) for bug in chosen]
+        return [
+            self._bug_task(bug, split, files, command, there.folder if there else None)
+            for split, chosen in (("train", found[test:]), ("test", found[:test]))
+            if split in self._splits
+            for bug in chosen
+        ]
 
-    def _verified(self, files: Mapping[str, bytes], command: list[str]) -> list[Bug]:
+    def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
         """Bugs that the tests notice, remembered: each costs a run of the tests, and a training run asks thrice."""
-        asked = (_KIND, __version__, _digest(files), command, self.only, self.seed, self.timeout, self.n)
+        folder, modules = (there.folder, there.modules) if there else (None, ())
+        asked = (_KIND, __version__, _digest(files), command, self.only, self.seed, self.timeout, self.n, str(folder))
         known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
         if known.exists():
             entries = json.loads(known.read_text(encoding="utf-8"))
             return [_bug(entry) for entry in entries]
         seen: dict[str, Bug] = {}
-        attempts = 4 * self.n
-        for bug in bugs(files, command, only=self.only, seed=self.seed, timeout=self.timeout, attempts=attempts):
+        options: dict[str, Any] = {"only": self.only, "seed": self.seed, "timeout": self.timeout}
+        for bug in bugs(files, command, attempts=4 * self.n, environment=folder, modules=modules, **options):
             seen.setdefault(bug.key, bug)
             if len(seen) == self.n:
                 break
@@ -154,7 +181,10 @@ class MutantSource:
         making.replace(known)
         return list(seen.values())
 
-    def _bug_task(self, bug: Bug, files: Mapping[str, bytes], command: list[str], rng: Random) -> Task:
+    def _bug_task(
+        self, bug: Bug, split: str, files: Mapping[str, bytes], command: list[str], environment: Path | None
+    ) -> Task:
+        rng = Random(f"{bug.key}/{self.seed}")
         quoted = rng.random() < (0.5 if self.quoted == "both" else float(self.quoted))
         line = bug.broken.splitlines()[bug.mutation.line - 1].strip()
         prompt = f"{bug.path}: {bug.mutation.function} is broken. `{' '.join(command)}` fails:\n\n{bug.output}\n"
@@ -174,7 +204,8 @@ class MutantSource:
             checks=Checks(
                 (Command(tuple(command), self.timeout, results_of(command)),), tests, bug.fail_to_pass, bug.pass_to_pass
             ),
-            split=self.split,
+            environment=f"venv:{environment}" if environment else "",
+            split=split,
         )
 
     def _store(self, files: Mapping[str, bytes]) -> Path:

@@ -1,0 +1,69 @@
+"""Virtual environments that sandboxes see read-only: of agents, and of what the tests of tasks need."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.processes.children import run
+
+_QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
+_VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
+
+
+def python() -> Path:
+    """An interpreter that sandboxes see: they have ``/usr``, and as root nobody's home."""
+    own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    return own if own.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Nobody else installs `target` meanwhile, and everybody may read what we write.
+
+    Raises `PrerequisiteError` where it cannot be written.
+    """
+    before = os.umask(0o022)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise PrerequisiteError(f"cannot install into {target.parent}: {error}", fix="set CRRL_CACHE") from error
+    finally:
+        os.umask(before)
+
+
+def check_reachable(target: Path) -> None:
+    """Raise `PrerequisiteError` where sandboxes could not see `target`: as root, they are somebody else's."""
+    closed = [parent for parent in target.parents if not parent.stat().st_mode & stat.S_IXOTH]
+    if os.geteuid() == 0 and closed:
+        raise PrerequisiteError(
+            f"sandboxes of root could not see {target}: {closed[-1]} is closed to other users",
+            fix="set CRRL_CACHE to a folder that everybody may enter",
+        )
+
+
+def make_venv(folder: Path, *, stdout: int) -> Path:
+    """A virtual environment at `folder` by `python`; its interpreter. Raises `PrerequisiteError`."""
+    base = python()
+    if not base.exists():
+        raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
+    # -I: nothing is imported from the folder that we were started in, which may be anybody's repository
+    if run([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout).returncode != 0:
+        raise PrerequisiteError("no virtual environment can be made", fix=_VENV_FIX)
+    return folder / "bin/python"
+
+
+def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run the pip of an environment by its interpreter; `options` are those of `children.run`."""
+    return run([str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY], stdout=stdout, **options)

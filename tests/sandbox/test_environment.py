@@ -1,0 +1,67 @@
+"""The virtual environment that a task names: in sight, first on `PATH`, read-only."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.processes.caches import environments_cache
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.types import Task
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with the program `greet`, where sandboxes can be shown something."""
+    monkeypatch.delenv("CRRL_CACHE", raising=False)
+    usual = environments_cache().parent.parent
+    usual.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "bin").mkdir()
+        (folder / "bin/greet").write_text("#!/bin/sh\necho hello from $VIRTUAL_ENV\n")
+        (folder / "bin/greet").chmod(0o755)
+        yield folder
+
+
+async def test_its_programs_come_first_and_nobody_can_change_them(
+    backend: GuestBackend, task: Task, environment: Path
+) -> None:
+    async with backend.open(replace(task, environment=f"venv:{environment}")) as box:
+        assert (await box.exec(["greet"])).output == f"hello from {environment}\n".encode()
+        assert (await box.exec(["sh", "-c", 'echo "$PATH"'])).output.startswith(f"{environment}/bin:".encode())
+        if backend.name != "unsafe-local":
+            assert not (await box.exec(["touch", str(environment / "mine")])).ok
+            assert not (await box.exec(["mv", str(environment), f"{environment}-moved"])).ok
+    async with backend.open(replace(task, environment="sha256:a fingerprint")) as box:
+        assert not (await box.exec(["greet"])).ok
+        if backend.name != "unsafe-local":
+            assert not (await box.exec(["cat", str(environment / "bin/greet")])).ok
+
+
+async def test_one_that_cannot_be_shown_is_named(bwrap: Bubblewrap, task: Task, tmp_path: Path) -> None:
+    missing = replace(task, environment=f"venv:{tmp_path}/gone")
+    with pytest.raises(TaskError, match=f"{task.id}: its environment .*gone is not there"):
+        async with bwrap.open(missing):
+            pass
+    (tmp_path / "gone/bin").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="of its own") as caught:
+        async with bwrap.open(missing):
+            pass
+    assert "CRRL_CACHE" in caught.value.fix
+
+
+def test_a_container_has_another_python(task: Task, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    docker = sandbox.make("docker")
+    assert isinstance(docker, GuestBackend)
+    with pytest.raises(TaskError, match="docker cannot use"):
+        docker.launch(tmp_path, None, (), tmp_path)  # type: ignore[arg-type]

@@ -1,0 +1,214 @@
+"""Bugs in a real package: its tests get the environment that they need, and what is missing is named with its fix."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.certify.task_source import study
+from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.processes.caches import environments_cache
+from coderepairrl.tasks import JsonlSource, write_jsonl
+from coderepairrl.tasks.mutants import MutantSource
+
+BACKEND = '''"""Builds the wheel of this project, with a file that is not in its tree."""
+import base64, hashlib, pathlib, zipfile
+
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    name = "shop-1.0-py3-none-any.whl"
+    files = {f"shop/{path.name}": path.read_bytes() for path in pathlib.Path("src/shop").glob("*.py")}
+    files["shop/_version.py"] = b'version = "1.0"\\n'
+    about = "Metadata-Version: 2.1\\nName: shop\\nVersion: 1.0\\nProvides-Extra: tests\\n"
+    files["shop-1.0.dist-info/METADATA"] = f"{about}Requires-Dist: crrl-test-helper; extra == 'tests'\\n".encode()
+    files["shop-1.0.dist-info/WHEEL"] = b"Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+    record = "".join(
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\\n"
+        for path, data in files.items()
+    )
+    files["shop-1.0.dist-info/RECORD"] = f"{record}shop-1.0.dist-info/RECORD,,\\n".encode()
+    with zipfile.ZipFile(pathlib.Path(folder) / name, "w") as wheel:
+        for path, data in files.items():
+            wheel.writestr(path, data)
+    return name
+'''
+SHOP = {
+    "pyproject.toml": """\
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "shop"
+dynamic = ["version", "optional-dependencies"]
+[tool.pytest.ini_options]
+addopts = "--cov=shop --no-such-option"
+""",
+    "backend.py": BACKEND,
+    "src/shop/__init__.py": "from shop._version import version\n",
+    "src/shop/cart.py": "def total(prices, discount):\n    return sum(prices) * (100 - discount) // 100\n\n\n"
+    "def cheap(price, limit):\n    return price < limit\n",
+    "tests/test_cart.py": """\
+from importlib.metadata import version
+
+import shop
+from crrl_test_helper import nearly
+from shop.cart import cheap, total
+
+
+def test_total():
+    assert nearly(total([100, 200], 10), 270)
+
+
+def test_cheap():
+    assert cheap(1, 2) and not cheap(2, 2)
+
+
+def test_version():
+    assert version("shop") == shop.version == "1.0"
+""",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def wheel(folder: Path) -> None:
+    """The package `crrl_test_helper`, which the tests of `SHOP` need and no index has."""
+    folder.mkdir()
+    files = {
+        "crrl_test_helper.py": "def nearly(a, b):\n    return abs(a - b) < 1e-9\n",
+        "crrl_test_helper-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: crrl-test-helper\nVersion: 1.0\n",
+        "crrl_test_helper-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    digests = {
+        name: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        for name, text in files.items()
+    }
+    record = "".join(f"{name},sha256={digests[name]},{len(text)}\n" for name, text in files.items())
+    files["crrl_test_helper-1.0.dist-info/RECORD"] = f"{record}crrl_test_helper-1.0.dist-info/RECORD,,\n"
+    with zipfile.ZipFile(folder / "crrl_test_helper-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
+@pytest.fixture
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache where sandboxes can be shown something, and wheels that pip finds."""
+    wheel(tmp_path / "wheels")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {tmp_path / 'wheels'}")
+    monkeypatch.delenv("CRRL_CACHE", raising=False)
+    usual = environments_cache().parent.parent  # not below /tmp, of which a sandbox has one of its own
+    usual.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as folder:
+        Path(folder).chmod(0o755)
+        monkeypatch.setenv("CRRL_CACHE", folder)
+        yield Path(folder)
+
+
+async def test_a_package_as_it_is_published_works_by_the_defaults(
+    caches: Path, tmp_path: Path, isolating: None
+) -> None:
+    """A src layout, options of a plugin that is not there, a test dependency, and a file that only the build makes."""
+    try:
+        made = list(MutantSource(str(write(tmp_path / "shop", SHOP)), n=4))
+    except PrerequisiteError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+    assert sorted(task.split for task in made) == ["test", "train", "train", "train"]
+    assert {task.id.split(":")[0] for task in made} == {"mutants/src/shop/cart.py"}, "only what the project installs"
+    write_jsonl(made, tmp_path / "bugs.jsonl")
+    exported = list(JsonlSource(tmp_path / "bugs.jsonl"))
+    assert exported == made
+    backend = sandbox.make(sandbox.choose().name)
+    for task in exported:
+        found = await study(task, backend)
+        assert all(check.ok for check in found.checks), found.checks
+        assert task.checks.named
+    folder = made[0].environment.removeprefix("venv:")
+    async with backend.open(made[0]) as box:
+        assert (await box.exec(["python3", "-c", "import sys; print(sys.prefix)"])).output.decode().strip() == folder
+        assert not (await box.exec(["touch", f"{folder}/mine"])).ok
+    alone = [f"{folder}/bin/python3", "-c", "import crrl_test_helper, shop"]
+    assert b"No module named 'shop'" in subprocess.run(alone, capture_output=True, cwd="/", check=False).stderr
+    assert list(MutantSource(str(tmp_path / "shop"), n=4)) == made
+    assert len(list((caches / "environments").glob("*/environment.json"))) == 1
+
+
+def test_what_needs_nothing_gets_nothing(caches: Path, tmp_path: Path) -> None:
+    """Without declared needs, pip is not asked: no index has to be reached."""
+    files = {
+        "src/cart.py": SHOP["src/shop/cart.py"],
+        "test_cart.py": "from cart import cheap\n\nassert cheap(1, 2) and not cheap(2, 2)\n",
+    }
+    made = list(MutantSource(str(write(tmp_path / "plain", files)), n=1, command="python3 test_cart.py", only="src/*"))
+    assert [task.environment for task in made] == [""]
+    assert made[0].checks.commands[0].argv == ("env", "PYTHONPATH=src", "python3", "test_cart.py")
+    assert not (caches / "environments").exists()
+
+
+def test_without_a_network_the_message_says_what_is_missing(
+    caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    with pytest.raises(PrerequisiteError, match="reaches no package index.*pytest") as caught:
+        list(MutantSource(str(write(tmp_path / "shop", SHOP)), n=1))
+    assert "environment=false" in caught.value.fix and "PIP_FIND_LINKS" in caught.value.fix
+    broken = {**SHOP, "backend.py": "raise RuntimeError('no compiler')\n"}
+    with pytest.raises(TaskError, match="pip cannot build the project: .*no compiler"):
+        list(MutantSource(str(write(tmp_path / "broken", broken)), n=1))
+    with pytest.raises(TaskError, match=r"pyproject\.toml cannot be read"):
+        list(MutantSource(str(write(tmp_path / "torn", {**SHOP, "pyproject.toml": "[project"})), n=1))
+
+
+CART = {"cart.py": SHOP["src/shop/cart.py"]}
+PASSES = "from cart import cheap\n\n\ndef test_cheap():\n    assert cheap(1, 2) and not cheap(2, 2)\n"
+HERE = f"env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -x -q -p no:cacheprovider"
+
+
+@pytest.mark.parametrize(
+    ("files", "problem", "fix"),
+    [
+        ({"test_a.py": "import freezegum\n"}, "fail before any bug", "requirements=freezegum"),
+        ({"test_a.py": "def test(mocker):\n    pass\n"}, "fail before any bug", "the fixture 'mocker'.*requirements="),
+        ({"pytest.ini": "[pytest]\naddopts = --cov=cart\n"}, "fail before any bug", "'--cov=cart'.*requirements="),
+        ({"pytest.ini": "[pytest]\nrequired_plugins = pytest-x\n"}, "fail before any bug", "'pytest-x'.*requirements="),
+        ({"test_cart.py": ""}, "there are no tests", "repository"),
+    ],
+)
+def test_causes_are_named_with_their_fix(files: dict[str, str], problem: str, fix: str, tmp_path: Path) -> None:
+    root = write(tmp_path / "package", {**CART, "test_cart.py": PASSES, **files})
+    with pytest.raises(TaskError, match=problem) as caught:
+        list(MutantSource(str(root), n=1, command=HERE, environment=False, cache=str(tmp_path / "cache")))
+    assert re.search(fix, caught.value.fix), caught.value.fix
+
+
+def test_the_command_that_a_refusal_proposes_works(tmp_path: Path) -> None:
+    tests = f"{PASSES}\n\ndef test_locale():\n    assert cheap(2, 1)\n\n\ndef test_zone():\n    assert cheap(3, 1)\n"
+    root = str(write(tmp_path / "package", {**CART, "test_cart.py": tests}))
+    options = {"n": 2, "environment": False, "cache": str(tmp_path / "cache")}
+    with pytest.raises(TaskError, match="2 tests fail before any bug") as caught:
+        list(MutantSource(root, command=HERE, **options))  # type: ignore[arg-type]
+    proposed = shlex.split(caught.value.fix.partition("command=")[2])[0]
+    made = list(MutantSource(root, command=proposed, **options))  # type: ignore[arg-type]
+    assert {name for task in made for name in task.checks.named} == {"test_cart.py::test_cheap"}

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.tokens.inert import Lately
 from coderepairrl.tokens.verify import QUESTION, TOOLS
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -367,23 +366,6 @@ def test_a_damaged_model_folder_is_named(miniature: Path, tmp_path: Path, name: 
     with pytest.raises(ConfigError, match=name) as caught:
         tokens.load(tmp_path)
     assert "again" in caught.value.fix
-
-
-def test_texts_seen_lately_are_not_tokenized_again_and_memory_is_bounded(codec: tokens.Codec) -> None:
-    text = "a text that is longer than what templates consist of, with <|im_end|> in it"
-    tokenizer = codec.tokenizer
-    first = tokenizer.encode(tokenizer.guard(text))
-    first.append(0)  # the caller's own list
-    again = tokenizer.encode(tokenizer.guard(text))
-    assert first[:-1] == again == codec.encode(text)
-    assert tokenizer.encode(text) != again  # unguarded, it is another text
-    lately = Lately(most=10)
-    for key in (b"a", b"b", b"c"):
-        lately.put(key, [1, 2, 3, 4])
-        assert lately.get(b"a") == [1, 2, 3, 4] if key != b"c" else True
-    assert (lately.get(b"a"), lately.get(b"b"), lately.get(b"c")) == ([1, 2, 3, 4], None, [1, 2, 3, 4])
-    lately.put(b"d", [5] * 11)
-    assert (lately.get(b"a"), lately.get(b"c"), lately.get(b"d")) == (None, None, None)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])

@@ -14,7 +14,6 @@ from coderepairrl.tokens import template
 from coderepairrl.tokens.fallback import TemplateRenderer
 from coderepairrl.tokens.formats import HERMES, NEVER, Format
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.later import Later, ids
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.template import Template
 
@@ -47,15 +46,14 @@ class Origin(NamedTuple):
 class Codec:
     """Writes prompts and reads replies, exactly.
 
-    `renderer` is an object of the package `renderers` over `tokenizer`, and `writer` the same over `Later`. Ids are
-    ints below `vocab_size`; `context` is the longest sequence that the model was made for.
+    `renderer` is an object of the package `renderers` over `tokenizer`, or a `TemplateRenderer`. Ids are ints below
+    `vocab_size`; `context` is the longest sequence that the model was made for.
     """
 
     def __init__(
         self,
         tokenizer: InertTokenizer,
         renderer: Any,
-        writer: Any,
         markers: Markers,
         *,
         name: str,
@@ -78,7 +76,6 @@ class Codec:
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
         self.tokenizer = tokenizer
         self.renderer = renderer
-        self._writer = writer
         self._markers = markers
         self._thinks = lru_cache(maxsize=64)(self._in_thoughts)
 
@@ -104,10 +101,10 @@ class Codec:
         if not messages:
             raise ValueError("a conversation has at least one message")
         with self._bounded(most, messages):
-            written = self._writer.render_ids(
+            ids: list[int] = self.renderer.render_ids(
                 self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
             )
-            return ids(self.tokenizer, written)
+            return ids
 
     def extend(
         self,
@@ -127,10 +124,10 @@ class Codec:
         tail = self._beginning(prompt)
         before = [*tail, *output]
         with self._bounded(most, new_messages):
-            bridged = self._writer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
+            bridged = self.renderer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
             if bridged is None or bridged.token_ids[: len(before)] != before:
                 return None
-            return _at_most(most, ids(self.tokenizer, bridged.token_ids[len(before) :]))
+            return _at_most(most, bridged.token_ids[len(before) :])
 
     def spell(self, reply: Message, *, most: int | None = None) -> list[int] | None:
         """Ids of an assistant message that nobody sampled, as if it had been: from the beginning of a reply to its end.
@@ -295,20 +292,15 @@ def _load(model: str, folder: Path, renderer: str, thinking: bool) -> Codec:
 
     def build(family: str, enable_thinking: bool) -> Codec:
         written: Any
-        writer: Any
         if family == "template" and source is not None:
-            written = writer = TemplateRenderer(tokenizer, source, eos=stops, thinking=enable_thinking)
+            written = TemplateRenderer(tokenizer, source, eos=stops, thinking=enable_thinking)
             calls = written.format
         else:
-            written, writer = (
-                _qwen3(to_ids, enable_thinking=enable_thinking, keep_thoughts=not thinking)
-                for to_ids in (tokenizer, Later(tokenizer))
-            )
+            written = _qwen3(tokenizer, enable_thinking=enable_thinking, keep_thoughts=not thinking)
             calls = HERMES
         return Codec(
             tokenizer,
             written,
-            writer,
             _markers(tokenizer, written.get_stop_token_ids(), calls, thoughts=family != "template"),
             name=str(model),
             family=family,
@@ -384,7 +376,7 @@ def _check_thinks(source: Template, model: str) -> None:
         )
 
 
-def _qwen3(tokenizer: InertTokenizer | Later, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
+def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
     from renderers.configs import Qwen3RendererConfig
     from renderers.qwen3 import Qwen3Renderer
 

@@ -8,11 +8,8 @@ special token takes the ordinary path, unchanged.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from array import array
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -41,34 +38,6 @@ class TooLong(Exception):
     def __init__(self, tokens: int) -> None:
         super().__init__(f"at least {tokens} tokens")
         self.tokens = tokens
-
-
-class Lately:
-    """The ids of texts that were asked for lately, at most `most` of them, 4 bytes each.
-
-    A conversation that is rendered anew repeats all its messages but the last.
-    """
-
-    def __init__(self, most: int = 8 << 20) -> None:
-        self._most = most
-        self._known: OrderedDict[bytes, array[int]] = OrderedDict()
-        self._size = 0
-
-    def get(self, key: bytes) -> list[int] | None:
-        """The ids kept under `key`."""
-        found = self._known.get(key)
-        if found is None:
-            return None
-        self._known.move_to_end(key)
-        return found.tolist()
-
-    def put(self, key: bytes, ids: list[int]) -> None:
-        """Keep `ids`, and forget what was not asked for the longest where there is no room."""
-        self._known[key] = array("I", ids)
-        self._size += len(ids)
-        while self._size > self._most:
-            _, oldest = self._known.popitem(last=False)
-            self._size -= len(oldest)
 
 
 class InertTokenizer:
@@ -113,7 +82,6 @@ class InertTokenizer:
         self._alphabet = _byte_alphabet()
         self._words = words(spec, self._full, self._alphabet)
         self._scaffold = lru_cache(maxsize=1024)(self._encode)
-        self._lately = Lately()
         self._bytes: dict[int, bytes] = {text_id: text.encode() for text, text_id in self.added.items()}
 
     def __len__(self) -> int:
@@ -159,12 +127,7 @@ class InertTokenizer:
             self._counted += self.least(text)
             if self._counted > self._most:
                 raise TooLong(self._counted)
-        key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
-        found = self._lately.get(key)
-        if found is None:
-            found = self._encode(text)
-            self._lately.put(key, found)
-        return found
+        return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
         if SENTINEL not in text and not self._markers.search(text):

@@ -264,7 +264,7 @@ async def test_logits_of_half_precision_are_in_float32(
 ) -> None:
     """As the learner computes them: the server is started so (vLLM 0.32's `ModelConfig.head_dtype`)."""
     engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, dtype=dtype, head=head)
-    command = list(map(str, engine._server._process.args))  # type: ignore[union-attr]
+    command = list(map(str, engine._link.server._process.args))  # type: ignore[union-attr]
     await engine.close()
     overrides = [json.loads(after) for word, after in pairwise(command) if word == "--hf-overrides"]
     assert overrides == [{"head_dtype": "float32"}] * told
@@ -356,7 +356,7 @@ async def test_a_server_that_dies_mid_request(engine: VllmEngine) -> None:
 
 
 async def test_a_server_that_hangs_mid_request_is_ended(engine: VllmEngine) -> None:
-    engine._patience = 2.0
+    engine._link.patience = 2.0
     for call in (ask(engine, [fake_vllm.HANG], TEN), engine.health()):
         with pytest.raises(EngineFault, match="1 requests and said nothing for 2 s"):
             await call
@@ -520,7 +520,7 @@ async def test_a_server_that_dies_mid_load(engine: VllmEngine, miniature: Path, 
 
 async def test_a_load_that_hangs(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     path, digest = weights_named(miniature, tmp_path / "hang.safetensors")
-    engine._patience = 2.0
+    engine._link.patience = 2.0
     with pytest.raises(EngineFault, match="did not answer within 2 s"):
         await engine.load(path, 1, digest)
     with pytest.raises(EngineFault, match="did not answer"):
@@ -533,7 +533,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     tensors = load_tensors(miniature / "model.safetensors")
     described = [sync_wire.Described(*each) for each in tensors.items()]
     checksum = sync_wire.checksum(described)
-    joined._patience = 280.0  # however busy the machine is
+    joined._link.patience = 280.0  # however busy the machine is
 
     def offer(name: str, of: list[sync_wire.Described]) -> Path:
         (tmp_path / name).mkdir()
@@ -589,9 +589,9 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
         other = adapter(tmp_path / "other", 4)
         await joined.load(other[0], 3, other[1])
     await old.aclose()  # type: ignore[attr-defined]
-    full = await asyncio.to_thread(weights.checksum, joined._live[0])
+    full = await asyncio.to_thread(weights.checksum, joined._served._live[0])
     with pytest.raises(EngineFault, match="below them cannot change"):
-        await joined.load(joined._live[0], 4, full)
+        await joined.load(joined._served._live[0], 4, full)
 
 
 async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
@@ -604,11 +604,11 @@ async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
         await joined.load(*(adapters[version - 1][0], version, adapters[version - 1][1]))
         streams.append(joined.generate([1], TEN, 0))
         assert (await anext(streams[-1])).version == version
-    joined._patience, patience = 0.2, joined._patience
+    joined._link.patience, patience = 0.2, joined._link.patience
     with pytest.raises(EngineFault, match="2 adapters are in use after") as caught:
         await joined.load(adapters[2][0], 3, adapters[2][1])
     assert "max_loras" in caught.value.fix
-    joined._patience = patience
+    joined._link.patience = patience
     assert set(state(wire).adapters) == {"policy-v1", "policy-v2"} and state(wire).peak == 2
     assert (await ask(joined, [1], TEN))[2] == [2] * 10
     assert {chunk.version async for chunk in streams[0]} == {1}
@@ -669,7 +669,7 @@ async def test_nothing_of_the_family_is_left(
     arguments = ["--fake", "family", "--note", str(note)]
     engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, args=arguments)
     *pids, socket, left = note.read_text().split()
-    await engine._server.close(grace)
+    await engine._link.server.close(grace)
     await engine.close()
     assert all(gone(int(pid)) for pid in pids)
     assert not Path(socket).parent.exists()

@@ -109,7 +109,7 @@ async def test_deaths_and_what_comes_after(miniature: Path, tmp_path: Path) -> N
     killed = family(engines[1])
     killed[-1].suspend()  # so that the load cannot be over before its end
     loading = asyncio.create_task(engine.load(tmp_path / "three", 3, digests["three"]))
-    while engines[1]._admit.is_set():
+    while not engines[1]._traffic.holding:
         await asyncio.sleep(0.01)
     killed[-1].kill()
     assert await loading == 3 and len(engines) == 3, "the next server was given what the last one died of"

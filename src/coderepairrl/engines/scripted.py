@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Self
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 Script = Callable[[Sequence[int], Sampling, int], Sequence[int]] | Sequence[Sequence[int]]
@@ -90,12 +90,7 @@ class ScriptedEngine:
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """Check the file's SHA-256 and take on `version`. Raises `EngineFault` when it does not match."""
         self._alive()
-        try:
-            digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise EngineFault(f"cannot read weights: {error}") from None
-        if digest != checksum:
-            raise EngineFault(f"{path} has SHA-256 {digest}, not {checksum}")
+        weights.verify(path, checksum)
         self.version = version
         return version
 

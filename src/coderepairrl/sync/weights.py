@@ -89,6 +89,12 @@ def checksum(path: Path) -> str:
         raise EngineFault(f"cannot read weights: {error}") from None
 
 
+def verify(path: Path, expected: str) -> None:
+    """Raise `EngineFault` unless the `checksum` of `path` is the `expected` one, in whatever case."""
+    if (found := checksum(path)) != expected.lower():
+        raise EngineFault(f"{path} has SHA-256 {found}, not {expected}")
+
+
 def size(path: Path) -> int:
     """Bytes of `files`, or of the tensors that are offered."""
     if is_offer(path):

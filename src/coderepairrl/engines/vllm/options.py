@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines.options import check_positive, check_whole
@@ -134,3 +136,25 @@ def _check_args(args: Any) -> None:
         for name, fix in _SET_OTHERWISE.items():
             if given.means(name):
                 raise ConfigError(f"engine.options.args has {given.words[0].partition('=')[0]}", fix=fix)
+
+
+def arguments(
+    model: Path, name: str, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
+) -> list[str]:
+    """What a server of `model` is started with: docs/guides/engines.md says the same to those who start one themselves.
+
+    It calls the model `name`; `lora` is the largest rank of an adapter and how many there may be.
+    """
+    if dtype == "auto":  # vLLM's own "auto" would halve float32
+        config = json.loads((model / "config.json").read_text())
+        dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+    rank, adapters = lora
+    return [
+        *("--model", str(model.resolve()), "--served-model-name", name, "--dtype", dtype),
+        *("--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
+        *(["--max-model-len", str(context)] if context is not None else []),
+        *(["--hf-overrides", HEAD] if head != "model" and half(dtype) else []),
+        *(["--enable-lora", "--max-lora-rank", str(min(r for r in RANKS if r >= rank))] if rank else []),
+        *(["--max-loras", str(adapters)] if rank else []),
+    ]

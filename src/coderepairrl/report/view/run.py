@@ -7,6 +7,7 @@ import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from coderepairrl import config, models
 from coderepairrl.config.schema import Train
@@ -24,19 +25,41 @@ def render(run: Path, episode: str | None = None) -> str:
     A tokenizer that cannot be found is said so on the page, which then shows ids. Raises `UsageError` for a folder
     that is no run, or an episode that it does not have.
     """
+    if episode is not None:
+        shown = read_episode(run, episode)
+        return render_episode(
+            shown.episode, shown.decode, shown.trained, shown.advantage, run=shown.run, notice=shown.notice
+        )
+    folder = open_run(run)
+    episodes = list(logged_episodes(folder.records()))
+    earned = _advantages(episodes, config.load(folder.config).train)
+    return render_index([Row(each, earned.get(each.id)) for each in episodes], run=folder.path.name)
+
+
+class Shown(NamedTuple):
+    """An episode with what a page says about it besides."""
+
+    episode: Episode
+    decode: Callable[[Sequence[int]], str]
+    """Ids to text, special tokens included."""
+    trained: Mapping[int, str]
+    """By the index of a turn, what became of its output: ``trained``, ``masked:REASON`` or ``dropped:REASON``."""
+    advantage: float | None
+    run: str
+    notice: str
+    """What is missing, such as the tokenizer; else empty."""
+
+
+def read_episode(run: Path, episode: str) -> Shown:
+    """The episode of the run folder `run` named by its id or the beginning of it; raises as `render` does."""
     folder = open_run(run)
     settings = config.load(folder.config)
     episodes = list(logged_episodes(folder.records()))
-    earned = _advantages(episodes, settings.train)
-    name = folder.path.name
-    if episode is None:
-        rows = [Row(each, earned.get(each.id)) for each in episodes]
-        return render_index(rows, run=name)
     chosen = _find(episodes, episode, folder)
-    advantage = earned.get(chosen.id)
+    advantage = _advantages(episodes, settings.train).get(chosen.id)
     decode, notice = _decoder(folder, settings.model.path)
     trained = _trained(chosen, advantage, settings.rollout.tokens)
-    return render_episode(chosen, decode, trained, advantage, run=name, notice=notice)
+    return Shown(chosen, decode, trained, advantage, folder.path.name, notice)
 
 
 def _find(episodes: Sequence[Episode], wanted: str, folder: RunFolder) -> Episode:

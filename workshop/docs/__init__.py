@@ -1,0 +1,1 @@
+"""What makes the documentation: its generated pages and its picture of an episode."""

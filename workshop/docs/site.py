@@ -32,12 +32,13 @@ def commands() -> str:
     return "\n".join(["# Commands", "", *_command(typer.main.get_command(app), "crrl")])
 
 
-def _command(command: TyperGroup | TyperCommand, name: str) -> Iterator[str]:
+def _command(command: object, name: str) -> Iterator[str]:
     if isinstance(command, TyperGroup):
         yield f"{command.help}\n"
         for key, child in command.commands.items():
             yield from _command(child, f"{name} {key}")
         return
+    assert isinstance(command, TyperCommand)
     context = typer.Context(command, info_name=name)
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"## {name}\n\n{inspect.cleandoc(command.help or '')}\n\n```\n{name} {usage}\n```\n"

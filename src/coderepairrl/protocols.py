@@ -164,7 +164,8 @@ class Reward(Protocol):
 
     A class that measures whether the task is repaired declares it by a true attribute `repairs`: it promises 1 for the
     task's reference and 0 for a patch that repairs nothing, and a run holds it to that before its first step. Without
-    the attribute (habits, formats, costs, one of your own) nothing is promised.
+    the attribute (habits, formats, costs, one of your own) nothing is promised. One with a true attribute `on_state` is
+    asked while the attempt's own workspace is open, which is what `sandbox` opens for it: as it stands at the end.
     """
 
     name: str

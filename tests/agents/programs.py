@@ -22,7 +22,7 @@ from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.protocols import Agent, Chunk, SandboxBackend
-from coderepairrl.rollout import Rollout, Ticket
+from coderepairrl.rollout import Rollout, Terms, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
@@ -320,12 +320,13 @@ async def play(
     try:
         rollout = Rollout(
             gateway=gateway,
-            agent=Loud(agent, said),
-            sandbox=backend,
-            rewards={"train": rewards.make({"patch_lines": 1.0})},
             log=log,
-            limits=limits or RECOMMENDED,
             concurrency=1,
+            kinds={
+                "": Terms(
+                    Loud(agent, said), backend, limits or RECOMMENDED, {"train": rewards.make({"patch_lines": 1.0})}
+                )
+            },
         )
         task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
         episode = await rollout.run(Ticket(task, "train", 1, "toy/add-1", 0, 7, Sampling()))

@@ -22,7 +22,7 @@ from coderepairrl.gateway import Gateway
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, Rollout, SupervisedEngine, collect, derive_seed, slots
+from coderepairrl.rollout import Group, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.stats import summarise
@@ -156,12 +156,16 @@ async def attempts(
     try:
         rollout = Rollout(
             gateway=gateway,
-            agent=Command(**AGENT),
-            sandbox=backend,
-            rewards={"train": rewards.make({"patch_lines": 1.0})},
             log=log,
-            limits=Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
             concurrency=1,
+            kinds={
+                "": Terms(
+                    Command(**AGENT),
+                    backend,
+                    Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
+                    {"train": rewards.make({"patch_lines": 1.0})},
+                )
+            },
         )
         task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
         [group] = await collect(rollout, slots("train", 1, [task], count, seed=0), sampling=Sampling(), retries=2)

@@ -149,7 +149,7 @@ GOOD = "<think>\nhm\n</think>\n<answer>\nCWE-79\n</answer>"
 async def test_formats_and_labels(
     reply: str, partial: float, strict: float, label: float, task: Task, backend: Local
 ) -> None:
-    detection = replace(task, reference=b"CWE-79\n")
+    detection = replace(task, answer="CWE-79")
     for name, expected in [
         ("reasoning_format", partial),
         ("reasoning_format_strict", strict),
@@ -165,7 +165,7 @@ async def test_a_parsed_thought_is_put_back(task: Task, backend: Local) -> None:
     assert (await value("reasoning_format_strict", task, episode, backend)).value == 1.0
     assert (await value("reasoning_format", task, b"", backend)) == Score("reasoning_format", 0.0, note="no reply")
     with pytest.raises(TaskError, match="no label"):
-        await value("classification", replace(task, reference=b""), episode, backend)
+        await value("classification", task, episode, backend)
 
 
 def block(search: str, new: str) -> str:

@@ -16,7 +16,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Group, Rollout, collect, episodes, slots
+from coderepairrl.rollout import Group, Rollout, Terms, collect, episodes, slots
 from coderepairrl.runs import Log
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -40,7 +40,10 @@ async def rollout(
     backend = ScriptedBackend()
     try:
         made = Rollout(
-            gateway=gateway, agent=agent, sandbox=backend, rewards=rewards, log=log, limits=limits, concurrency=4
+            gateway=gateway,
+            log=log,
+            concurrency=4,
+            kinds={"": Terms(agent, backend, limits, rewards)},
         )
         yield made, engine
     finally:

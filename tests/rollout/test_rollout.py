@@ -25,6 +25,7 @@ from coderepairrl.rollout import (
     Group,
     Rollout,
     SupervisedEngine,
+    Terms,
     check_health,
     collect,
     derive_seed,
@@ -113,13 +114,17 @@ def make(
     gateway._on_turn = lambda episode, turn: log.append("turn", episode=episode, turn=turn)
     return Rollout(
         gateway=gateway,
-        agent=agent,
-        sandbox=backend or ScriptedBackend({"a.py": b"x = 0\n"}),
-        rewards={"train": [(reward or Chatter(), 1.0)]},
         log=log,
-        limits=Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16),
         concurrency=3,
-        side_calls=side_calls,
+        kinds={
+            "": Terms(
+                agent,
+                backend or ScriptedBackend({"a.py": b"x = 0\n"}),
+                Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16),
+                {"train": [(reward or Chatter(), 1.0)]},
+                side_calls,
+            )
+        },
     )
 
 
@@ -259,7 +264,7 @@ async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: 
     task = replace(TASKS[0], workspace=f"dir:{folder}", reference=oracle)
     backend = sandbox.make(sandbox.choose().name)
     rollout = make(gateway, tmp_path, agent, backend=backend)
-    rollout.rewards = {"train": rewards.make({"patch_lines": 1.0})}
+    rollout.kinds = {"": replace(rollout.kinds[""], rewards={"train": rewards.make({"patch_lines": 1.0})})}
     [group] = await groups_of(rollout, [task])
     assert [episode.reward for episode in group.episodes] == [1.0, 1.0, 1.0]
     logged = [record["verdict"] for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict"]

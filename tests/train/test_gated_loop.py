@@ -23,7 +23,7 @@ from coderepairrl.errors import ExitCode, HealthGateError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Batch
 from coderepairrl.protocols import Chunk, Sandbox, SandboxBackend
-from coderepairrl.rollout import Rollout
+from coderepairrl.rollout import Rollout, Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages import gates
@@ -140,12 +140,16 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
     await gateway.start()
     rollout = Rollout(
         gateway=gateway,
-        agent=cast(Any, Agent(fault)),
-        sandbox=ScriptedBackend({"a.py": b"x = 0\n"}),
-        rewards={"train": [(Reward(fault), 1.0)]},
         log=log,
-        limits=Limits(calls=4, tokens=2000, seconds=30.0, turn_tokens=16),
         concurrency=4,
+        kinds={
+            "": Terms(
+                cast(Any, Agent(fault)),
+                ScriptedBackend({"a.py": b"x = 0\n"}),
+                Limits(calls=4, tokens=2000, seconds=30.0, turn_tokens=16),
+                {"train": [(Reward(fault), 1.0)]},
+            )
+        },
     )
     tasks = tuple(Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(4))
     try:
@@ -177,7 +181,8 @@ async def test_a_fault_stops_the_loop_within_its_patience_and_it_goes_on_when_me
     found = [(step, alarm["gate"], alarm["stops"]) for step, alarms in recorded.items() for alarm in alarms]
     assert found == [(BEGIN + PATIENCE // 2 - 1, name, False), (BEGIN + PATIENCE - 1, name, True)]
     said = capsys.readouterr().err
-    async with parts_of(folder, Fault("none"), miniature) as parts:  # the log ends as if it was killed at that moment
+    # the log ends as if it was killed at that moment, and the same settings judge it
+    async with parts_of(folder, Fault(name, begin=STEPS + 1), miniature) as parts:
         with pytest.raises(HealthGateError, match=re.escape(str(stopped.value))):
             await train(parts, read_history(folder))
         parts.log.append("stop", step=BEGIN + PATIENCE - 1, reason=str(stopped.value))

@@ -93,7 +93,8 @@ class Direct:
 
     async def _prompt(self, task: Task, sandbox: Sandbox) -> str:
         shown, room = [], self.options.context_chars
-        for path in choose(self.options.files, task, await _files(sandbox)):
+        there = await _files(sandbox) if task.workspace else []
+        for path in choose(self.options.files, task, there):
             try:
                 text = (await sandbox.read(path)).decode()
             except (OSError, UnicodeDecodeError):  # a link to nowhere, a picture

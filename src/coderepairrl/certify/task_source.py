@@ -60,9 +60,10 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     The checks run `repeat` times on both sides, each in a fresh sandbox, and must say the same of every test that
     counts: one that does not is flaky. Raises `SandboxFault`.
     """
-    checks = [Check("has a prompt and a reference", bool(task.prompt.strip() and task.reference))]
+    judged = bool(task.reference or task.answer)
+    checks = [Check("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
     if not task.reference:
-        return Study(checks, None)
+        return Study(checks, task if judged and checks[0].ok else None)
     async with backend.open(task) as fresh:
         refused = await grading.apply(fresh, task.reference)
     checks.append(Check("the reference applies", not refused, refused))

@@ -7,7 +7,7 @@
 without an episode.
 """
 
-from coderepairrl.rewards.compose import SHIPPED, Weighted, make, score, score_files, versions
+from coderepairrl.rewards.compose import SHIPPED, Weighted, make, on_state_and_patch, score, score_files, versions
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.parse import MalformedPatch, parse
@@ -25,6 +25,7 @@ __all__ = [
     "TestsReward",
     "Weighted",
     "make",
+    "on_state_and_patch",
     "parse",
     "score",
     "score_files",

@@ -41,6 +41,7 @@ SHIPPED = {
     "classification": "coderepairrl.rewards.thesis.formats:Classification",
     "tests": "coderepairrl.rewards.tests:TestsReward",
     "sampled_tests": "coderepairrl.rewards.tests:SampledTests",
+    "state_tests": "coderepairrl.rewards.tests:StateTests",
     "build": "coderepairrl.rewards.hybrid:BuildReward",
     "hybrid": "coderepairrl.rewards.hybrid:HybridReward",
     "length": "coderepairrl.rewards.costs:LengthPenalty",
@@ -72,6 +73,12 @@ def make(spec: str | Mapping[str, float]) -> list[Weighted]:
     if len(set(names)) < len(names):
         raise ConfigError(f"two rewards share a name: {', '.join(names)}", fix="give each class a `name` of its own")
     return rewards
+
+
+def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
+    """Those that judge an attempt's own workspace before it is closed (a true attribute `on_state`), and the others."""
+    on_state = [each for each in rewards if getattr(each[0], "on_state", False)]
+    return on_state, [each for each in rewards if each not in on_state]
 
 
 def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:

@@ -108,6 +108,36 @@ def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
     return hashlib.blake2b(repr(about).encode(), digest_size=16).digest()
 
 
+class StateTests:
+    """1 if the task's checks pass in the attempt's own workspace as it stands at the end, else 0.
+
+    For tasks that are not done by a diff of files in a repository: something is to be installed, built, downloaded or
+    started over. No process of the attempt is alive any more, and the checks' own files are put back first.
+
+    Unit: 0 or 1. Source: terminal benchmarks, which look at the machine and not at a patch. Known weakness: the checks
+    run among everything that the attempt left, outside of the repository, too, and whoever controls the machine can
+    make its interpreter say that they pass. Where a diff says it all, take `tests`, which runs them in a fresh sandbox.
+    """
+
+    name = "state_tests"
+    on_state = True
+    runs_checks = True
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Run the checks in the workspace that `sandbox` opens, the attempt's own.
+
+        Raises `TaskError` for a task without checks, and `RewardFault` where the sandbox fails.
+        """
+        if not task.checks:
+            raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")
+        try:
+            async with sandbox.open(task) as box:
+                verdict = await grading.judge(box, task.checks)
+        except SandboxFault as fault:
+            raise RewardFault(f"checks of task {task.id}: {fault}", fix=fault.fix) from fault
+        return Score(self.name, 0.0 if verdict.problem else 1.0, note=verdict.problem, passed=not verdict.problem)
+
+
 class SampledTests(TestsReward):
     """`tests` for one group of attempts in four, drawn by a hash of its name; no score for the others.
 

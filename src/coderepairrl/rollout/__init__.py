@@ -1,6 +1,6 @@
 """Episodes and groups: where agent, sandbox, gateway and reward meet."""
 
-from coderepairrl.rollout.episodes import Rollout, Ticket, derive_seed, how_it_ended, run_agent
+from coderepairrl.rollout.episodes import Rollout, Terms, Ticket, derive_seed, how_it_ended, run_agent
 from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, schedule, slots
 from coderepairrl.rollout.supervise import SupervisedEngine
 
@@ -9,6 +9,7 @@ __all__ = [
     "Rollout",
     "Slot",
     "SupervisedEngine",
+    "Terms",
     "Ticket",
     "check_health",
     "collect",

@@ -13,10 +13,22 @@ from typing import cast
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
 from coderepairrl.gateway import Server, Session
 from coderepairrl.gateway.side import side_turns
-from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
-from coderepairrl.rewards import score
+from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
+from coderepairrl.rewards import Weighted, on_state_and_patch, score
 from coderepairrl.runs import Log
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, SideCalls, Task, Verified
+from coderepairrl.sandbox.standing import Standing, workspace
+from coderepairrl.types import (
+    AgentReport,
+    Ending,
+    Endpoint,
+    Episode,
+    Limits,
+    Sampling,
+    Score,
+    SideCalls,
+    Task,
+    Verified,
+)
 
 _GRACE = 5.0
 """Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
@@ -51,33 +63,44 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(digest) >> 1
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How tasks are attempted and judged: those of one kind, or all.
+
+    `rewards` are by phase. `side_calls` is the agent's own, else ``mask``, where it is None.
+    """
+
+    agent: Agent
+    sandbox: SandboxBackend
+    limits: Limits
+    rewards: Mapping[str, Sequence[Weighted]]
+    side_calls: SideCalls | None = None
+
+    @property
+    def side(self) -> SideCalls:
+        """Which calls beside the main conversation are trained."""
+        own: SideCalls = getattr(self.agent, "side_calls", "mask")
+        return self.side_calls or own
+
+
 class Rollout:
     """Makes episodes. Everything that happens is in the log before anything else is done with it.
 
-    `side_calls` is the agent's own, else ``mask``, where it is None.
+    `kinds` are the terms of tasks by their kind; a kind that is not among them has those of ``""``.
     """
 
     def __init__(
         self,
         *,
         gateway: Server,
-        agent: Agent,
-        sandbox: SandboxBackend,
-        rewards: Mapping[str, Sequence[tuple[Reward, float]]],
+        kinds: Mapping[str, Terms],
         log: Log,
-        limits: Limits,
         concurrency: int,
-        side_calls: SideCalls | None = None,
         on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> None:
         self.gateway = gateway
-        self.agent = agent
-        self.sandbox = sandbox
-        self.rewards = rewards
+        self.kinds = kinds
         self.log = log
-        self.limits = limits
-        own: SideCalls = getattr(agent, "side_calls", "mask")
-        self.side_calls = side_calls or own
         self.on_episode = on_episode
         self._slots = asyncio.Semaphore(concurrency)
 
@@ -105,6 +128,10 @@ class Rollout:
             return episode
 
     async def _attempt(self, ticket: Ticket) -> Episode:
+        terms = self.kinds.get(ticket.task.kind) or self.kinds[""]
+        judged = replace(ticket.task, verified=ticket.verified)
+        on_state, on_patch = on_state_and_patch(terms.rewards[ticket.phase])
+        state: tuple[Score, ...] = ()
         clock, timings = time.monotonic, dict[str, float]()
         started = clock()
         episode = Episode(
@@ -120,61 +147,67 @@ class Rollout:
             repository=ticket.task.repository,
             difficulty=ticket.task.difficulty,
         )
-        session = self.gateway.open(ticket.episode, limits=self.limits, seed=ticket.seed, sampling=ticket.sampling)
+        session = self.gateway.open(ticket.episode, limits=terms.limits, seed=ticket.seed, sampling=ticket.sampling)
         try:
             try:
-                async with self.sandbox.open(ticket.task) as box:
+                async with workspace(terms.sandbox, ticket.task) as box:
                     timings["sandbox"] = clock() - started
-                    outcome = await self._outcome(ticket.task, box, session)
+                    outcome = await _outcome(terms, ticket.task, box, session)
                     at = clock()
                     episode = replace(episode, patch=await box.diff())
                     timings["diff"] = clock() - at
+                    if on_state:
+                        at = clock()
+                        state = await score(on_state, judged, episode, Standing(terms.sandbox, box))
+                        timings["reward"] = clock() - at
             finally:
                 turns = await self.gateway.close(session)
-                side = await asyncio.to_thread(side_turns, turns, self.side_calls, ticket.task.prompt)
+                side = await asyncio.to_thread(side_turns, turns, terms.side, ticket.task.prompt)
                 episode = replace(episode, turns=turns, side=side)
                 timings["generate"] = sum(turn.ended - turn.started for turn in turns)
-            episode = replace(episode, printed=self._printed(outcome))
+            episode = replace(episode, printed=_printed(terms.agent, outcome))
             if session.fault is not None:
                 raise session.fault
             episode = _ended(episode, outcome, session)
             timings["tools"] = sum(call.seconds for call in episode.tool_calls)
             at = clock()
-            judged = replace(ticket.task, verified=ticket.verified)
-            scores = await score(self.rewards[ticket.phase], judged, episode, self.sandbox)
-            timings["reward"] = clock() - at
-            episode = replace(episode, scores=scores)
+            scores = await score(on_patch, judged, episode, terms.sandbox)
+            timings["reward"] = timings.get("reward", 0.0) + clock() - at
+            episode = replace(episode, scores=(*scores, *state))
         except Fault as fault:
             # The engine's death reaches the agent as an HTTP error: blame the part that broke first.
             cause = session.fault or fault
             said = _shortened(f"{type(cause).__name__}: {cause}")
             if isinstance(fault, AgentFault):
-                episode = replace(episode, printed=self._printed(fault))
+                episode = replace(episode, printed=_printed(terms.agent, fault))
             episode = replace(episode, ending=Ending.VOID, reason=cause.boundary, fault=said, scores=())
         timings["total"] = clock() - started
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
-    async def _outcome(self, task: Task, box: Sandbox, session: Session) -> AgentReport | AgentFault:
-        """What the agent reports, or how it broke.
 
-        Raises `AgentFault` when a program ended well and never heard from the model: its zero would be no attempt of
-        the policy.
-        """
-        try:
-            report = await run_agent(self.agent, task, box, session.endpoint, self.limits.seconds)
-        except AgentFault as fault:
-            return fault
-        if self.agent.placement == "sandbox" and not session.turns and not session.limit and report.exit != "time":
-            said = f"agent {self.agent.name} ended without a call to the model: {report.log[-2000:].strip()}"
-            raise AgentFault(said, printed=report.log)
-        return report
+async def _outcome(terms: Terms, task: Task, box: Sandbox, session: Session) -> AgentReport | AgentFault:
+    """What the agent reports, or how it broke.
 
-    def _printed(self, outcome: AgentReport | AgentFault) -> str:
-        """What a program printed, without its middle. The log of an agent on the host repeats its turns: not kept."""
-        if self.agent.placement == "host":
-            return ""
-        log = outcome.log if isinstance(outcome, AgentReport) else outcome.printed
-        return _shortened(str(log), _PRINTED_CHARS)
+    Raises `AgentFault` when a program ended well and never heard from the model: its zero would be no attempt of
+    the policy.
+    """
+    agent = terms.agent
+    try:
+        report = await run_agent(agent, task, box, session.endpoint, terms.limits.seconds)
+    except AgentFault as fault:
+        return fault
+    if agent.placement == "sandbox" and not session.turns and not session.limit and report.exit != "time":
+        said = f"agent {agent.name} ended without a call to the model: {report.log[-2000:].strip()}"
+        raise AgentFault(said, printed=report.log)
+    return report
+
+
+def _printed(agent: Agent, outcome: AgentReport | AgentFault) -> str:
+    """What a program printed, without its middle. The log of an agent on the host repeats its turns: not kept."""
+    if agent.placement == "host":
+        return ""
+    log = outcome.log if isinstance(outcome, AgentReport) else outcome.printed
+    return _shortened(str(log), _PRINTED_CHARS)
 
 
 def how_it_ended(outcome: AgentReport | AgentFault, session: Session) -> tuple[Ending, str]:

@@ -151,7 +151,7 @@ def _create(folder: RunFolder, config: Config, model: Mapping[str, str]) -> None
 async def _until_stopped(parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]) -> None:
     try:
         acts = clip(parts.config, settings(parts.config))
-        names = {"sandbox": parts.rollout.sandbox.name, "engine": parts.engine.name}
+        names = {"sandbox": parts.rollout.kinds[""].sandbox.name, "engine": parts.engine.name}
         parts.log.append("start", step=history.step, **names, clip=acts)
         if acts.startswith("never"):
             parts.progress.say(f"the ratio's clip never acts{acts.removeprefix('never')}")

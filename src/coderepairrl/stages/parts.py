@@ -20,7 +20,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
-from coderepairrl.rollout import Rollout, SupervisedEngine
+from coderepairrl.rollout import Rollout, SupervisedEngine, Terms
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.stages.policy import LivePolicy, settings, start_learner
@@ -104,13 +104,9 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
         await gateway.start(socket=shared / "gateway.sock")
         rollout = Rollout(
             gateway=gateway,
-            agent=agent,
-            sandbox=backend,
-            rewards=judges,
+            kinds={"": Terms(agent, backend, limits(config), judges, config.rollout.side_calls)},
             log=log,
-            limits=limits(config),
             concurrency=config.rollout.concurrency,
-            side_calls=config.rollout.side_calls,
             on_episode=progress.episode,
         )
         yield Parts(config, folder, log, train_tasks, eval_tasks, rollout, policy, engine, progress)

@@ -69,8 +69,8 @@ class ReasoningFormatStrict(AnswerReward):
 class Classification(AnswerReward):
     """1 if the tagged answer is the task's label, else 0.
 
-    The label is the text of the task's reference, for example ``CWE-79``; the answer stands between ``<answer>``
-    tags, and is ``N/A`` without them.
+    The label is `Task.answer`, for example ``CWE-79``; what is compared with it stands between ``<answer>`` tags, and
+    is ``N/A`` without them.
 
     Unit: 0 or 1. Source: the original's code. Known weaknesses: compares texts, so another spelling is wrong; with
     few classes, guessing the commonest pays.
@@ -80,7 +80,6 @@ class Classification(AnswerReward):
 
     def judge(self, answer: str, task: Task) -> float:
         """The rule above. Raises `TaskError` for a task without a label."""
-        label = task.reference.decode("utf-8", "replace").strip()
-        if not label:
-            raise TaskError(f"task {task.id} has no label", fix="put the label into the task's reference")
-        return float(tagged_answer(answer) == label)
+        if not task.answer:
+            raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
+        return float(tagged_answer(answer) == task.answer.strip())

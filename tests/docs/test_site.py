@@ -52,8 +52,8 @@ def test_links_lead_somewhere() -> None:
     assert [link for page in pages for link in broken(page)] == []
 
 
-def test_pages_that_messages_name_exist() -> None:
-    sources = tracked("*.py", "*.toml", "*.sh", "*.md", "*.def", "Makefile")
+def test_pages_that_messages_and_comments_name_exist() -> None:
+    sources = tracked("*.py", "*.toml", "*.sh", "*.def", "Makefile")
     named = {
         (path.relative_to(ROOT), mention)
         for path in sources

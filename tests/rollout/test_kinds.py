@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from coderepairrl import rewards, tokens
@@ -11,7 +12,8 @@ from coderepairrl.agents.direct import Direct
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Shell, Write
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway
-from coderepairrl.learn import batch
+from coderepairrl.learn import Account, batch
+from coderepairrl.learn.account import accounts_by_kind, run_account
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Rollout, Terms, collect, slots
 from coderepairrl.runs import Log, logged_episodes
@@ -74,7 +76,15 @@ async def test_a_label_and_a_repair_each_by_their_terms(miniature: Path, tmp_pat
     assert {e.id: e.kind for e in logged_episodes(read(tmp_path / "log.jsonl"))} == {
         e.id: e.kind for group in groups for e in group.episodes
     }
-    assert batch([e for group in groups for e in group.episodes], max_tokens=2000).account.balanced
+
+    both = batch([e for group in groups for e in group.episodes], max_tokens=2000)
+    assert both.kinds.keys() == {"", "label"} and all(account.balanced for account in both.kinds.values())
+    assert both.account == sum(both.kinds.values(), Account()) and both.account.balanced
+    step = {"type": "step", "account": asdict(both.account), "kinds": {k: asdict(a) for k, a in both.kinds.items()}}
+    records = list(read(tmp_path / "log.jsonl"))
+    found = accounts_by_kind([*records, {**step, "episodes": [e.id for g in groups for e in g.episodes]}])
+    assert found == dict(both.kinds), "every token that was sampled is in a step"
+    assert run_account(records).dropped == {"pending": both.account.sampled}
 
 
 async def test_a_workspace_is_judged_as_it_stands(miniature: Path, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.rollout import (
     Group,
     Rollout,
+    Share,
     SupervisedEngine,
     Terms,
     check_health,
@@ -272,14 +273,30 @@ async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: 
     assert {"sandbox", "diff", "generate", "tools", "reward", "total"} <= set(logged[0]["timings"])
 
 
+ALL = [Share(TASKS)]
+
+
+def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
+    """Whatever the batches: of the tasks so far each source has its share, up to one, and each of its tasks once."""
+    few, many = TASKS[:2], TASKS[2:]
+    mixed = [Share(few, 1.0), Share(many, 3.0)]
+    flat = [task.id for step in range(1, 9) for task in schedule(mixed, 3, step, seed=3)]
+    for length in range(1, len(flat) + 1):
+        had = sum(name in {task.id for task in few} for name in flat[:length])
+        assert abs(had - length / 4) <= 1
+    own = [name for name in flat if name in {task.id for task in many}]
+    for epoch in range(len(own) // len(many)):
+        assert Counter(own[3 * epoch : 3 * epoch + 3]) == Counter(task.id for task in many)
+
+
 def test_every_task_comes_once_an_epoch_wherever_a_run_resumes() -> None:
-    steps = [schedule(TASKS, 2, step, seed=3) for step in range(1, 11)]
+    steps = [schedule(ALL, 2, step, seed=3) for step in range(1, 11)]
     flat = [task.id for step in steps for task in step]
     for epoch in range(4):
         assert Counter(flat[5 * epoch : 5 * epoch + 5]) == Counter(task.id for task in TASKS)
     assert flat[:5] != flat[5:10], "epochs have orders of their own"
-    assert schedule(TASKS, 2, 7, seed=3) == steps[6]
-    assert [t.id for t in schedule(TASKS, 5, 1, seed=4)] != flat[:5]
+    assert schedule(ALL, 2, 7, seed=3) == steps[6]
+    assert [t.id for t in schedule(ALL, 5, 1, seed=4)] != flat[:5]
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
@@ -405,12 +422,12 @@ async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_pa
 def test_what_is_due_follows_from_what_was_consumed(data: st.DataObject) -> None:
     """Steps consume groups in whatever order these end, some begun for a step before or after it: each comes once, with
     its own seeds, and what comes next is the same for whoever reads it from the log."""
-    straight = [slot for step in range(1, 13) for slot in slots("train", step, schedule(TASKS, 2, step, 3), 4, 3)]
+    straight = [slot for step in range(1, 13) for slot in slots("train", step, schedule(ALL, 2, step, 3), 4, 3)]
     consumed: set[str] = set()
     for _ in range(8):
         ahead = data.draw(st.integers(0, 4))
         begun = [slot.group for slot in straight if slot.group not in consumed][: 2 + ahead]
-        assert due(TASKS, 2, 4, 3, consumed) == [slot for slot in straight if slot.group in begun[:2]]
+        assert due(ALL, 2, 4, 3, consumed) == [slot for slot in straight if slot.group in begun[:2]]
         consumed.update(data.draw(st.permutations(begun))[:2])
     left = [slot for slot in straight if slot.group not in consumed]
-    assert due(TASKS, 2, 4, 3, consumed) == left[:2]
+    assert due(ALL, 2, 4, 3, consumed) == left[:2]

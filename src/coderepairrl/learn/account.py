@@ -10,34 +10,44 @@ from coderepairrl.learn.stitch import Account
 
 
 def run_account(records: Iterable[Mapping[str, Any]]) -> Account:
-    """The account of a run from its log.
+    """The account of a run from its log: the sum of `accounts_by_kind`."""
+    return sum(accounts_by_kind(records).values(), Account())
+
+
+def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]:
+    """The account of a run from its log, by kind of task.
 
     To the accounts of its steps come tokens that no step consumed, dropped as ``evaluation``, ``void`` (a try
-    that was retried), ``interrupted`` (the run was stopped in mid-episode) or ``pending`` (a finished episode
-    whose step has not been trained yet).
+    that was retried), ``interrupted`` (the run was stopped in mid-episode) or ``pending`` (finished, and consumed by
+    no step yet).
     """
-    account = Account()
-    phases: dict[str, str] = {}
+    accounts: dict[str, Account] = {}
+    begun: dict[str, tuple[str, str]] = {}
     sampled: Counter[str] = Counter()
     endings: dict[str, str] = {}
     consumed: set[str] = set()
+
+    def add(kind: str, entry: Account) -> None:
+        accounts[kind] = accounts.get(kind, Account()) + entry
+
     for record in records:
-        kind = record["type"]
-        if kind == "episode":
-            phases[record["id"]] = record["phase"]
-        elif kind == "turn":
+        type = record["type"]
+        if type == "episode":
+            begun[record["id"]] = (record.get("kind", ""), record["phase"])
+        elif type == "turn":
             turn = record["turn"]
             sampled[record["episode"]] += len(turn["output"]["ids"]) + len(turn["tail"]["ids"])
-        elif kind == "verdict":
+        elif type == "verdict":
             endings[record["verdict"]["id"]] = record["verdict"]["ending"]
-        elif kind == "step":
-            account += Account(**record["account"])
+        elif type == "step":
+            for kind, entry in (record.get("kinds") or {"": record["account"]}).items():
+                add(kind, Account(**entry))
             consumed |= set(record["episodes"])
-    dropped: Counter[str] = Counter()
     for episode, tokens in sampled.items():
         if episode not in consumed:
-            dropped[_reason(phases[episode], endings.get(episode))] += tokens
-    return account + Account(sampled=dropped.total(), dropped=dict(dropped))
+            kind, phase = begun[episode]
+            add(kind, Account(sampled=tokens, dropped={_reason(phase, endings.get(episode)): tokens}))
+    return accounts
 
 
 def _reason(phase: str, ending: str | None) -> str:

@@ -74,6 +74,8 @@ class Batch:
     """How many the loss is averaged over: at least as many as have rows."""
     account: Account
     groups: Mapping[str, GroupAdvantages]
+    kinds: Mapping[str, Account] = field(default_factory=dict)
+    """The account by kind of task; `account` is their sum."""
 
 
 def batch(
@@ -100,14 +102,15 @@ def batch(
     if len(advantage) != len(episodes):
         raise ValueError("two episodes of the batch share an id")
     samples: list[Sample] = []
-    account = Account()
+    kinds: dict[str, Account] = {}
     for episode in episodes:
         rows, entry = stitch(episode, advantage[episode.id], max_tokens=max_tokens)
         samples += rows
-        account += entry
+        kinds[episode.kind] = kinds.get(episode.kind, Account()) + entry
     informative = len({sample.episode_id for sample in samples})
     valid = sum(episode.ending is not Ending.VOID for episode in episodes)
-    return Batch(tuple(samples), valid if denominator == "episodes" else informative, account, groups)
+    account = sum(kinds.values(), Account())
+    return Batch(tuple(samples), valid if denominator == "episodes" else informative, account, groups, kinds)
 
 
 def advantages(

@@ -39,18 +39,45 @@ class Slot:
     seeds: tuple[int, ...]
 
 
-def schedule(tasks: Sequence[Task], per_step: int, step: int, seed: int) -> list[Task]:
-    """The tasks of `step` (1, 2, ...): every task once per epoch, each epoch in an order of its own.
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Tasks of one source, and their part of the batches by `weight` over the sum of all weights."""
 
-    A function of its arguments alone, so that a resumed run goes on exactly where it was.
+    tasks: Sequence[Task]
+    weight: float = 1.0
+
+
+def schedule(sources: Sequence[Share], per_step: int, step: int, seed: int) -> list[Task]:
+    """The tasks of `step` (1, 2, ...).
+
+    Every task of a source comes once in an epoch of that source, each epoch in an order of its own; of any number of
+    tasks from the first on, each source has its share, up to one. A function of its arguments alone, so that a resumed
+    run goes on exactly where it was.
     """
     picked = []
-    for position in range((step - 1) * per_step, step * per_step):
+    for source, position in _spread([source.weight for source in sources], step * per_step)[-per_step:]:
+        tasks = sources[source].tasks
         epoch, index = divmod(position, len(tasks))
         order = list(range(len(tasks)))
-        random.Random(derive_seed(seed, "epoch", epoch)).shuffle(order)
+        random.Random(derive_seed(seed, "epoch", epoch, *([source] if source else []))).shuffle(order)
         picked.append(tasks[order[index]])
     return picked
+
+
+def _spread(weights: Sequence[float], positions: int) -> list[tuple[int, int]]:
+    """Of each position the source, by its number, and the place among those of that source: whoever lags most.
+
+    >>> [source for source, _ in _spread([2, 1], 6)]
+    [0, 1, 0, 0, 1, 0]
+    """
+    taken = [0] * len(weights)
+    whole, found = sum(weights), []
+    for position in range(1, positions + 1):
+        lags = [position * weight / whole - had for weight, had in zip(weights, taken, strict=True)]
+        source = max(range(len(weights)), key=lags.__getitem__)
+        found.append((source, taken[source]))
+        taken[source] += 1
+    return found
 
 
 def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
@@ -72,7 +99,7 @@ def group_name(phase: str, step: int, position: int) -> str:
     return f"{phase}-{step:05d}-{position:03d}"
 
 
-def due(tasks: Sequence[Task], per_step: int, attempts: int, seed: int, consumed: Container[str]) -> list[Slot]:
+def due(sources: Sequence[Share], per_step: int, attempts: int, seed: int, consumed: Container[str]) -> list[Slot]:
     """What the next training step consumes: of the run's order the first `per_step` groups that no step has consumed.
 
     A function of the log, which has the names of the `consumed` groups. Where every step consumes what was scheduled
@@ -82,7 +109,7 @@ def due(tasks: Sequence[Task], per_step: int, attempts: int, seed: int, consumed
     for step in count(1):
         if all(group_name("train", step, position) in consumed for position in range(per_step)):
             continue
-        scheduled = slots("train", step, schedule(tasks, per_step, step, seed), attempts, seed)
+        scheduled = slots("train", step, schedule(sources, per_step, step, seed), attempts, seed)
         found += [slot for slot in scheduled if slot.group not in consumed]
         if len(found) >= per_step:
             break

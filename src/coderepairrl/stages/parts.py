@@ -20,7 +20,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, init_random
 from coderepairrl.protocols import Agent, Engine, SandboxBackend
-from coderepairrl.rollout import Rollout, SupervisedEngine, Terms
+from coderepairrl.rollout import Rollout, Share, SupervisedEngine, Terms
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.stages.policy import LivePolicy, settings, start_learner
@@ -45,6 +45,11 @@ class Parts:
     policy: LivePolicy
     engine: SupervisedEngine
     progress: Progress
+
+    @property
+    def sources(self) -> tuple[Share, ...]:
+        """Training tasks, with the part of the batches that each source has."""
+        return (Share(self.train_tasks),)
 
 
 @asynccontextmanager

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -42,7 +43,7 @@ async def train(parts: Parts, history: History) -> None:
         began = time.monotonic()
 
         rollout = config.rollout
-        chosen = due(parts.train_tasks, rollout.tasks_per_step, rollout.group_size, run.seed, history.consumed)
+        chosen = due(parts.sources, rollout.tasks_per_step, rollout.group_size, run.seed, history.consumed)
         sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
         groups = await gather(parts, history, chosen, sampling, verified=references.known)
         episodes = [episode for group in groups for episode in group.episodes]
@@ -66,6 +67,7 @@ async def train(parts: Parts, history: History) -> None:
             "checksum": checksum,
             "metrics": metrics,
             "account": asdict(batch.account),
+            "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
             "episodes": [episode.id for episode in episodes],
             "tested": overoptimisation.tested(groups),
             "skipped": skipped,
@@ -183,6 +185,7 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any])
     logprobs = [logprob for episode in valid for turn in episode.turns for logprob in turn.output.logprobs]
     return {
         **{name: interval.value for name, interval in summarise(episodes).values.items()},
+        **{f"reward/{kind}": fmean(rewards) for kind, rewards in _by_kind(episodes).items() if len(batch.kinds) > 1},
         "reward_std": sum(spreads) / len(spreads),
         "flat_groups": sum(group.flat for group in batch.groups.values()),
         "episodes": len(episodes),
@@ -192,6 +195,15 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any])
         **({"surprisal": -sum(logprobs) / len(logprobs)} if logprobs else {}),
         **{f"learn/{name}": value for name, value in learned.items()},
     }
+
+
+def _by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
+    """Rewards of valid episodes by the kind of their task, which is ``plain`` where it has none."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        if episode.ending is not Ending.VOID:
+            found.setdefault(episode.kind or "plain", []).append(episode.reward)
+    return found
 
 
 def as_json(summary: Summary) -> dict[str, Any]:

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
+
+_TO_FIND = "is it installed, or in the current folder?"
 
 
 class Check(NamedTuple):
@@ -37,25 +43,39 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     """The class behind `name`: a key of `shipped` (whose values are import paths) or itself ``module:Class``.
 
-    `kind` is the word for it in messages (``engine``). Raises `ConfigError` with the nearest known name, or with
+    `kind` is the word for it in messages (``engine``). A module that is not installed is looked for in the current
+    folder. Raises `ConfigError` with the nearest known name, or with
     the reason why a class cannot be imported; an error inside a user's own module is raised as it is.
     """
     module_name, colon, attribute = shipped.get(name, name).partition(":")
-    if not colon:
+    if not colon or not module_name:
         raise ConfigError(
             f"unknown {kind} {name!r}", fix=f"{nearest(name, shipped)} A class of your own is named module:Class."
         )
     try:
-        module = importlib.import_module(module_name)
+        module = importlib.import_module(module_name) if name in shipped else _own(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; something that it imports does not
-        raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix="is it installed?") from error
+        raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_TO_FIND) from error
     found = getattr(module, attribute, None)
     if found is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
         raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=nearest(attribute, classes))
     return found
+
+
+def _own(name: str) -> ModuleType:
+    """A module of the user's: installed, or in the current folder, where a script of its own looks for none.
+
+    That folder is only looked in for what was named, and last: it may be anybody's repository (``crrl fix``).
+    """
+    top, here = name.partition(".")[0], Path.cwd()
+    there = (here / f"{top}.py").is_file() or (here / top).is_dir()
+    if there and str(here) not in sys.path and importlib.util.find_spec(top) is None:
+        sys.path.append(str(here))
+        importlib.invalidate_caches()
+    return importlib.import_module(name)
 
 
 def check_options(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -85,6 +85,43 @@ def test_a_value_without_its_key_is_given_one(crrl) -> None:  # type: ignore[no-
     assert "train.lr=3e-6" in crrl("train", "hello", "3e-6", code=2).stderr
 
 
+OWN = """
+from coderepairrl.tasks import HandmadeSource
+from coderepairrl.sandbox.fake import ScriptedBackend
+
+class Source(HandmadeSource):
+    name = "mine"
+
+class Box:
+    name = "mine"
+    def open(self, task):
+        raise RuntimeError("not today")
+
+class Constant:
+    name = "constant"
+    async def __call__(self, task, episode, sandbox): ...
+"""
+
+
+def test_classes_of_the_current_folder_are_found_by_the_installed_script(tmp_path: Path) -> None:
+    (tmp_path / "my_parts.py").write_text(OWN)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+    def crrl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).with_name("crrl")), *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+    done = crrl("data", "list", "my_parts:Source", "split=test")
+    assert (done.returncode, done.stderr) == (0, "") and "handmade/" in done.stdout
+    done = crrl("data", "list", "my_part:Source")
+    assert done.returncode == 2 and "no module my_part" in done.stderr and "current folder" in done.stderr
+    done = crrl("data", "verify", "handmade", "--limit", "1", "--sandbox", "my_parts:Box")
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "the sandbox my_parts:Box.open raised RuntimeError: not today" in done.stderr
+    (tmp_path / "json.py").write_text("raise SystemExit('imported from the folder of a repository')\n")
+    assert crrl("data", "list", "my_parts:Source").returncode == 0
+
+
 def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
     crrl("data", "export", "handmade", "tasks.jsonl", "split=test")
     first, second = map(json.loads, (tmp_path / "tasks.jsonl").read_text().splitlines())

@@ -200,3 +200,24 @@ def test_a_step_without_a_token_says_why(project: Project) -> None:
     assert done.returncode == 4 and "nothing was sampled" in done.stderr
     assert "rollout.tokens" in done.stderr.partition("fix: ")[2]
     project.crrl("train", str(project.run.path), "--resume", "run.steps=2", "rollout.tokens=3000")
+
+
+def test_a_sandbox_class_that_raises_is_named(project: Project) -> None:
+    """In the middle of episodes: they are void, and the run stops and says why, with no traceback."""
+    (project.path / "my_sandbox.py").write_text(
+        "from contextlib import asynccontextmanager\n"
+        "from coderepairrl.sandbox.local import UnsafeLocal\n\n\n"
+        "class Box(UnsafeLocal):\n"
+        "    name = 'mine'\n\n"
+        "    @asynccontextmanager\n"
+        "    async def open(self, task):\n"
+        "        async with super().open(task) as box:\n"
+        "            async def diff():\n"
+        "                raise ValueError('no diff today')\n"
+        "            box.diff = diff\n"
+        "            yield box\n"
+    )
+    done = project.crrl("train", str(project.config), "sandbox=my_sandbox:Box", "run.steps=1", check=False)
+    assert done.returncode == 4, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the sandbox my_sandbox:Box.diff raised ValueError: no diff today" in done.stderr

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from coderepairrl import registry
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import check_options, check_types, resolve
+from coderepairrl.sandbox.guarded import Guarded, guard
 from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.patch import apply_patch
 
@@ -50,15 +52,19 @@ def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBacke
 
     `show` are folders of the host that its commands must see, read-only, beside its option `binds`; a backend
     without that option hides nothing. Nothing is started or checked yet, and no other backend ever takes its
-    place. Raises `ConfigError` for an unknown name or option, naming the nearest.
+    place. What a class of your own raises beside its contract is a `SandboxFault` that names it. Raises `ConfigError`
+    for an unknown name or option, naming the nearest.
     """
     backend = resolve("sandbox", name, SHIPPED)
     check_options("sandbox", name, backend, options)
     check_types("sandbox", name, backend, options)
     if show and "binds" in inspect.signature(backend).parameters:
         options["binds"] = [*options.get("binds", ()), *show]
-    made: SandboxBackend = backend(**options)
-    return made
+    if name in SHIPPED:
+        made: SandboxBackend = backend(**options)
+        return made
+    with guard(name):
+        return cast(SandboxBackend, Guarded(registry.make("sandbox", name, SHIPPED, SandboxBackend, options), name))
 
 
 def require(backend: SandboxBackend) -> None:

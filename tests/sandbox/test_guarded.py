@@ -1,0 +1,99 @@
+"""A sandbox class of the user's own: its bugs are faults that name it, wherever they are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.errors import ConfigError, SandboxFault
+from coderepairrl.types import Task
+
+MODULE = """
+import os
+from contextlib import asynccontextmanager
+from coderepairrl.sandbox.fake import ScriptedBackend, ScriptedSandbox
+
+
+class Broken(ScriptedSandbox):
+    async def exec(self, argv, **options):
+        if argv == ["nothing"]:
+            return None
+        raise ValueError("no idea how")
+
+    async def reach(self, address):
+        raise KeyError(address)
+
+    async def write(self, path, data, *, follow=True):
+        raise PermissionError(path)
+
+
+class Box:
+    name = "mine"
+
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        if fails == "making":
+            raise RuntimeError("cannot be made")
+
+    def check(self):
+        if self.fails == "check":
+            raise RuntimeError("cannot be checked")
+
+    @asynccontextmanager
+    async def open(self, task):
+        if self.fails == "open":
+            raise RuntimeError("cannot be opened")
+        try:
+            yield Broken({"a.py": b"x"})
+        finally:
+            if self.fails == "end":
+                raise RuntimeError("cannot be ended")
+
+
+class Nothing:
+    name = "nothing"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"mine_{tmp_path.name}".replace("-", "_").replace("[", "_").replace("]", "_")
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str, task: Task) -> None:
+    backend = sandbox.make(f"{mine}:Box")
+    sandbox.require(backend)
+    async with backend.open(task) as box:
+        with pytest.raises(SandboxFault, match=rf"{mine}:Box\.exec raised ValueError: no idea how .*{mine}\.py, line"):
+            await box.exec(["ls"])
+        with pytest.raises(SandboxFault, match=r"Box\.exec returned None, not ExecResult"):
+            await box.exec(["nothing"])
+        with pytest.raises(SandboxFault, match=r"Box\.reach raised KeyError"):
+            await box.reach("/socket")
+        with pytest.raises(PermissionError):  # an answer, which an agent may bring about
+            await box.write("/etc/passwd", b"")
+        assert await box.read("a.py") == b"x"
+    with pytest.raises(ZeroDivisionError):
+        async with backend.open(task):
+            raise ZeroDivisionError("of whoever uses it")
+
+
+async def test_so_is_what_opening_and_ending_it_raises(mine: str, task: Task) -> None:
+    for fails in ("open", "end"):
+        with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be {fails}ed"):
+            async with sandbox.make(f"{mine}:Box", fails=fails).open(task):
+                pass
+    with pytest.raises(SandboxFault, match=r"Box\.check raised RuntimeError"):
+        sandbox.require(sandbox.make(f"{mine}:Box", fails="check"))
+    with pytest.raises(SandboxFault, match=rf"{mine}:Box raised RuntimeError: cannot be made"):
+        sandbox.make(f"{mine}:Box", fails="making")
+    with pytest.raises(ConfigError, match="is no SandboxBackend") as caught:
+        sandbox.make(f"{mine}:Nothing")
+    assert "open" in caught.value.fix

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import sandbox
+from coderepairrl import grading, sandbox
 from coderepairrl.certify import redteam
 from coderepairrl.certify import sandbox as exam
 from coderepairrl.errors import PrerequisiteError, SandboxFault
@@ -109,7 +109,7 @@ async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str
         patch = await box.diff()
         assert b"+    return a + b\n" in patch and patch.count(b"diff --git") == 1
     async with backend.open(task) as box:
-        assert await sandbox.apply_patch(box, patch) and await box.diff() == patch
+        assert not await grading.apply(box, patch) and await box.diff() == patch
     with pytest.raises(PrerequisiteError, match="no image"):
         async with backend.open(Task("t", "", "python", "image:nothing:1", b"")):
             pass

@@ -17,11 +17,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from coderepairrl import grading
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Check
-from coderepairrl.sandbox.patch import apply_patch
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.types import Task
 
@@ -149,7 +149,7 @@ async def diffs(scene: Scene) -> str:
     for part in (b"return a + b", b"b/b c", b"b/d/e", b"mode 100755", b"a/notes.txt", b"b/.gitignore"):
         _expect(part in patch, f"{part.decode()} is missing from the diff")
     async with scene.open() as box:
-        _expect(await apply_patch(box, patch), "the diff does not apply")
+        _expect(not (refused := await grading.apply(box, patch)), refused)
         _expect(await box.diff() == patch, "applied, it gives another diff")
     return "edits, new, staged, committed, ignored and deleted files"
 

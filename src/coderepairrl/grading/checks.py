@@ -26,7 +26,11 @@ from coderepairrl.grading.steering import (
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
-_APPLY = ("git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "apply", "--whitespace=nowarn")
+_APPLY = (
+    "git", "-c", "safe.directory=*", "-c", "core.autocrlf=false", "-c", "core.protectNTFS=false",
+    "apply", "--whitespace=nowarn",
+)  # fmt: skip
+"""Names that Windows refuses are names here: a diff of any workspace applies to a fresh one."""
 _LIST = (*_APPLY, "--numstat", "-z")
 _LISTED = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
 """What `_LIST` prints of one file, perhaps after a warning."""
@@ -113,10 +117,12 @@ async def _missing(sandbox: Sandbox, folders: Collection[str]) -> list[str]:
 
 
 async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -> str:
-    """Apply `patch`, but for the files that match `without`; why it does not apply, or nothing.
+    """Apply `patch`, but for the files that match `without`; why it does not apply, or nothing. An empty one applies.
 
     Raises `SandboxFault` for a sandbox without a working git.
     """
+    if not patch.strip():
+        return ""
     excluded = [f"--exclude={pattern}" for pattern in without]
     result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
     if result.ok:

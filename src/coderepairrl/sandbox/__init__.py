@@ -12,7 +12,6 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.registry import check_options, check_types, resolve
 from coderepairrl.sandbox.guarded import Guarded, guard
 from coderepairrl.sandbox.interpreter import install_command
-from coderepairrl.sandbox.patch import apply_patch
 
 if TYPE_CHECKING:
     from coderepairrl.sandbox.backend import GuestBackend
@@ -21,7 +20,6 @@ __all__ = [
     "SHIPPED",
     "Availability",
     "Choice",
-    "apply_patch",
     "available",
     "check_agent",
     "choose",

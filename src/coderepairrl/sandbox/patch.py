@@ -1,4 +1,4 @@
-"""The canonical diff, and putting it back.
+"""The canonical diff.
 
 Git never sees the tree that an agent worked in, so nothing the agent left there (hooks, filters, fsmonitor,
 textconv, nested repositories, a broken or missing ``.git``) can run or hide anything. The guest lists the files
@@ -21,7 +21,6 @@ from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.processes.hostgit import git, reason
-from coderepairrl.protocols import Sandbox
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, quoted
 
@@ -62,16 +61,3 @@ def compose(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         (prepared.attempts / ref).unlink(missing_ok=True)
-
-
-async def apply_patch(sandbox: Sandbox, patch: bytes) -> bool:
-    """Apply a diff in the workspace of a fresh `sandbox`, all or nothing; returns whether it applied.
-
-    An empty patch applies. Raises `SandboxFault`.
-    """
-    if not patch.strip():
-        return True
-    result = await sandbox.exec(
-        ["git", "-c", "core.protectNTFS=false", "apply", "--whitespace=nowarn", "-"], stdin=patch, timeout=120.0
-    )
-    return result.ok

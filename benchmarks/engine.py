@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.engines.tiny import TinyEngine
+from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.types import Sampling
 
 PROMPT, NEW = 250, 60
@@ -87,7 +87,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = build(folder)
-        engine = await TinyEngine.start(folder, log_dir=folder)
+        engine = await Tiny().start(folder, log_dir=folder)
         try:
             for sequences in (1, 16):
                 rates: dict[str, list[float]] = {"engine": [], "generate": []}

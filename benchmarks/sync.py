@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner, LearnSettings, Route
 from coderepairrl.sync import weights
 from coderepairrl.sync.streamed import Streamed
@@ -66,7 +66,7 @@ async def measure(folder: Path, repeat: int) -> dict[str, Any]:
     times: dict[str, list[float]] = defaultdict(list)
     async with AsyncExitStack() as running:
         options: dict[str, Any] = {"slots": 8, "lora_rank": RANK, "args": ["--skip-tokenizer-init"]}
-        engine = await VllmEngine.start(full, log_dir=folder, start_seconds=1800, **options)
+        engine = await Vllm(start_seconds=1800, **options).start(full, log_dir=folder)
         running.push_async_callback(engine.close)
         learner = await Learner.start(full, LearnSettings(), log_dir=folder, publish_dir=folder)
         running.push_async_callback(learner.close)

@@ -6,7 +6,8 @@ own is named by import path in the config (``engine = "mypackage.engines:MyEngin
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
@@ -122,39 +123,114 @@ class Engine(Protocol):
     context: int
     """Longest sequence, prompt and output together, in tokens."""
 
-    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    @abstractmethod
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """Sample until a stop id (which is emitted), `max_tokens`, or the context is full.
 
-        Closing the iterator aborts the request. Raises `EngineFault`, and ValueError for a prompt that leaves
+        Closing the generator aborts the request. Raises `EngineFault`, and ValueError for a prompt that leaves
         no room.
         """
         ...
 
+    @abstractmethod
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """Serve the weights at `path` as `version`, and return it once every later token is theirs.
 
-        They are a safetensors file or a folder in Hugging Face layout; an engine with a true attribute `adapters` is
-        also given folders of peft adapters on the model it was started with. `checksum` is the SHA-256 in hex of the
-        safetensors files, one after the other in the order of their names. Raises `EngineFault` when it differs or
-        they do not fit; the old version then goes on serving, never a mixture. No prefix computed by older weights is
-        reused.
+        They are a safetensors file or a folder in Hugging Face layout, where `EngineSpec.adapters` also a folder of
+        peft adapters on the model it was started with, and where `EngineSpec.receives` also an offer
+        (`coderepairrl.sync.weights`). `checksum` is the SHA-256 in hex of the safetensors files, one after the other
+        in the order of their names. Raises `EngineFault` when it differs or they do not fit; the old version then goes
+        on serving, never a mixture. No prefix computed by older weights is reused.
         """
         ...
 
+    async def receivers(self) -> int:
+        """How many processes take the weights of an offer; 0 where all weights come as files."""
+        return 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the weights of an offer may take to arrive."""
+        return 300.0
+
+    @abstractmethod
     async def pause(self) -> None:
         """Hold all requests where they are."""
         ...
 
+    @abstractmethod
     async def resume(self) -> None:
         """Let held requests go on."""
         ...
 
+    @abstractmethod
     async def health(self) -> Mapping[str, float]:
         """Counters: ``version``, ``running``, ``generated_tokens``, ... Raises `EngineFault` when it is dead."""
         ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Stop serving and release everything."""
+        ...
+
+
+@runtime_checkable
+class EngineSpec(Protocol):
+    """An engine with its options, not started yet: what ``engine = "module:Class"`` in a config names.
+
+    It is made of ``engine.options`` by keyword and raises `ConfigError` for those that cannot be on any machine.
+
+        class Mine(EngineSpec):
+            name = "mine"
+
+            async def start(self, model: Path, *, log_dir: Path) -> Engine:
+                return MyEngine(model)
+    """
+
+    name: str
+
+    @property
+    def adapters(self) -> bool:
+        """Whether it loads adapters beside the weights that it is started with."""
+        return False
+
+    @property
+    def receives(self) -> bool:
+        """Whether it takes full weights without a file."""
+        return False
+
+    @property
+    def takes_gpus(self) -> bool:
+        """Whether `start` starts processes that compute on GPUs; others compute on the CPU, or run already."""
+        return False
+
+    def with_adapters(self, rank: int) -> EngineSpec:
+        """The same with room for adapters of this rank, itself if it takes none.
+
+        Raises `ConfigError` where its options leave less room.
+        """
+        return self
+
+    def on_gpus(self, visible: str) -> EngineSpec:
+        """The same on these GPUs alone, in the words of CUDA_VISIBLE_DEVICES. Asked only where it `takes_gpus`."""
+        return self
+
+    def check_model(self, model: Path) -> None:
+        """Raise `ConfigError` if it cannot serve the folder `model`, whichever machine it is."""
+
+    def require(self) -> None:
+        """Raise `PrerequisiteError`, with what helps, if this machine lacks what it needs. May take a second."""
+
+    def versions(self) -> Mapping[str, str]:
+        """Versions of the packages of its own that it samples by. Raises `PrerequisiteError`, as `require`."""
+        return {}
+
+    @abstractmethod
+    async def start(self, model: Path, *, log_dir: Path) -> Engine:
+        """Serve the folder `model` (Hugging Face layout) as version 0; logs go to the folder `log_dir`.
+
+        Raises `ConfigError` as `check_model`, `PrerequisiteError` as `require`, and `EngineFault`.
+        """
         ...
 
 

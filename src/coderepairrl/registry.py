@@ -133,7 +133,8 @@ def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, optio
     try:
         inspect.signature(found).bind(**options)
     except TypeError as error:
-        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in the options of the {kind}") from None
+        section = "tasks" if kind == "task source" else kind
+        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options") from None
     check_types(kind, name, found, options)
     made = found(**options)
     methods = [member for member, value in vars(protocol).items() if inspect.isfunction(value)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,7 @@ class Forced(ScriptedEngine):
         self.cache: Any = None
         """Keys and values of all of `row` but its last token."""
 
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         async for chunk in super().generate(ids, sampling, seed):  # one chunk has it all
             logprobs = await asyncio.to_thread(self.score, ids, chunk.ids)
             yield Chunk(chunk.ids, logprobs, chunk.version)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import psutil
 from safetensors.torch import save_file
 
-from coderepairrl.engines import TinyEngine
+from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk
 from coderepairrl.sync import weights, wire
@@ -22,7 +22,7 @@ DOUBTED = Path("doubted.json")
 """In the working directory: a list of versions."""
 
 
-class ReceivingTiny(TinyEngine):
+class _Receiving(TinyEngine):
     """Tiny, with one receiver of weights without a file."""
 
     patience = 240.0
@@ -45,7 +45,7 @@ class ReceivingTiny(TinyEngine):
         return await super().load(file, version, weights.checksum(file))
 
 
-class MurderousTiny(ReceivingTiny):
+class _Murderous(_Receiving):
     """The first time that it is sent weights, it kills the sender."""
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
@@ -58,12 +58,31 @@ class MurderousTiny(ReceivingTiny):
         return await super().load(path, version, checksum)
 
 
-class DoubtfulTiny(TinyEngine):
+class _Doubtful(TinyEngine):
     """Its logprobs cannot be of tokens that anybody sampled, at the versions in the file `DOUBTED`."""
 
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
         doubted = json.loads(DOUBTED.read_text())
         async for chunk in super().generate(ids, sampling, seed):
             wrong = chunk.version in doubted
             yield chunk._replace(logprobs=(-1e30,) * len(chunk.ids)) if wrong else chunk
+
+
+class ReceivingTiny(Tiny):
+    """See `_Receiving`."""
+
+    receives = True
+    engine = _Receiving
+
+
+class MurderousTiny(ReceivingTiny):
+    """See `_Murderous`."""
+
+    engine = _Murderous
+
+
+class DoubtfulTiny(Tiny):
+    """See `_Doubtful`."""
+
+    engine = _Doubtful

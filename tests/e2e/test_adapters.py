@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.apps.serve import DEFAULTS, USED, choose, replying
-from coderepairrl.engines import TinyEngine
+from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import Policy
 from coderepairrl.learn import merge
 from coderepairrl.protocols import Engine
@@ -66,7 +66,7 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
         chunks = engine.generate([1, 2, 3], Sampling(temperature=0.0, max_tokens=8), 0)
         return [logprob async for chunk in chunks for logprob in chunk.logprobs]
 
-    truth = await TinyEngine.start(tmp_path / "merged", log_dir=tmp_path)
+    truth = await Tiny().start(tmp_path / "merged", log_dir=tmp_path)
     async with replying(choice, tmp_path) as source:
         assert isinstance(source, Policy)
         assert await logprobs(source.engine) == await logprobs(truth)

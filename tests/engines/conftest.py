@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 from coderepairrl.certify.engine import Reference
-from coderepairrl.engines import TinyEngine
+from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.engines.vllm.server import default_python
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
@@ -21,14 +21,14 @@ from coderepairrl.types import Sampling
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TinyEngine]:
     """One engine for the tests that leave it as they found it (its counters aside)."""
-    engine = await TinyEngine.start(miniature, log_dir=tmp_path_factory.mktemp("shared"), slots=16)
+    engine = await Tiny(slots=16).start(miniature, log_dir=tmp_path_factory.mktemp("shared"))
     yield engine
     await engine.close()
 
 
 @pytest.fixture
 async def engine(miniature: Path, tmp_path: Path) -> AsyncIterator[TinyEngine]:
-    engine = await TinyEngine.start(miniature, log_dir=tmp_path, slots=16)
+    engine = await Tiny(slots=16).start(miniature, log_dir=tmp_path)
     yield engine
     await engine.close()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 import pytest
 
 from coderepairrl.certify.engine import CHECKS, Check, Reference, examine
-from coderepairrl.engines import TinyEngine
+from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
 
@@ -35,7 +35,7 @@ class Crowded(TinyEngine):
 
     busy = 0
 
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         self.busy += 1
         try:
             wrong = [*ids[:-1], 3] if self.busy > 1 else ids
@@ -48,7 +48,7 @@ class Crowded(TinyEngine):
 class Hot(TinyEngine):
     """Reports the logprobs of another temperature, samples one token too many, and never lets go."""
 
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         chunks = [chunk async for chunk in super().generate(ids, sampling, seed)]
         for chunk in chunks:
             yield chunk._replace(logprobs=tuple(2 * logprob for logprob in chunk.logprobs))
@@ -78,7 +78,10 @@ async def test_an_impostor_is_caught(
     reference: Reference,
     tmp_path: Path,
 ) -> None:
-    engine = await impostor.start(miniature, log_dir=tmp_path, context=512)
+    class Spec(Tiny):
+        engine = impostor
+
+    engine = await Spec(context=512).start(miniature, log_dir=tmp_path)
     try:
         assert failed(await examine(engine, miniature, reference=reference, work=tmp_path)) >= caught_by
     finally:

@@ -29,7 +29,7 @@ async def test_replies_in_order_cut_as_an_engine_cuts() -> None:
 
 
 async def test_a_function_sees_the_request(tmp_path: Path) -> None:
-    engine = await make("scripted", tmp_path, log_dir=tmp_path, script=lambda ids, sampling, seed: [*ids, seed])
+    engine = await make("scripted", script=lambda ids, sampling, seed: [*ids, seed]).start(tmp_path, log_dir=tmp_path)
     assert await ask(engine, [4, 5], Sampling(), 6) == ([4, 5, 6], [-0.125, -0.25, -0.375], [0, 0, 0])
 
 
@@ -50,7 +50,7 @@ async def test_abort_and_death() -> None:
     stream = engine.generate([0], Sampling(), 0)
     await anext(stream)
     assert (await engine.health())["running"] == 1
-    await stream.aclose()  # type: ignore[attr-defined]
+    await stream.aclose()
     assert (engine.aborted, (await engine.health())["running"]) == (1, 0)
     stream = engine.generate([0], Sampling(), 0)
     await anext(stream)

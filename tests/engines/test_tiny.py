@@ -18,7 +18,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from coderepairrl.certify.engine import TOLERANCE, Reference
-from coderepairrl.engines import TinyEngine, check, check_model, make
+from coderepairrl.engines import TinyEngine, make
+from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
@@ -58,7 +59,7 @@ async def test_concurrent_equals_serial_to_the_last_bit(shared: TinyEngine) -> N
 
 
 async def test_requests_beyond_the_slots_wait_and_are_served(miniature: Path, tmp_path: Path) -> None:
-    engine = await TinyEngine.start(miniature, log_dir=tmp_path, slots=2)
+    engine = await Tiny(slots=2).start(miniature, log_dir=tmp_path)
     try:
         answers = [asyncio.create_task(ask(engine, [n], Sampling(max_tokens=100), n)) for n in range(7)]
         seen = []
@@ -185,7 +186,7 @@ async def test_a_dead_engine_fails_everybody_at_once_and_says_why(engine: TinyEn
 
 
 async def test_closing_ends_the_child_and_open_requests(miniature: Path, tmp_path: Path) -> None:
-    engine = await TinyEngine.start(miniature, log_dir=tmp_path)
+    engine = await Tiny().start(miniature, log_dir=tmp_path)
     stream = engine.generate([1], LONG, 0)
     await anext(stream)
     await engine.close()
@@ -224,33 +225,32 @@ async def test_what_cannot_be_served_is_refused(shared: TinyEngine) -> None:
 
 
 async def test_make(miniature: Path, tmp_path: Path) -> None:
-    engine = await make("coderepairrl.engines.tiny:TinyEngine", miniature, log_dir=tmp_path, context=128, kv_gib=0.01)
+    engine = await make("coderepairrl.engines.tiny:Tiny", context=128, kv_gib=0.01).start(miniature, log_dir=tmp_path)
     assert isinstance(engine, Engine) and engine.context == 128
     await engine.close()
     with pytest.raises(ConfigError, match="tinny") as caught:
-        await make("tinny", miniature, log_dir=tmp_path)
+        make("tinny")
     assert "tiny" in caught.value.fix
     with pytest.raises(ConfigError, match="slot"):
-        await make("tiny", miniature, log_dir=tmp_path, slot=3)
-    for options in ({"kv_gib": 0.0001}, {"context": 100_000}, {"slots": 0}, {"context": 1}, {"kv_gib": "much"}):
+        make("tiny", slot=3)
+    for options in ({"kv_gib": 0.0001}, {"context": 100_000}, {"slots": 0}, {"context": 1}):
         with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):
-            await make("tiny", miniature, log_dir=tmp_path, **options)
+            await make("tiny", **options).start(miniature, log_dir=tmp_path)
         with pytest.raises(ConfigError, match=f"engine.options.{next(iter(options))}"):  # and without starting it
-            check("tiny", options)
-            check_model("tiny", miniature, options)
+            make("tiny", **options).check_model(miniature)
 
 
 async def test_a_child_that_cannot_start_says_why(miniature: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     with pytest.raises(ConfigError, match="not a model folder"):
-        await TinyEngine.start(folder, log_dir=tmp_path)
+        await Tiny().start(folder, log_dir=tmp_path)
     folder.mkdir()
     shutil.copy(miniature / "config.json", folder)
     with pytest.raises(ConfigError, match="no weights"):
-        await TinyEngine.start(folder, log_dir=tmp_path)
+        await Tiny().start(folder, log_dir=tmp_path)
     (folder / "model.safetensors").write_bytes(b"nonsense")
     with pytest.raises(EngineFault, match="not a safetensors file"):
-        await TinyEngine.start(folder, log_dir=tmp_path)
+        await Tiny().start(folder, log_dir=tmp_path)
 
 
 def test_the_controller_stays_light() -> None:

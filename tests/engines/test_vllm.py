@@ -14,8 +14,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,12 @@ from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
 from coderepairrl.config import load
-from coderepairrl.engines import check, make, require, versions
-from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines import make
+from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.engines.vllm.options import parse
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.stages.parts import engine_options
+from coderepairrl.stages.parts import engine_spec
 from coderepairrl.sync import weights
 from coderepairrl.sync import wire as sync_wire
 from coderepairrl.types import Sampling
@@ -62,7 +61,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 async def engine(miniature: Path, tmp_path: Path, env: dict[str, str]) -> AsyncIterator[VllmEngine]:
     """A server process of our own."""
-    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env)
+    engine = await Vllm(python=sys.executable, env=env).start(miniature, log_dir=tmp_path)
     yield engine
     await engine.close()
 
@@ -83,7 +82,7 @@ def state(wire: TestServer) -> fake_vllm.State:
 
 @pytest.fixture
 async def joined(wire: TestServer, miniature: Path, tmp_path: Path) -> AsyncIterator[VllmEngine]:
-    engine = await VllmEngine.start(miniature, log_dir=tmp_path, url=str(wire.make_url("/")), lora_rank=8, slots=4)
+    engine = await Vllm(url=str(wire.make_url("/")), lora_rank=8, slots=4).start(miniature, log_dir=tmp_path)
     yield engine
     await engine.close()
 
@@ -141,21 +140,20 @@ async def test_no_more_requests_at_the_server_than_slots(joined: VllmEngine, wir
 
 async def test_a_server_that_dies_in_start_up_says_why(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
     with pytest.raises(EngineFault, match=r"did not start: vLLM 0.32.0 exited with 1(?s:.*)no memory for the keys"):
-        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, args=["--fake", "die"])
+        await Vllm(python=sys.executable, env=env, args=["--fake", "die"]).start(miniature, log_dir=tmp_path)
 
 
 async def test_a_server_that_hangs_in_start_up_is_ended(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
     with pytest.raises(EngineFault, match="not ready after 2 s") as caught:
-        await VllmEngine.start(
-            miniature, log_dir=tmp_path, python=sys.executable, env=env, args=["--fake", "hang"], start_seconds=2
-        )
+        spec = Vllm(python=sys.executable, env=env, args=["--fake", "hang"], start_seconds=2)
+        await spec.start(miniature, log_dir=tmp_path)
     assert "start_seconds" in caught.value.fix
 
 
 async def test_another_version_is_refused_before_it_starts(miniature: Path, tmp_path: Path) -> None:
     other = site(tmp_path / "other", "0.33.1")
     with pytest.raises(PrerequisiteError, match=r"has vLLM 0\.33\.1, .* for 0\.32\.x only") as caught:
-        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=other)
+        await Vllm(python=sys.executable, env=other).start(miniature, log_dir=tmp_path)
     assert "0.32" in caught.value.fix and not (tmp_path / "engine.log").exists()
 
 
@@ -168,7 +166,7 @@ async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
     for name in ("email", "vllm"):
         (repository / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
     monkeypatch.chdir(repository)
-    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=site(tmp_path / "site"))
+    engine = await Vllm(python=sys.executable, env=site(tmp_path / "site")).start(miniature, log_dir=tmp_path)
     await engine.close()
     assert not mark.exists()
 
@@ -177,22 +175,22 @@ async def test_another_version_is_refused_where_it_is_joined(miniature: Path, tm
     server = TestServer(fake_vllm.make_app("0.31.2"))
     await server.start_server()
     with pytest.raises(PrerequisiteError, match=r"0\.31\.2"):
-        await VllmEngine.start(miniature, log_dir=tmp_path, url=str(server.make_url("/")))
+        await Vllm(url=str(server.make_url("/"))).start(miniature, log_dir=tmp_path)
     await server.close()
 
 
 async def test_a_python_without_vllm_is_named_with_what_installs_it(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(PrerequisiteError, match="no vLLM in") as caught:
-        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable)
+        await Vllm(python=sys.executable).start(miniature, log_dir=tmp_path)
     assert "make vllm-cpu" in caught.value.fix
     with pytest.raises(PrerequisiteError, match="does not run"):
-        await VllmEngine.start(miniature, log_dir=tmp_path, python=str(tmp_path / "python"))
+        await Vllm(python=str(tmp_path / "python")).start(miniature, log_dir=tmp_path)
 
 
 CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"slots": 0}, "slots must be a whole number of at least 1, not 0", ""),
     ({"slots": "many"}, "not 'many'", ""),
-    ({"context": 4096.5}, "context must be a whole number", ""),
+    ({"context": 4096.5}, "context: Input should be a valid integer", ""),
     ({"max_loras": 1}, "max_loras must be .* at least 2, not 1", ""),
     ({"lora_rank": 1000}, "from 0 to 512, not 1000", ""),
     ({"patience": 0}, "patience must be a number above 0", ""),
@@ -201,14 +199,14 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"args": ["--hf-overrides", "{}"]}, "args has --hf-overrides", "engine.options.head=model"),
     ({"args": ["--hf_overrides.head_dtype=model"]}, "args has --hf-overrides", "engine.options.head=model"),
     ({"url": "http://localhost:1", "head": "model"}, "head is for a server", ""),
-    ({"python": 3}, "python=3", ""),
-    ({"env": {"A": 1}}, "env={'A': 1}", ""),
+    ({"python": 3}, "python: Input should be a valid string, not 3", ""),
+    ({"env": {"A": 1}}, "env.A: Input should be a valid string, not 1", ""),
     ({"url": "somewhere"}, "no address", "http://"),
     ({"url": "http://localhost:1", "args": ["--x"]}, "args is for a server that is started here", ""),
     ({"url": "http://localhost:1", "python": "python3"}, "python is for a server", ""),
-    ({"args": "--enforce-eager"}, "args='--enforce-eager'", "list"),
-    ({"args": ["-tp", 2]}, "args=", "list"),
-    ({"args": 2}, "args=2", "list"),
+    ({"args": "--enforce-eager"}, "args: Input should be a valid array, not '--enforce-eager'", ""),
+    ({"args": ["-tp", 2]}, "args.1: Input should be a valid string, not 2", ""),
+    ({"args": 2}, "args: Input should be a valid array, not 2", ""),
     ({"args": ["--tensor-parallel-size 2"]}, "is one word", "two"),
     ({"args": ["--", "-tp", "2"]}, "belongs to no argument", "leave it out"),
     ({"args": ["other-model", "-tp", "2"]}, "belongs to no argument", "leave it out"),
@@ -231,20 +229,20 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
 def test_options_that_cannot_be(options: dict[str, Any], message: str, fix: str) -> None:
     """On any machine, and before anything is started."""
     with pytest.raises(ConfigError, match=message) as caught:
-        check("vllm", options)
+        make("vllm", **options)
     assert fix in caught.value.fix
 
 
 async def test_a_start_refuses_them_too(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="slots"):
-        await VllmEngine.start(miniature, log_dir=tmp_path, slots=0)
+        await Vllm(slots=0).start(miniature, log_dir=tmp_path)
 
 
 def test_options_that_can_be() -> None:
     args = ["--tensor-parallel-size", "2", "-pp=1", "--enforce_eager", "--long-prefill-token-threshold", "-1"]
-    check("vllm", {"args": args, "slots": 8, "context": 4096, "env": {"A": "1"}, "python": "python3", "dtype": "half"})
-    check("vllm", {"url": "http://localhost:1", "dtype": "auto", "lora_rank": 512})
-    check("vllm", {"args": ["--hf-overrides", "{}"], "head": "model"})
+    make("vllm", args=args, slots=8, context=4096, env={"A": "1"}, python="python3", dtype="half")
+    make("vllm", url="http://localhost:1", dtype="auto", lora_rank=512)
+    make("vllm", args=["--hf-overrides", "{}"], head="model")
     parsed = [(given.name, given.value) for given in parse(args)]
     assert parsed == list(zip([*args[:1], "-pp", "--enforce-eager", args[4]], ["2", "1", "", "-1"], strict=True))
 
@@ -263,7 +261,7 @@ async def test_logits_of_half_precision_are_in_float32(
     dtype: str, head: str, told: bool, miniature: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     """As the learner computes them: the server is started so (vLLM 0.32's `ModelConfig.head_dtype`)."""
-    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, dtype=dtype, head=head)
+    engine = await Vllm(python=sys.executable, env=env, dtype=dtype, head=head).start(miniature, log_dir=tmp_path)
     command = list(map(str, engine._link.server._process.args))  # type: ignore[union-attr]
     await engine.close()
     overrides = [json.loads(after) for word, after in pairwise(command) if word == "--hf-overrides"]
@@ -271,41 +269,43 @@ async def test_logits_of_half_precision_are_in_float32(
 
 
 def test_what_a_machine_lacks_is_known_without_starting(tmp_path: Path, env: dict[str, str]) -> None:
-    require("vllm", {"python": sys.executable, "env": env})
-    require("vllm", {"url": "http://localhost:1"})
-    require("tiny", {})
+    make("vllm", python=sys.executable, env=env).require()
+    make("vllm", url="http://localhost:1").require()
+    make("tiny").require()
     for options, message in (
         ({}, "there is no vLLM in"),
         ({"env": site(tmp_path / "other", "0.31.0")}, r"has vLLM 0\.31\.0"),
         ({"python": "/nowhere"}, "'/nowhere' does not run"),
     ):
         with pytest.raises(PrerequisiteError, match=message) as caught:
-            require("vllm", {"python": sys.executable} | options)
+            make("vllm", **{"python": sys.executable} | options).require()
         assert "make vllm-cpu" in caught.value.fix
 
 
 async def test_the_versions_are_those_of_what_serves(tmp_path: Path, env: dict[str, str], wire: TestServer) -> None:
     """Of the vLLM in its own Python, or of the server that is joined; other engines have none."""
-    assert versions("vllm", {"python": sys.executable, "env": env}) == {"vllm": "0.32.0"}
+    assert make("vllm", python=sys.executable, env=env).versions() == {"vllm": "0.32.0"}
     cpu = site(tmp_path / "cpu", "0.32.1", "vllm-cpu")
-    assert versions("vllm", {"python": sys.executable, "env": cpu}) == {"vllm": "0.32.1 (vllm-cpu)"}
-    joined = await asyncio.to_thread(versions, "vllm", {"url": str(wire.make_url("/"))})
+    assert make("vllm", python=sys.executable, env=cpu).versions() == {"vllm": "0.32.1 (vllm-cpu)"}
+    joined = await asyncio.to_thread(make("vllm", url=str(wire.make_url("/"))).versions)
     assert joined == {"vllm": "0.32.0"}
-    assert versions("vllm", {"url": "http://localhost:1"}) == {"vllm": "unknown"}
-    assert versions("tiny", {}) == {}
+    assert make("vllm", url="http://localhost:1").versions() == {"vllm": "unknown"}
+    assert make("tiny").versions() == {}
     with pytest.raises(PrerequisiteError):
-        versions("vllm", {"python": "/nowhere"})
+        make("vllm", python="/nowhere").versions()
 
 
 async def test_a_server_for_cpus_is_not_given_gpus(miniature: Path, tmp_path: Path) -> None:
     """`make vllm-cpu` was run once: a model of any size would be served, slowly."""
     given = {**site(tmp_path / "site", package="vllm-cpu"), "CUDA_VISIBLE_DEVICES": "0"}
     with pytest.raises(PrerequisiteError, match="names GPUs, and the vLLM in .* is for CPUs"):
-        await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=given)
+        await Vllm(python=sys.executable, env=given).start(miniature, log_dir=tmp_path)
 
 
 async def test_adapters_in_float32_are_not_for_a_gpu(miniature: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    start = partial(VllmEngine.start, miniature, log_dir=tmp_path, python=sys.executable, lora_rank=8)
+    def start(env: dict[str, str], dtype: str = "auto") -> Awaitable[VllmEngine]:
+        return Vllm(python=sys.executable, lora_rank=8, env=env, dtype=dtype).start(miniature, log_dir=tmp_path)
+
     for dtype in ("auto", "float"):
         with pytest.raises(ConfigError, match="adapters on a model in float32") as caught:
             await start(env=env, dtype=dtype)
@@ -316,18 +316,18 @@ async def test_adapters_in_float32_are_not_for_a_gpu(miniature: Path, tmp_path: 
 
 async def test_bad_folders_and_options_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a model folder"):
-        await make("vllm", tmp_path, log_dir=tmp_path)
+        await make("vllm").start(tmp_path, log_dir=tmp_path)
     (tmp_path / "config.json").write_text('{"vocab_size": 3}')
     with pytest.raises(ConfigError, match="no weights in"):
-        await make("vllm", tmp_path, log_dir=tmp_path)
+        await make("vllm").start(tmp_path, log_dir=tmp_path)
     with pytest.raises(ConfigError, match="no option 'patients'") as caught:
-        check("vllm", {"patients": 3})
+        make("vllm", patients=3)
     assert caught.value.fix == "did you mean 'patience'?"
 
 
 async def test_nobody_listens(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineFault, match="nobody listens at http://127.0.0.1:9: ") as caught:
-        await VllmEngine.start(miniature, log_dir=tmp_path, url="http://127.0.0.1:9")
+        await Vllm(url="http://127.0.0.1:9").start(miniature, log_dir=tmp_path)
     assert "start the server" in caught.value.fix
 
 
@@ -340,7 +340,7 @@ async def test_the_port_is_somebody_elses(answer: str | None, miniature: Path, t
     app.router.add_get("/version", version)
     async with TestServer(app) as server:
         with pytest.raises(PrerequisiteError, match="no vLLM server") as caught:
-            await VllmEngine.start(miniature, log_dir=tmp_path, url=str(server.make_url("/")))
+            await Vllm(url=str(server.make_url("/"))).start(miniature, log_dir=tmp_path)
     assert "engine.options.url" in caught.value.fix
 
 
@@ -406,7 +406,7 @@ async def test_a_checkpoint_is_a_model_whatever_else_is_in_it(
     if indexed:
         names = dict.fromkeys(weights.tensors(miniature), "model.safetensors")
         (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
-    engine = await VllmEngine.start(checkpoint, log_dir=tmp_path, url=str(wire.make_url("/")))
+    engine = await Vllm(url=str(wire.make_url("/"))).start(checkpoint, log_dir=tmp_path)
     new, checksum = weights_named(miniature, tmp_path / "new.safetensors")
     assert await engine.load(new, 1, checksum) == 1
     await engine.close()
@@ -619,7 +619,7 @@ async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
 
 async def test_adapters_of_whoever_had_the_server_before_go(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
     state(wire).adapters = {"policy-v7": "/somewhere"}
-    engine = await VllmEngine.start(miniature, log_dir=tmp_path, url=str(wire.make_url("/")), lora_rank=8)
+    engine = await Vllm(url=str(wire.make_url("/")), lora_rank=8).start(miniature, log_dir=tmp_path)
     assert state(wire).adapters == {} and (await engine.health())["adapters"] == 0
     await engine.close()
 
@@ -667,7 +667,7 @@ async def test_nothing_of_the_family_is_left(
 ) -> None:
     note = tmp_path / "pids"
     arguments = ["--fake", "family", "--note", str(note)]
-    engine = await VllmEngine.start(miniature, log_dir=tmp_path, python=sys.executable, env=env, args=arguments)
+    engine = await Vllm(python=sys.executable, env=env, args=arguments).start(miniature, log_dir=tmp_path)
     *pids, socket, left = note.read_text().split()
     await engine._link.server.close(grace)
     await engine.close()
@@ -681,10 +681,10 @@ def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env
     controller = textwrap.dedent(f"""
         import asyncio, sys
         from pathlib import Path
-        from coderepairrl.engines.vllm import VllmEngine
+        from coderepairrl.engines.vllm import Vllm
         async def main():
-            await VllmEngine.start(Path({str(miniature)!r}), log_dir=Path({str(tmp_path)!r}), python=sys.executable,
-                                   env={env!r}, args=["--fake", "family", "--note", {str(note)!r}])
+            spec = Vllm(python=sys.executable, env={env!r}, args=["--fake", "family", "--note", {str(note)!r}])
+            await spec.start(Path({str(miniature)!r}), log_dir=Path({str(tmp_path)!r}))
             print("ready", flush=True)
             await asyncio.Event().wait()
         asyncio.run(main())
@@ -703,9 +703,9 @@ def test_a_run_of_adapters_asks_for_room_for_them(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # no GPU to quarrel about
     file = tmp_path / "a.toml"
     file.write_text('engine = "vllm"\n[run]\nname = "a"\n')
-    assert engine_options(load(file)) == {}
-    assert engine_options(load(file, ["train.lora=true"])) == {"lora_rank": 32}
-    assert engine_options(load(file, ["train.lora=true", "engine.options.lora_rank=0"])) == {"lora_rank": 0}
-    assert engine_options(load(file, ["train.lora=true", "engine=tiny"])) == {}
-    with pytest.raises(ConfigError, match=r"rank=32, and engine\.options\.lora_rank=16"):
-        engine_options(load(file, ["train.lora=true", "engine.options.lora_rank=16"]))
+    assert engine_spec(load(file)) == Vllm() and not Vllm().adapters
+    assert engine_spec(load(file, ["train.lora=true"])) == Vllm(lora_rank=32)
+    assert engine_spec(load(file, ["train.lora=true", "engine.options.lora_rank=0"])) == Vllm(lora_rank=0)
+    assert engine_spec(load(file, ["train.lora=true", "engine=tiny"])) == make("tiny")
+    with pytest.raises(ConfigError, match=r"rank 32, and engine\.options\.lora_rank=16"):
+        engine_spec(load(file, ["train.lora=true", "engine.options.lora_rank=16"]))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.rollout.supervise import SupervisedEngine
 from coderepairrl.sync import weights
@@ -51,7 +51,7 @@ def left(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 async def test_killed_in_start_up(miniature: Path, tmp_path: Path) -> None:
-    starting = asyncio.create_task(VllmEngine.start(miniature, log_dir=tmp_path, context=256))
+    starting = asyncio.create_task(Vllm(context=256).start(miniature, log_dir=tmp_path))
     found: list[psutil.Process] = []
     while not found and not starting.done():
         await asyncio.sleep(0.05)
@@ -68,14 +68,12 @@ async def test_deaths_and_what_comes_after(miniature: Path, tmp_path: Path) -> N
     engines: list[VllmEngine] = []
 
     async def start() -> VllmEngine:
-        engine = await VllmEngine.start(
-            miniature,
-            log_dir=tmp_path,
+        engine = await Vllm(
             context=512,
             start_seconds=1500,
             env={"PYTHONPATH": str(tmp_path)},
             args=["--worker-extension-cls", "torn_worker.Extension"],
-        )
+        ).start(miniature, log_dir=tmp_path)
         engines.append(engine)
         return engine
 

@@ -17,7 +17,7 @@ import torch
 
 from coderepairrl.certify import engine as exam
 from coderepairrl.certify.engine import CHECKS, TOLERANCE, Reference, examine
-from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(l
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     require_vllm()
     log = tmp_path_factory.mktemp("vllm")
-    engine = await VllmEngine.start(miniature, log_dir=log, slots=32, context=4096, lora_rank=8, start_seconds=1500)
+    engine = await Vllm(slots=32, context=4096, lora_rank=8, start_seconds=1500).start(miniature, log_dir=log)
     yield engine
     await engine.close()
 

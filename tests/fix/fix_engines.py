@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.engines import ScriptedEngine
+from coderepairrl.protocols import EngineSpec
 
 
-class Says(ScriptedEngine):
+@dataclass(frozen=True, kw_only=True)
+class Says(EngineSpec):
     """Says `texts` in turn, in which `<tool_call>` and its like are the tokens that they are; then it dies."""
 
-    @classmethod
-    async def start(cls, model: Path, *, log_dir: Path, texts: Sequence[str], delay: float = 0.0) -> Self:
+    texts: Sequence[str]
+    delay: float = 0.0
+
+    name = "scripted"
+
+    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
         codec = tokens.load(model)
-        return cls([list(_ids(codec, text)) for text in texts], delay=delay)
+        return ScriptedEngine([list(_ids(codec, text)) for text in self.texts], delay=self.delay)
 
 
 def _ids(codec: tokens.Codec, text: str) -> Iterator[int]:

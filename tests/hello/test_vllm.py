@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm import Vllm
 from coderepairrl.runs import open_run
 from coderepairrl.types import Sampling
 from engines.conftest import require_vllm
@@ -47,7 +47,7 @@ def test_it_trains_on_what_vllm_sampled(weights: tuple[str, ...], tmp_path: Path
 
 async def serves(model: Path, log_dir: Path) -> list[int]:
     """What another server of a run's checkpoint, the optimiser's state beside the weights, says."""
-    engine = await VllmEngine.start(model, log_dir=log_dir, start_seconds=1500)
+    engine = await Vllm(start_seconds=1500).start(model, log_dir=log_dir)
     try:
         chunks = engine.generate([1, 2, 3], Sampling(max_tokens=4), 0)
         return [token async for chunk in chunks for token in chunk.ids]

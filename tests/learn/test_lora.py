@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from coderepairrl.config import load
-from coderepairrl.engines import TinyEngine
+from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, LoraSettings
 from coderepairrl.learn.policy import Policy
@@ -131,7 +131,7 @@ def test_published_merged_or_as_adapter(miniature, make_rows, trained, tmp_path)
 
 async def test_the_tiny_engine_serves_a_run_of_adapters(miniature, trained, tmp_path):
     """What it samples from the merged weights has the logprobs of the trainer's adapters."""
-    engine = await TinyEngine.start(miniature, log_dir=tmp_path)
+    engine = await Tiny().start(miniature, log_dir=tmp_path)
     try:
         assert await engine.load(*trained.publish(tmp_path / "w")) == 2
         chunks = [chunk async for chunk in engine.generate((65, 66, 67), Sampling(max_tokens=12), seed=1)]

@@ -116,7 +116,7 @@ def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
         (("engine.options.args=['-tp=0.5']",), "must be a whole number, not 0.5"),
         (("engine.options.args=['-tp=3']", "engine.devices=[0,2,3]"), "3 does not divide the 32 heads"),
         (("engine.options.slots=0",), "slots must be a whole number of at least 1, not 0"),
-        (("engine.options.context='long'",), "context must be a whole number of at least 1, not 'long'"),
+        (("engine.options.context='long'",), "context: Input should be a valid integer, not 'long'"),
         (("engine.options.lora_rank=513",), "lora_rank must be a whole number from 0 to 512, not 513"),
         (("engine.options.args=['--max_model_len=4096']",), "args has --max_model_len"),
         (("engine.options.args=['--quantization', 'fp8']",), "args has --quantization: quantised weights are not"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings, Route
 from coderepairrl.sync.streamed import Streamed
@@ -28,7 +28,7 @@ Answer = tuple[list[int], list[float], set[int]]
 async def real(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
     require_vllm()
     log = tmp_path_factory.mktemp("vllm")
-    engine = await VllmEngine.start(miniature, log_dir=log, slots=8, context=4096, start_seconds=1500)
+    engine = await Vllm(slots=8, context=4096, start_seconds=1500).start(miniature, log_dir=log)
     yield engine
     await engine.close()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import engines, models
+from coderepairrl import models
 from coderepairrl.assembly.devices import shared, split, visible
 from coderepairrl.config import Config, load
 from coderepairrl.engines.vllm import VllmEngine
@@ -18,7 +18,7 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.command import plan
-from coderepairrl.stages.parts import _both, engine_options
+from coderepairrl.stages.parts import _both, engine_spec
 from coderepairrl.stages.policy import settings, start_learner
 from coderepairrl.sync.shared import shared_folder, shared_path
 
@@ -55,10 +55,10 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package.parents[2]}"}}}}'
     parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
     model = models.folder("builtin:tiny")
-    engine = await engines.make("vllm", model, log_dir=tmp_path, **engine_options(parted))
+    engine = await engine_spec(parted).start(model, log_dir=tmp_path)
     try:
-        assert isinstance(engine, VllmEngine) and engine._server.pid is not None
-        seen = environment(engine._server.pid)
+        assert isinstance(engine, VllmEngine) and engine._link.server.pid is not None
+        seen = environment(engine._link.server.pid)
         assert (seen[GPUS], seen["PYTHONPATH"].split(":")[-1]) == ("4,6", str(package.parents[2]))
     finally:
         await engine.close()
@@ -102,7 +102,7 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        engine_options(config(tmp_path, *overrides))
+        engine_spec(config(tmp_path, *overrides))
 
 
 def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

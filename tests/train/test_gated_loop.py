@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -56,7 +56,7 @@ class Engine(ScriptedEngine):
         super().__init__(lambda ids, sampling, seed: [65] * (1 + seed % 5) + list(sampling.stop_ids[:1]))
         self.fault = fault
 
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         self._delay = 1.0 if self.fault.of("throughput") else 0.0
         async for chunk in super().generate(ids, sampling, seed):
             sure = self.fault.of("entropy")

@@ -5,7 +5,6 @@ A number counts among the GPUs that this process sees, so that what a scheduler 
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Sequence
 from itertools import count, islice, takewhile
@@ -109,8 +108,7 @@ def visible() -> list[str]:
 
 
 def _starts_a_server(config: Config) -> bool:
-    options = config.engine.options
-    return "env" in inspect.signature(engines.check(config.engine.name, options)).parameters and not options.get("url")
+    return engines.make(config.engine.name, **config.engine.options).takes_gpus
 
 
 def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:

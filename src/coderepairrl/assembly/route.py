@@ -13,12 +13,13 @@ def check_route(config: Config) -> None:
     route, engine = config.engine.weights, config.engine
     if route == "file":
         return
-    if not engines.receives(engine.name):
+    spec, lora = engines.make(engine.name, **engine.options), config.train.lora
+    if not spec.receives:
         raise ConfigError(
             f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",
             fix="leave engine.weights out, or take engine=vllm",
         )
-    if config.train.lora is not None and engine.options.get("lora_rank") != 0:
+    if lora is not None and spec.with_adapters(lora.rank).adapters:
         raise ConfigError(
             f"engine.weights={route} is for full weights, and adapters are sent, which are small files",
             fix="leave engine.weights out, or set engine.options.lora_rank=0 to send merged weights",

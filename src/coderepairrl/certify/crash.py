@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import engines, sandbox
+from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.printable import logged
@@ -104,7 +104,6 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
     if sys.platform != "linux":
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
     sandbox.require(sandbox.make(sandbox.choose().name))
-    engines.require("tiny", {})
     chance = random.Random(seed)
     with adopting(), _workplace() as work:
         untouched = _Trial(work, "untouched")

@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -117,8 +117,8 @@ class _Candidate:
         return ids
 
     def stream(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> AsyncGenerator[Chunk, None]:
-        """A request; protocols call the iterator that can be closed an async iterator."""
-        return cast(AsyncGenerator[Chunk, None], self.engine.generate(ids, sampling, seed))
+        """A request."""
+        return self.engine.generate(ids, sampling, seed)
 
     async def ask(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> Answer:
         """A request and its whole answer."""

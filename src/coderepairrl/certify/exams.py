@@ -13,9 +13,9 @@ from coderepairrl.certify.machine import Entry
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, Route, init_random
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import TaskSource
+from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Check, check_options, check_types, nearest
-from coderepairrl.sync.streamed import Receiving, Streamed
+from coderepairrl.sync.streamed import Streamed
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
 
@@ -78,8 +78,9 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
     from coderepairrl.certify.engine import examine as sit
 
     route, options = _route(name, options)
-    engines.check(name, options)
-    engines.require(name, options)
+    spec = engines.make(name, **options)
+    _check_route(spec, route)
+    spec.require()
     with scratch("exam") as folder:
         work = Path(folder)
         model = work / "model"
@@ -88,11 +89,10 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
         async with AsyncExitStack() as parts:
             learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
             parts.push_async_callback(learner.close)
-            engine = await engines.make(name, model, log_dir=work, **options)
+            engine = await spec.start(model, log_dir=work)
             parts.push_async_callback(engine.close)
             publish: Publish | None = None
             if route is not None:
-                assert isinstance(engine, Receiving)  # or `_route` had refused it
                 engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
             checks = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish)
     for check in checks:
@@ -100,20 +100,24 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
 
 
 def _route(name: str, options: Options) -> tuple[Route | None, Options]:
-    """``engine.weights``, and the engine's own options. Raises `ConfigError` for a route that the engine has not."""
-    from coderepairrl.assembly.devices import visible
-
+    """``engine.weights``, and the engine's own options. Raises `ConfigError`."""
     if "engine" not in options:
         return None, options
     match options["engine"]:
         case {"weights": route, **others} if route in get_args(Route) and not others:
-            if not engines.receives(name):
-                raise ConfigError(f"engine.weights={route}, and engine {name!r} takes weights as files only")
-            if route == "nccl" and not visible():
-                raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
             return route, {key: value for key, value in options.items() if key != "engine"}
     routes = ", ".join(get_args(Route))
     raise ConfigError(f"engine={options['engine']} is no option here", fix=f"engine.weights is one of {routes}")
+
+
+def _check_route(spec: EngineSpec, route: Route | None) -> None:
+    """Raise `ConfigError` for a route that cannot work here."""
+    from coderepairrl.assembly.devices import visible
+
+    if route is not None and not spec.receives:
+        raise ConfigError(f"engine.weights={route}, and engine {spec.name!r} takes weights as files only")
+    if route == "nccl" and not visible():
+        raise ConfigError("engine.weights=nccl: NCCL works between GPUs, and there is none here")
 
 
 async def _offer(learner: Learner, route: Route, version: int) -> Published:

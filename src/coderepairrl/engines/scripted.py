@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from coderepairrl.errors import EngineFault
-from coderepairrl.protocols import Chunk
+from coderepairrl.protocols import Chunk, Engine, EngineSpec
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
@@ -25,7 +24,7 @@ class Asked:
     seed: int
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Emits given ids, with invented logprobs, in chunks.
 
     `script` is either one reply per request in order of arrival, or a function of ``(ids, sampling, seed)``. A reply
@@ -56,14 +55,7 @@ class ScriptedEngine:
         self._go = asyncio.Event()
         self._go.set()
 
-    @classmethod
-    async def start(
-        cls, model: Path, *, log_dir: Path, script: Script, context: int = 4096, chunk: int = 4, delay: float = 0.0
-    ) -> Self:
-        """As `make` starts engines; `model` and `log_dir` mean nothing here."""
-        return cls(script, context=context, chunk=chunk, delay=delay)
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises `EngineFault` after `kill`, and when a list of replies is used up."""
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
@@ -139,3 +131,19 @@ class ScriptedEngine:
                 reply = reply[: index + 1]
                 break
         return reply[: min(sampling.max_tokens, self.context - len(ids))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripted(EngineSpec):
+    """A `ScriptedEngine` by name, with its arguments. Model and logs mean nothing to it."""
+
+    script: Script
+    context: int = 4096
+    chunk: int = 4
+    delay: float = 0.0
+
+    name = "scripted"
+
+    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+        """As `EngineSpec.start`."""
+        return ScriptedEngine(self.script, context=self.context, chunk=self.chunk, delay=self.delay)

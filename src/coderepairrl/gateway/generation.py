@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.gateway.call import Usage
@@ -48,8 +48,7 @@ class Generation:
 
         Raises `EngineFault` for a dead engine and for an answer that cannot be true.
         """
-        source = cast("AsyncGenerator[Chunk, None]", self._engine.generate(self.prompt, self.sampling, self._seed))
-        async with contextlib.aclosing(source) as chunks:
+        async with contextlib.aclosing(self._engine.generate(self.prompt, self.sampling, self._seed)) as chunks:
             clock = asyncio.timeout_at(deadline)
             try:
                 async with clock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from coderepairrl.errors import EngineFault
@@ -20,7 +20,7 @@ class _Refused(EngineFault):
     """The engine is alive, and does not take the weights."""
 
 
-class SupervisedEngine:
+class SupervisedEngine(Engine):
     """`Engine` around a factory of engines.
 
     A request that meets a dead engine raises `EngineFault` (its episode is void); the next one starts another,
@@ -30,7 +30,6 @@ class SupervisedEngine:
     def __init__(self, engine: Engine, start: Callable[[], Awaitable[Engine]], *, restarts: int) -> None:
         self.name = engine.name
         self.context = engine.context
-        self.adapters: bool = getattr(engine, "adapters", False)
         self.restarted = 0
         self._engine = engine
         self._start = start
@@ -43,20 +42,17 @@ class SupervisedEngine:
         """What the engine has."""
         self._lock = asyncio.Lock()
 
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
         engine = await self._alive()
-        chunks = engine.generate(ids, sampling, seed)
-        try:
-            async for chunk in chunks:
-                self._in_a_row = 0
-                yield chunk
-        except EngineFault:
-            await self._bury(engine)
-            raise
-        finally:
-            if hasattr(chunks, "aclose"):
-                await chunks.aclose()
+        async with contextlib.aclosing(engine.generate(ids, sampling, seed)) as chunks:
+            try:
+                async for chunk in chunks:
+                    self._in_a_row = 0
+                    yield chunk
+            except EngineFault:
+                await self._bury(engine)
+                raise
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. A dead engine is restarted with these weights; a refused load is raised."""

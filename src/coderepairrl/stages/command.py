@@ -145,7 +145,7 @@ def _create(folder: RunFolder, config: Config, model: Mapping[str, str]) -> None
         "config": config.model_dump(mode="json"),
         "model": model,
     }
-    folder.create(to_toml(config), about, engines.versions(config.engine.name, config.engine.options))
+    folder.create(to_toml(config), about, engines.make(config.engine.name, **config.engine.options).versions())
 
 
 async def _until_stopped(parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]) -> None:
@@ -236,7 +236,7 @@ def needs(config: Config) -> dict[str, Any]:
 def missing(config: Config) -> PrerequisiteError | None:
     """What this machine lacks for engine or learner of `run`, which would raise it; a plan can be made without."""
     try:
-        engines.require(config.engine.name, config.engine.options)
+        engines.make(config.engine.name, **config.engine.options).require()
         require_packages(settings(config))
     except PrerequisiteError as error:
         return error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, init_random
-from coderepairrl.protocols import Agent, Engine, SandboxBackend
+from coderepairrl.protocols import Agent, Engine, EngineSpec, SandboxBackend
 from coderepairrl.rollout import Rollout, Share, SupervisedEngine, Terms
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
@@ -27,7 +26,7 @@ from coderepairrl.stages.policy import LivePolicy, settings, start_learner
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.references import check_references
 from coderepairrl.sync.shared import shared_folder
-from coderepairrl.sync.streamed import Receiving, Streamed
+from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Limits, Sampling, Task, Turn
 
 
@@ -78,11 +77,12 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
         for fork in codec.verify():
             progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
+        spec = engine_spec(config)
+
         async def start_engine() -> Engine:
-            made = await engines.make(config.engine.name, model, log_dir=folder.logs, **engine_options(config))
+            made = await spec.start(model, log_dir=folder.logs)
             if config.engine.weights == "file":
                 return made
-            assert isinstance(made, Receiving)  # or `check_route` had refused it
             return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
 
         # while vLLM measures what it needs of a GPU, it counts as its own what a learner takes of it meanwhile
@@ -91,7 +91,7 @@ async def assemble(config: Config, folder: RunFolder, progress: Progress) -> Asy
         )
         engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
         parts.push_async_callback(engine.close)
-        policy = LivePolicy(config, folder, model, engine, learner, outbox)
+        policy = LivePolicy(config, folder, model, engine, learner, outbox, adapters=spec.adapters)
         parts.push_async_callback(policy.close)
 
         def record(episode: str, turn: Turn) -> None:
@@ -152,9 +152,8 @@ def check(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]
     for reward in (config.reward, config.eval.reward or config.reward):
         rewards.make(reward)
     placed_agent(config)
-    engine_options(config)
+    engine_spec(config).check_model(model)
     check_route(config)
-    engines.check_model(config.engine.name, model, config.engine.options)
     train, held_out = load_tasks(config)
     check_references(config, train)
     for task in {task.workspace: task for task in (*chain(*held_out.values()), *train)}.values():
@@ -190,26 +189,17 @@ def placed_agent(config: Config) -> tuple[Agent, SandboxBackend, sandbox.Choice]
     return agent, backend, choice
 
 
-def engine_options(config: Config) -> dict[str, Any]:
-    """The engine's options. One that serves adapters is told how large they get, unless the user said so; one that
-    starts a server is told its GPUs.
+def engine_spec(config: Config) -> EngineSpec:
+    """The engine as this run needs it: with room for its adapters, on its GPUs.
 
     Raises `ConfigError` for an unknown engine or option, for adapters larger than the engine takes, and what
     `devices.split` raises.
     """
-    options, lora = dict(config.engine.options), config.train.lora
-    start = engines.check(config.engine.name, options)
-    if lora is not None and "lora_rank" in inspect.signature(start).parameters:
-        largest = options.setdefault("lora_rank", lora.rank)
-        if 0 < largest < lora.rank:
-            raise ConfigError(
-                f"train.lora.rank={lora.rank}, and engine.options.lora_rank={largest}",
-                fix="leave engine.options.lora_rank out, or set it to 0 to send merged weights",
-            )
-        engines.check(config.engine.name, options)  # the adapters may be larger than it ever takes
-    if env := devices.split(config).engine:
-        options["env"] = {**options.get("env", {}), **env}
-    return options
+    spec, lora = engines.make(config.engine.name, **config.engine.options), config.train.lora
+    if lora is not None:
+        spec = spec.with_adapters(lora.rank)
+    visible = devices.split(config).engine.get(devices.VISIBLE)
+    return spec if visible is None else spec.on_gpus(visible)
 
 
 def load_tasks(config: Config) -> tuple[tuple[Task, ...], dict[str, tuple[Task, ...]]]:

@@ -62,23 +62,30 @@ class LivePolicy:
     """Learner and engine. A learner that dies is restarted and brought back from the log, losing nothing."""
 
     def __init__(
-        self, config: Config, run: RunFolder, model: Path, engine: Engine, learner: Learner, publish_dir: Path
+        self,
+        config: Config,
+        run: RunFolder,
+        model: Path,
+        engine: Engine,
+        learner: Learner,
+        publish_dir: Path,
+        *,
+        adapters: bool = False,
     ) -> None:
-        """`learner` is fresh from `start_learner`; from here on it is this object's to replace and to close."""
+        """`learner` is fresh from `start_learner`; from here on it is this object's to replace and to close.
+
+        A run of adapters sends them where the engine takes `adapters`, and merged weights where it does not.
+        """
         self.config = config
         self.run = run
         self.model = model
         self.engine = engine
         self.publish_dir = publish_dir
         self.restarts = 0
+        self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
         self._learner: Learner = learner
         self._fresh = True
         self._live: Published | None = None
-
-    @property
-    def _form(self) -> Form:
-        """What the engine is given: a run of adapters on an engine that does not take them sends merged weights."""
-        return "adapter" if self.config.train.lora is not None and getattr(self.engine, "adapters", False) else "model"
 
     @property
     def version(self) -> int:

@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
-
-@runtime_checkable
-class Receiving(Engine, Protocol):
-    """An engine whose `load` also takes folders with an offer: what they say comes while it loads."""
-
-    @property
-    def patience(self) -> float:
-        """Seconds that a transfer may take."""
-        ...
-
-    async def receivers(self) -> int:
-        """How many processes of it receive."""
-        ...
-
-
 Send = Callable[[Path, int, int, float], Awaitable[str]]
 """``(offer, version, receivers, seconds)``: sends, and says "" or why it broke off (`Learner.send`)."""
 
 
-class Streamed:
-    """`Engine` around one that receives. A transfer that breaks off is an `EngineFault`, or the sender's own fault."""
+class Streamed(Engine):
+    """`Engine` around one that receives (`EngineSpec.receives`).
 
-    def __init__(self, engine: Receiving, send: Send) -> None:
+    A transfer that breaks off is an `EngineFault`, or the sender's own fault.
+    """
+
+    def __init__(self, engine: Engine, send: Send) -> None:
         self.name = engine.name
         self.context = engine.context
-        self.adapters: bool = getattr(engine, "adapters", False)
         self._engine = engine
         self._send = send
 
-    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
         return self._engine.generate(ids, sampling, seed)
 

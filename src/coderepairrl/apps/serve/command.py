@@ -127,7 +127,7 @@ def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log
     if folder is None:
         return None
     run, engine = RunFolder(folder), choice.config.engine
-    versions = {} if choice.url else engines.versions(engine.name, engine.options)
+    versions = {} if choice.url else engines.make(engine.name, **engine.options).versions()
     try:
         run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name}, versions)
     except UsageError as error:

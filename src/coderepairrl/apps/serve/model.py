@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -124,17 +123,17 @@ async def replying(choice: Choice, log_dir: Path) -> AsyncIterator[Source]:
         return
     codec = tokens.load(choice.folder, renderer=config.model.renderer, thinking=config.model.thinking)
     async with AsyncExitStack() as parts:
-        folder, given, adapter = choice.folder, dict(config.engine.options), choice.adapter
-        start_engine = engines.check(config.engine.name, given)
-        if adapter is not None and "lora_rank" in inspect.signature(start_engine).parameters:
-            given.setdefault("lora_rank", weights.adapter_rank(adapter))
-        if adapter is not None and not given.get("lora_rank"):
+        folder, adapter = choice.folder, choice.adapter
+        spec = engines.make(config.engine.name, **config.engine.options)
+        if adapter is not None:
+            spec = spec.with_adapters(weights.adapter_rank(adapter))
+        if adapter is not None and not spec.adapters:
             home = parts.enter_context(scratch("merged"))
             await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
             folder, adapter = home, None
 
         async def start() -> Engine:
-            return await engines.make(config.engine.name, folder, log_dir=log_dir, **given)
+            return await spec.start(folder, log_dir=log_dir)
 
         engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
         parts.push_async_callback(engine.close)

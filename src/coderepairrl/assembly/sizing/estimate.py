@@ -193,8 +193,7 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     Raises `ConfigError` for what no memory could help, and `UsageError` for a model that is neither here nor known.
     """
     options = config.engine.options
-    engines.check(config.engine.name, options)
-    started = config.engine.name == "vllm" and not options.get("url")
+    started = engines.make(config.engine.name, **options).takes_gpus and config.engine.name == "vllm"
     if started and (argument := engine_side.unknown(options.get("args", ()))):
         return f"it is not known what the server holds with {argument}"
     model = _architecture(config.model)

@@ -1,5 +1,6 @@
 """The tiny engine: a small Qwen3 served exactly, on one CPU thread."""
 
 from coderepairrl.engines.tiny.client import TinyEngine
+from coderepairrl.engines.tiny.spec import Tiny
 
-__all__ = ["TinyEngine"]
+__all__ = ["Tiny", "TinyEngine"]

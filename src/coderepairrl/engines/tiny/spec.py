@@ -1,0 +1,77 @@
+"""The options of the tiny engine, and how its child is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from coderepairrl.engines.options import check_positive, check_whole
+from coderepairrl.engines.tiny.client import TinyEngine
+from coderepairrl.engines.tiny.config import ModelConfig, weights_of
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.processes.children import Child, ChildDied
+from coderepairrl.protocols import EngineSpec
+
+SERVER = "coderepairrl.engines.tiny.server"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny(EngineSpec):
+    """A small Qwen3 on one CPU thread. Raises `ConfigError` for options that cannot be, whatever the model."""
+
+    context: int | None = None
+    """Longest sequence in tokens; the model's own limit if None."""
+    slots: int = 64
+    """Sequences in the cache at most, running ones and those kept for their next turn."""
+    kv_gib: float = 2.0
+    """Memory for keys and values; fewer slots are used when `slots` would exceed it."""
+
+    name = "tiny"
+    engine: ClassVar[type[TinyEngine]] = TinyEngine
+    """What `start` makes of the child."""
+
+    def __post_init__(self) -> None:
+        check_whole(vars(self), "context", 2)
+        check_whole(vars(self), "slots", 1)
+        check_positive(vars(self), "kv_gib")
+
+    def check_model(self, model: Path) -> None:
+        """Raise `ConfigError` for anything but a dense Qwen3, and where no sequence fits the options."""
+        self._room(ModelConfig.read(model))
+
+    async def start(self, model: Path, *, log_dir: Path) -> TinyEngine:
+        """As `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` for a folder without weights."""
+        config = ModelConfig.read(model)
+        weights_of(model)
+        context, slots = self._room(config)
+        arguments = [str(model.resolve()), "--slots", str(slots), "--context", str(context)]
+        child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
+        try:
+            greeting = await child.receive()
+        except ChildDied as death:
+            raise EngineFault(f"the engine did not start: {death}") from None
+        except BaseException:
+            await child.close(grace=0.0)
+            raise
+        if "error" in greeting:
+            await child.close()
+            raise EngineFault(f"the engine did not start: {greeting['error']}", fix=f"check the files in {model}")
+        return self.engine(child, config, context)
+
+    def _room(self, config: ModelConfig) -> tuple[int, int]:
+        """The longest sequence, and how many of that length there is room for: at least one."""
+        context = config.context if self.context is None else self.context
+        if context > config.context:
+            raise ConfigError(
+                f"engine.options.context={context}: the model's positions reach to {config.context} tokens"
+            )
+        fitting = min(self.slots, int(self.kv_gib * 2**30) // (config.kv_bytes * context))
+        if fitting < 1:
+            need = config.kv_bytes * context / 2**30
+            raise ConfigError(
+                f"engine.options.kv_gib={self.kv_gib}: one sequence of {context} tokens needs {need:.2f} GiB of keys "
+                "and values",
+                fix="lower engine.options.context, or raise engine.options.kv_gib",
+            )
+        return context, fitting

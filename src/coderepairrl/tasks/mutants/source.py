@@ -28,8 +28,11 @@ from coderepairrl.types import Checks, Command, Task
 CHECK_SECONDS = 5.0
 BUGS = 16
 """How many are looked for in a package, if `n` does not say."""
-PYTEST = ("python3", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
-"""The tests of a package, without what the project adds to every call: its plugins may not be there, nor be wanted."""
+PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
+"""The tests of a package, without what the project adds to every call: its plugins may not be there, nor be wanted.
+
+All of them (no ``-x``): what comes after the first failure would count as failing, too.
+"""
 LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"

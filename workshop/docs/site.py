@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterator
 from types import ModuleType
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 from typer.core import TyperCommand, TyperGroup
 
 from coderepairrl import protocols, types
 from coderepairrl.cli import app
+
+NAMED = re.compile(r"(?<![`\w/])docs/(\w+)/([\w-]+)\.md")
+"""A page as text names it; not a path in code."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -25,6 +30,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make links of the pages that descriptions of settings and options name, as in ``(docs/guides/tasks.md)``."""
+    if page.file.src_uri not in ("reference/commands.md", "reference/config.md"):
+        return markdown
+    return NAMED.sub(r"[\2](../\1/\2.md)", markdown)
 
 
 def commands() -> str:

@@ -26,27 +26,28 @@ NAMED = re.compile(r"(?<![`\w/])docs/(\w+)/([\w-]+)\.md")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages of the reference."""
-    pages = {"commands": commands(), "protocols": module_page(protocols), "types": module_page(types)}
+    pages = {"protocols": module_page(protocols), "types": module_page(types)}
     for name, text in pages.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links of the pages that descriptions of settings and options name, as in ``(docs/guides/tasks.md)``."""
-    if page.file.src_uri not in ("reference/commands.md", "reference/config.md"):
+    """Add every command to its page, and make links of pages that help and settings name (docs/guides/tasks.md)."""
+    if page.file.src_uri == "reference/commands.md":
+        markdown = f"{markdown}\n{commands()}"
+    elif page.file.src_uri != "reference/config.md":
         return markdown
     return NAMED.sub(r"[\2](../\1/\2.md)", markdown)
 
 
 def commands() -> str:
     """Every command of `crrl`, with its arguments and options, as Markdown."""
-    return "\n".join(["# Commands", "", *_command(typer.main.get_command(app), "crrl")])
+    return "\n".join(_command(typer.main.get_command(app), "crrl"))
 
 
 def _command(command: object, name: str) -> Iterator[str]:
     if isinstance(command, TyperGroup):
-        yield f"{command.help}\n"
         for key, child in command.commands.items():
             yield from _command(child, f"{name} {key}")
         return

@@ -13,7 +13,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -46,6 +46,26 @@ class CodeRepairError(Exception):
         self.fix = without_login(fix)
 
 
+class Several(CodeRepairError):
+    """Several things are wrong, each with its own fix; the exit code is that of the first."""
+
+    def __init__(self, problems: Sequence[CodeRepairError]) -> None:
+        super().__init__("\n".join(map(str, problems)), fix="\n".join(filter(None, (each.fix for each in problems))))
+        self.problems = tuple(problems)
+        self.exit_code = problems[0].exit_code
+
+
+def several(problems: Sequence[CodeRepairError]) -> CodeRepairError:
+    """One error for `problems` (at least one), the user's own mistakes before what the machine lacks.
+
+    >>> several([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
+    <ExitCode.USAGE: 2>
+    """
+    flat = [part for each in problems for part in (each.problems if isinstance(each, Several) else (each,))]
+    flat.sort(key=lambda each: each.exit_code)
+    return flat[0] if len(flat) == 1 else Several(flat)
+
+
 _CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 
 
@@ -56,9 +76,10 @@ def told() -> Iterator[None]:
     try:
         yield
     except CodeRepairError as error:
-        print(f"error: {logged(str(error))}", file=sys.stderr)
-        if error.fix:
-            print(f"  fix: {logged(as_called(error.fix))}", file=sys.stderr)
+        for each in error.problems if isinstance(error, Several) else (error,):
+            print(f"error: {logged(str(each))}", file=sys.stderr)
+            if each.fix:
+                print(f"  fix: {logged(as_called(each.fix))}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:  # of paths that a user names, which are looked at in many places
         if error.errno not in _CLOSED or error.filename is None:

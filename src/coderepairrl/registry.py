@@ -128,7 +128,11 @@ def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, optio
     Raises `ConfigError` for an unknown name or option (naming the nearest), an option that is missing or of another
     type, and a class that does not have what `protocol` asks for.
     """
-    found = resolve(kind, name, shipped)
+    return instance(kind, name, resolve(kind, name, shipped), protocol, options)
+
+
+def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[str, Any]) -> Any:
+    """As `make`, of the class `found` that `resolve` gave."""
     check_options(kind, name, found, options)
     try:
         inspect.signature(found).bind(**options)

@@ -9,7 +9,7 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import stages
-from coderepairrl.stages.parts import load_tasks
+from coderepairrl.assembly.plan import resolve
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.verify import verify
 
@@ -77,7 +77,7 @@ async def test_what_is_verified_is_said_and_remembered(
     assert stages.plan(config)["verify"] == "references of 1 tasks by tests (tasks.verify)"
     for known in (0, 1):
         with Progress(1) as progress:
-            await verify(config, *load_tasks(config), progress)
+            await verify(resolve(config), progress)
         said = capsys.readouterr().err
         assert "to verify: references of 1 tasks by tests" in said
         assert f"{known} of 1 from an earlier run" in said

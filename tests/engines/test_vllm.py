@@ -25,13 +25,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import load_file, save_file
 
-from coderepairrl.config import load
 from coderepairrl.engines import make
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.engines.vllm.options import parse
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.stages.parts import engine_spec
 from coderepairrl.sync import weights
 from coderepairrl.sync import wire as sync_wire
 from coderepairrl.types import Sampling
@@ -699,13 +697,10 @@ def test_a_killed_controller_leaves_nothing(miniature: Path, tmp_path: Path, env
     assert not Path(left).exists()
 
 
-def test_a_run_of_adapters_asks_for_room_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # no GPU to quarrel about
-    file = tmp_path / "a.toml"
-    file.write_text('engine = "vllm"\n[run]\nname = "a"\n')
-    assert engine_spec(load(file)) == Vllm() and not Vllm().adapters
-    assert engine_spec(load(file, ["train.lora=true"])) == Vllm(lora_rank=32)
-    assert engine_spec(load(file, ["train.lora=true", "engine.options.lora_rank=0"])) == Vllm(lora_rank=0)
-    assert engine_spec(load(file, ["train.lora=true", "engine=tiny"])) == make("tiny")
+def test_a_run_of_adapters_asks_for_room_for_them() -> None:
+    assert not Vllm().adapters
+    assert Vllm().with_adapters(32) == Vllm(lora_rank=32)
+    assert Vllm(lora_rank=0).with_adapters(32) == Vllm(lora_rank=0)
+    assert make("tiny").with_adapters(32) == make("tiny")
     with pytest.raises(ConfigError, match=r"rank 32, and engine\.options\.lora_rank=16"):
-        engine_spec(load(file, ["train.lora=true", "engine.options.lora_rank=16"]))
+        Vllm(lora_rank=16).with_adapters(32)

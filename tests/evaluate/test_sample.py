@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coderepairrl.assembly.plan import resolve
 from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
-from coderepairrl.stages.parts import load_tasks
 from coderepairrl.types import Task
 
 TASKS = [Task(f"{repository}/{at}", "Fix it.", "python", "dir:/x", b"") for repository in "ab" for at in range(50)]
@@ -43,7 +43,7 @@ def test_a_run_samples_by_its_seed_the_same_tasks_for_all_of_its_evaluations() -
     """Those that only decode otherwise are compared on the same tasks; the first so many of the source they are not."""
 
     def held_out(seed: int, tasks: int) -> dict[str, list[str]]:
-        found = load_tasks(
+        found = resolve(
             Config.model_validate(
                 {
                     "run": {"name": "x", "seed": seed},
@@ -52,7 +52,7 @@ def test_a_run_samples_by_its_seed_the_same_tasks_for_all_of_its_evaluations() -
                 }
             )
         )
-        return {name: ids(each) for name, each in found[1].items()}
+        return {name: ids(each) for name, each in found.eval_tasks.items()}
 
     everything = held_out(0, 0)["eval"]
     seeds = [held_out(seed, 2) for seed in range(6)]

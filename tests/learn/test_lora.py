@@ -9,13 +9,13 @@ import pytest
 import safetensors.torch
 import torch
 
+from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, LoraSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.stages.policy import settings
 from coderepairrl.types import Sampling
 
 LENGTHS = [30, 12, 45, 8]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import stages
+from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.sizing import KNOWN, DoesNotFit, estimate, learner_memory
 from coderepairrl.assembly.sizing.engine import EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.estimate import Estimate
@@ -18,7 +19,6 @@ from coderepairrl.config import Config, load
 from coderepairrl.errors import ConfigError, ExitCode
 from coderepairrl.learn import LearnSettings
 from coderepairrl.stages.command import _what_may_not_fit
-from coderepairrl.stages.policy import settings
 
 BASE = """
 [run]

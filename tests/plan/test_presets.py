@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import cli, models, stages
+from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.numerics import clip
 from coderepairrl.assembly.sizing import KNOWN
 from coderepairrl.config import load, shipped
-from coderepairrl.stages.policy import settings
 
 PRESETS = sorted(set(shipped()) - {"hello"})
 GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2)}

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from coderepairrl.assembly.route import check_route
 from coderepairrl.config import Config, load
+from coderepairrl.engines import make
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings, LoraSettings, Route
 from coderepairrl.protocols import Chunk
@@ -327,7 +328,11 @@ def test_routes_that_cannot_be(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match=message):
-        check_route(config(tmp_path, *overrides))
+        check(config(tmp_path, *overrides))
+
+
+def check(chosen: Config) -> None:
+    check_route(chosen, make(chosen.engine.name, **chosen.engine.options))
 
 
 def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,16 +341,16 @@ def test_routes_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     alone = ["engine.share_devices=true", "engine.devices=[1]", "train.devices=[1,0]", "train.processes=2"]
     common = ["engine=vllm", "engine.weights=ipc", *alone]
     for overrides in ([], ["engine=vllm", "engine.weights=nccl"], merged, common):
-        check_route(config(tmp_path, *overrides))
+        check(config(tmp_path, *overrides))
     with pytest.raises(ConfigError, match="a GPU for each"):
-        check_route(config(tmp_path, "engine=vllm", "engine.weights=nccl", "engine.share_devices=true"))
+        check(config(tmp_path, "engine=vllm", "engine.weights=nccl", "engine.share_devices=true"))
     apart = ["engine.devices=[0]", "train.devices=[1]"]
     for terms in (apart, ["engine.share_devices=true"], ["engine.options={url='http://127.0.0.1:1'}"]):
         with pytest.raises(ConfigError, match="one GPU, that of the learner's first process"):
-            check_route(config(tmp_path, "engine=vllm", "engine.weights=ipc", *terms))
+            check(config(tmp_path, "engine=vllm", "engine.weights=ipc", *terms))
     for gpus in ("0", ""):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        check_route(config(tmp_path, "engine=vllm", "engine.weights=ipc", "engine.share_devices=true"))
+        check(config(tmp_path, "engine=vllm", "engine.weights=ipc", "engine.share_devices=true"))
 
 
 def test_a_step_of_nccl_raises_where_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import models
-from coderepairrl.assembly.devices import shared, split, visible
+from coderepairrl import engines, models
+from coderepairrl.assembly import devices
+from coderepairrl.assembly.devices import Split, visible
+from coderepairrl.assembly.learner import settings
+from coderepairrl.assembly.plan import resolve
 from coderepairrl.config import Config, load
 from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.command import plan
-from coderepairrl.stages.parts import _both, engine_spec
-from coderepairrl.stages.policy import settings, start_learner
+from coderepairrl.stages.parts import _both, start_learner
 from coderepairrl.sync.shared import shared_folder, shared_path
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
@@ -36,6 +38,18 @@ def config(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.toml"
     file.write_text('engine = "vllm"\n[run]\nname = "devices"\n[tasks]\nsource = "handmade"\n')
     return load(file, overrides)
+
+
+def takes_gpus(config: Config) -> bool:
+    return engines.make(config.engine.name, **config.engine.options).takes_gpus
+
+
+def split(config: Config) -> Split:
+    return devices.split(config, takes_gpus(config))
+
+
+def shared(config: Config) -> set[int]:
+    return devices.shared(config, takes_gpus(config))
 
 
 def environment(pid: int) -> dict[str, str]:
@@ -55,7 +69,8 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     options = f'engine.options={{python="{sys.executable}",env={{PYTHONPATH="{package.parents[2]}"}}}}'
     parted = config(tmp_path, options, "engine.devices=[0,2]", "train.devices=[1]")
     model = models.folder("builtin:tiny")
-    engine = await engine_spec(parted).start(model, log_dir=tmp_path)
+    spec = engines.make("vllm", **parted.engine.options).on_gpus(split(parted).engine[GPUS])
+    engine = await spec.start(model, log_dir=tmp_path)
     try:
         assert isinstance(engine, VllmEngine) and engine._link.server.pid is not None
         seen = environment(engine._link.server.pid)
@@ -80,7 +95,8 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
     monkeypatch.setattr(Learner, "start", start)
     for named in ("[1]", "[]"):
         chosen = config(tmp_path, f"train.devices={named}", "engine.devices=[2]")
-        await start_learner(chosen, RunFolder(tmp_path / "run"), models.folder("builtin:tiny"), tmp_path)
+        made = resolve(chosen)
+        await start_learner(made, made.learner, RunFolder(tmp_path / "run"), made.model, tmp_path)
     assert asked == [True, False]
 
 
@@ -102,7 +118,7 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        engine_spec(config(tmp_path, *overrides))
+        split(config(tmp_path, *overrides))
 
 
 def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from coderepairrl import rewards, stages
+from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.numerics import check_clip, clip, engine_half, resolved
 from coderepairrl.config import Config, load, override, to_toml
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.changes import changes_at_resume
+from coderepairrl.stages.changes import Change, changes_at_resume
 from coderepairrl.stages.command import plan
 from coderepairrl.stages.history import History
-from coderepairrl.stages.policy import settings
 
 VLLM = "engine=vllm"
 HALF = "engine.options.dtype=bfloat16"
@@ -74,14 +74,19 @@ def begun(path: Path, config: Config) -> RunFolder:
     return folder
 
 
+def changes(folder: RunFolder, config: Config) -> list[Change]:
+    versions = rewards.versions(config.reward, config.eval.reward or {})
+    return changes_at_resume(folder, History(), config, versions)
+
+
 def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
     config = load("hello", ["train.precision=bf16", "train.old_logprobs=recomputed", f"run.dir={tmp_path}"])
     folder = begun(tmp_path / "run", config)
-    assert changes_at_resume(folder, History(), override(config, ["train.lr=1e-5"]))
+    assert changes(folder, override(config, ["train.lr=1e-5"]))
     with pytest.raises(ConfigError, match="rounding"):
-        changes_at_resume(folder, History(), override(config, ["train.old_logprobs=recorded"]))
+        changes(folder, override(config, ["train.old_logprobs=recorded"]))
     noisy = override(config, ["train.old_logprobs=recorded"])  # of an older version: it may go on as it is
-    assert changes_at_resume(begun(tmp_path / "noisy", noisy), History(), override(noisy, ["train.lr=1e-5"]))
+    assert changes(begun(tmp_path / "noisy", noisy), override(noisy, ["train.lr=1e-5"]))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
-from coderepairrl.stages.policy import make_batch, settings
+from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import rewards, runs
+from coderepairrl.assembly.references import check_references
+from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
 from coderepairrl.rewards import with_patch
 from coderepairrl.rewards.tests import group_drawn
@@ -17,10 +20,14 @@ from coderepairrl.rewards.verified import LARGEST, unfit
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.history import read_history
-from coderepairrl.stages.references import References, check_references, read_references
+from coderepairrl.stages.references import References, read_references
 from coderepairrl.types import Checks, Command, Ending, Episode, ExecResult, Score, Task, Verified
 
 BODY = "@@ -1,2 +1,2 @@\n def add(a, b):\n"
+
+
+def check(config: Config, tasks: Sequence[Task]) -> None:
+    check_references(config, tasks, rewards.make(config.reward))
 
 
 def diff(new: str, path: str = "calc.py", index: str = "") -> bytes:
@@ -162,10 +169,10 @@ async def test_hybrid_verifies_in_the_groups_it_tests_and_compares_in_all() -> N
 def test_a_setting_without_effect_is_refused(override: str, said: str, fix: str) -> None:
     tasks = [replace(TASK, id=str(number)) for number in range(8)]
     useful = ["run.name=r", "run.steps=3", "tasks.verified_references=4", "reward={patch_edits=1.0, tests=0.0}"]
-    check_references(configs.load("hello", ["run.name=r"]), tasks)
+    check(configs.load("hello", ["run.name=r"]), tasks)
     for reward in ("patch_edits=1, tests=0", "patch_lines=1, sampled_tests=0", "hybrid=1"):
         accepted = configs.load("hello", [*useful, "rollout.tasks_per_step=4", f"reward={{{reward}}}"])
-        check_references(accepted, tasks)
+        check(accepted, tasks)
     with pytest.raises(ConfigError, match=said) as refused:
-        check_references(configs.load("hello", [*useful, "rollout.tasks_per_step=4", override]), tasks)
+        check(configs.load("hello", [*useful, "rollout.tasks_per_step=4", override]), tasks)
     assert fix in refused.value.fix

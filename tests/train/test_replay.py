@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coderepairrl.assembly.learner import settings as learn_settings
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError
 from coderepairrl.learn import Form, LearnSettings
@@ -85,13 +86,13 @@ class Story:
         config = self.config(RATES[0])
         self.run.create(to_toml(config), {})
         self.history = History()
-        made = Learner(policy.settings(config), home)
+        made = Learner(learn_settings(config), home)
         now = RATES[0]
         for step in range(1, steps + 1):
             if (new := rates.get(step - 1, now)) != now:
                 self.history.changes.append(Change(step - 1, "train.lr", now, new)._asdict())
                 now = new
-                made.settings = policy.settings(self.config(now))
+                made.settings = learn_settings(self.config(now))
             asyncio.run(made.step([f"sample {step}"], 1))
             if step in kept:
                 asyncio.run(made.save(self.run.checkpoints / f"{step:05d}"))
@@ -109,19 +110,18 @@ class Story:
         home = self.run.path.parent
         weights = home / "weights"
 
-        async def start_learner(config: Config, *_: object) -> Learner:
-            return Learner(policy.settings(config), weights)
+        async def start_learner(chosen: LearnSettings) -> Any:
+            return Learner(chosen, weights)
 
         def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, int]:
             return {record["step"]: record["step"] for record in steps}
 
-        monkeypatch.setattr(policy, "start_learner", start_learner)
         monkeypatch.setattr(policy, "consumed", consumed)
         monkeypatch.setattr(
             policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1)
         )
-        engine, first = Engine(), Learner(policy.settings(self.last), weights)
-        live = policy.LivePolicy(self.last, self.run, home, cast(Any, engine), cast(Any, first), weights)
+        engine, first = Engine(), Learner(learn_settings(self.last), weights)
+        live = policy.LivePolicy(self.last, self.run, start_learner, cast(Any, engine), cast(Any, first))
         asyncio.run(live.restore(self.history))
         return live, engine
 
@@ -139,7 +139,7 @@ def test_weights_come_out_whatever_changed_and_whichever_checkpoints_are_left(
         story = Story(Path(home), steps, rates, [step for step in kept if step <= steps])
         live, engine = story.restored(monkeypatch)
         learner = cast(Learner, live._learner)
-        assert learner.settings == policy.settings(story.last), "it goes on with the last settings"
+        assert learner.settings == learn_settings(story.last), "it goes on with the last settings"
         assert live.version == steps
         assert engine.served == (story.history.steps[-1]["checksum"] if steps else "")
         # A second time nothing before the last change is replayed, and all is the same.

@@ -11,7 +11,6 @@ from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl import engines
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
 
@@ -26,13 +25,14 @@ class Split(NamedTuple):
     learner: Environment
 
 
-def split(config: Config) -> Split:
-    """The children's environment, empty where they see what this process sees.
+def split(config: Config, serving_takes: bool) -> Split:
+    """The children's environment, empty where they see what this process sees; `serving_takes`: the engine starts a
+    process of ours that takes GPUs (`EngineSpec.takes_gpus`).
 
     Raises `ConfigError` for a GPU that is not there or named twice, for as many learner processes as have no GPU of
     their own, and for GPUs of both engine and learner unless ``engine.share_devices`` is set.
     """
-    check_named(config)
+    check_named(config, serving_takes)
     serving, learning = config.engine.devices, config.train.devices
     there = visible()
     chosen = Split(
@@ -43,14 +43,14 @@ def split(config: Config) -> Split:
             f"train.processes={config.train.processes} take a GPU each, and {len(there)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
-    _check_apart(config, shared(config))
+    _check_apart(config, shared(config, serving_takes))
     return chosen
 
 
-def check_named(config: Config) -> None:
+def check_named(config: Config, serving_takes: bool) -> None:
     """Raise `ConfigError` for GPUs that contradict each other or other settings, whichever machine it is."""
     serving, learning = config.engine.devices, config.train.devices
-    if serving and not _starts_a_server(config):
+    if serving and not serving_takes:
         raise ConfigError(
             f"engine.devices={list(serving)}, and engine {config.engine.name!r} starts no process that takes GPUs",
             fix="leave it out: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
@@ -84,19 +84,19 @@ def _so_many(config: Config) -> list[int]:
     return list(islice((*own, *islice(others, config.train.processes)), config.train.processes))
 
 
-def shared(config: Config) -> set[int]:
+def shared(config: Config, serving_takes: bool) -> set[int]:
     """The GPUs that both a server of ours and the learner take."""
     there = range(len(visible()))
-    if not _starts_a_server(config):
+    if not serving_takes:
         return set()
     return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes])
 
 
-def on_one_gpu(config: Config) -> bool:
+def on_one_gpu(config: Config, serving_takes: bool) -> bool:
     """Whether a server of ours has one GPU alone, and the learner's first process has the same."""
     there = tuple(range(len(visible())))
     serving, learning = config.engine.devices or there, config.train.devices or there
-    return _starts_a_server(config) and len(serving) == 1 and serving == learning[:1]
+    return serving_takes and len(serving) == 1 and serving == learning[:1]
 
 
 def visible() -> list[str]:
@@ -105,10 +105,6 @@ def visible() -> list[str]:
     if given is None:
         return [str(number) for number in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
     return list(takewhile(lambda name: name not in ("", "-1"), (name.strip() for name in given.split(","))))
-
-
-def _starts_a_server(config: Config) -> bool:
-    return engines.make(config.engine.name, **config.engine.options).takes_gpus
 
 
 def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -33,17 +33,11 @@ def train(
     resolved = config.load(file, overrides or [])
     folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
     if dry_run:
-        plan: dict[str, Any] = {}
-        try:
-            plan["needs"] = stages.needs(resolved)
-            if lacking := stages.missing(resolved):
-                plan["missing"] = {"what": str(lacking), "fix": lacking.fix}
-            plan |= stages.plan(resolved, folder)
-        finally:  # what is known, though the rest is refused
-            if plan:
-                show(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{table(plan)}")
-        if lacking:
-            raise lacking
+        plan, problem = stages.dry_run(resolved, folder)
+        if plan:  # what is known, though the rest is refused
+            show(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{table(plan)}")
+        if problem is not None:
+            raise problem
         return
     result = asyncio.run(stages.run(resolved, resume=resume, folder=folder))
     show(json.dumps(result) if as_json else table(result))

@@ -26,7 +26,9 @@ file, one level deep, `extends = "thesis-8b"` from a shipped configuration. What
 setting by setting; `reward` and the tables of `options` are replaced as a whole, and another task source than the one
 that is extended starts without that one's options, those of `eval` included. An unknown key is an error that names
 the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan,
-and `crrl config FILE` every setting with its value, its default and what set it.
+and `crrl config FILE` every setting with its value, its default and what set it. All that is wrong or missing
+is reported together, each with its fix; the exit code is that of the first: mistakes (2) come before what the machine
+lacks (3).
 """
 
 

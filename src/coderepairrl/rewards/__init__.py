@@ -7,7 +7,16 @@
 without an episode.
 """
 
-from coderepairrl.rewards.compose import SHIPPED, Weighted, make, on_state_and_patch, score, score_files, versions
+from coderepairrl.rewards.compose import (
+    SHIPPED,
+    Weighted,
+    make,
+    on_state_and_patch,
+    score,
+    score_files,
+    versions,
+    versions_of,
+)
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.parse import MalformedPatch, parse
@@ -30,5 +39,6 @@ __all__ = [
     "score",
     "score_files",
     "versions",
+    "versions_of",
     "with_patch",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,14 +89,19 @@ def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
     >>> versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
     {'patch_edits': 2, 'tests': 1, 'patch_lines': 1}
     """
-    return {reward.name: int(getattr(reward, "version", 1)) for spec in specs if spec for reward, _ in make(spec)}
+    return versions_of(reward for spec in specs if spec for reward, _ in make(spec))
+
+
+def versions_of(rewards: Iterable[Reward]) -> dict[str, int]:
+    """The version of each of `rewards`, by its name: as `versions`."""
+    return {reward.name: int(getattr(reward, "version", 1)) for reward in rewards}
 
 
 def _one(name: str) -> Reward:
     found = registry.resolve("reward", name, SHIPPED)
     if inspect.isfunction(found):
         return FunctionReward(found)
-    made: Reward = registry.make("reward", name, SHIPPED, Reward, {})
+    made: Reward = registry.instance("reward", name, found, Reward, {})
     return made
 
 

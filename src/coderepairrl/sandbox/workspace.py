@@ -255,8 +255,12 @@ def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
     if kind == "image" and where and images is not None:
         return images(where)
     if kind == "image":
-        raise TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="use a container sandbox")
+        raise _no_images(workspace)
     raise TaskError(f"workspace {without_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+
+
+def _no_images(workspace: str) -> TaskError:
+    return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="use a container sandbox")
 
 
 def _from_folder(folder: Path) -> Iterator[Entry]:
@@ -300,12 +304,15 @@ def environment_of(task: Task) -> Path | None:
     return Path(where)
 
 
-def check_workspace(workspace: str) -> None:
-    """Raise `TaskError`, before anything runs, for a ``dir:`` workspace that is missing, dirty or no usable repository.
+def check_workspace(workspace: str, *, images: bool = True) -> None:
+    """Raise `TaskError`, before anything runs, for a ``dir:`` workspace that is missing, dirty or no usable repository,
+    and for an ``image:`` where the sandbox has no `images`.
 
-    Nothing is fetched or copied: what can be wrong with other kinds shows when they are opened.
+    Nothing is fetched or copied: what else can be wrong with other kinds shows when they are opened.
     """
     kind, _, where = workspace.partition(":")
+    if kind == "image" and not images:
+        raise _no_images(workspace)
     folder = Path(where).expanduser()
     if kind == "dir" and _is_repository(folder):
         with _clean(folder):

@@ -1,6 +1,6 @@
 """The training loop: `loop` is the page to read."""
 
 from coderepairrl.processes.signals import Interrupted, until_told
-from coderepairrl.stages.command import folder_of, missing, named, needs, plan, run, summary
+from coderepairrl.stages.command import dry_run, folder_of, named, needs, plan, run, summary
 
-__all__ = ["Interrupted", "folder_of", "missing", "named", "needs", "plan", "run", "summary", "until_told"]
+__all__ = ["Interrupted", "dry_run", "folder_of", "named", "needs", "plan", "run", "summary", "until_told"]

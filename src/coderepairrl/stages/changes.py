@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from coderepairrl import rewards
 from coderepairrl.assembly.numerics import check_clip
 from coderepairrl.config import Config, load, of_run
 from coderepairrl.errors import ConfigError
@@ -72,14 +71,15 @@ class Change(NamedTuple):
         return f"{self.key} is {_shown(self.new)} after step {self.step}, and was {_shown(self.old)}"
 
 
-def check_resumed(folder: RunFolder, config: Config) -> None:
+def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int]) -> None:
     """Raise `ConfigError` for a `config` that may not continue the run in `folder`, `UsageError` if there is none."""
     folder = open_run(folder.path)
-    changes_at_resume(folder, read_history(folder), config)
+    changes_at_resume(folder, read_history(folder), config, versions)
 
 
-def changes_at_resume(folder: RunFolder, history: History, config: Config) -> list[Change]:
-    """What `config` changes of the run in `folder`, which has come as far as `history`.
+def changes_at_resume(folder: RunFolder, history: History, config: Config, versions: Mapping[str, int]) -> list[Change]:
+    """What `config` changes of the run in `folder`, which has come as far as `history`; `versions` are those of its
+    rewards' formulas, by name.
 
     Raises `ConfigError` for what would make it another run, or give its numbers a wrong name.
     """
@@ -94,14 +94,13 @@ def changes_at_resume(folder: RunFolder, history: History, config: Config) -> li
             )
     if any(_within(key, _OF_THE_CLIP) for key in changed):
         check_clip(config)
-    _check_versions(folder, config)
+    _check_versions(folder, versions)
     _check_continues(history, config, changed)
     return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _BESIDE]
 
 
-def _check_versions(folder: RunFolder, config: Config) -> None:
+def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
     """Raise `ConfigError` where a reward's formula is another than that of the run's earlier values."""
-    now = rewards.versions(config.reward, config.eval.reward or {})
     began = folder.about().get("rewards", dict.fromkeys(now, 1))
     for name in began.keys() & now.keys():
         if began[name] != now[name]:

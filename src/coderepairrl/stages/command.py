@@ -11,21 +11,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coderepairrl import engines, models, rewards, sandbox
-from coderepairrl.assembly.devices import VISIBLE, check_named, split
-from coderepairrl.assembly.numerics import check_clip, clip, resolved
+from coderepairrl import engines, models
+from coderepairrl.assembly.devices import VISIBLE, check_named
+from coderepairrl.assembly.learner import settings
+from coderepairrl.assembly.plan import Plan, resolve
+from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.sizing import DoesNotFit, require
 from coderepairrl.config import Config, run_of, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, UsageError
-from coderepairrl.learn import require_packages
+from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError, several
 from coderepairrl.learn.account import run_account
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.parts import Parts, assemble, check, limits
-from coderepairrl.stages.policy import settings
+from coderepairrl.stages.parts import Parts, assemble
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluation_due, train
 from coderepairrl.stages.verify import as_planned, verify
@@ -70,38 +70,19 @@ async def run(
     Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
     """
-    config = resolved(config)
     folder = folder or folder_of(config)
-    if not resume:
-        check_clip(config)
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    found = check(config)
-    if lacking := missing(config):
-        raise lacking
+    plan = resolve(config, resumed=resume)
+    plan.require()
     with stoppable() as received:
         try:
-            if resume:
-                check_resumed(folder, config)
-            else:
-                folder.require_free()  # before the minutes that references may take
-            _check_disk(folder)
-            doubt = _what_may_not_fit(config)
             with Progress(config.run.steps, quiet=quiet, show=show) as progress:
-                await verify(config, *found, progress)
-                progress.phase("start")
-                if resume:
-                    await _check_model(folder, config)
-                else:
-                    began = models.files(_model(config, folder)) if config.model.init == "weights" else ()
-                    _create(folder, config, await _until_called_off(digests, began))
-                progress.say(f"run folder {folder.path}")
-                if doubt:
-                    progress.say(doubt)
-                async with assemble(config, folder, progress) as parts:
+                await _begin(plan, folder, progress, resume=resume)
+                async with assemble(plan, folder, progress) as parts:
                     history = read_history(folder)
-                    changes = changes_at_resume(folder, history, config) if resume else []  # the run is locked
-                    folder.write_config(to_toml(config))  # what --resume will go on with
-                    await _until_stopped(parts, history, changes, received)
+                    changes = _changes(plan, folder, history) if resume else []  # the run is locked
+                    folder.write_config(to_toml(plan.config))  # what --resume will go on with
+                    await _until_stopped(plan, parts, history, changes, received)
             return summary(folder)
         except asyncio.CancelledError:
             if not received:
@@ -110,15 +91,39 @@ async def run(
             raise Interrupted(f"{received[0]}: stopped before its first step", fix=fix) from None
 
 
-def _model(config: Config, folder: RunFolder) -> Path:
+async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
+    """The run folder, once all is well: begun, or as it was left."""
+    if resume:
+        check_resumed(folder, plan.config, plan.reward_versions)
+    else:
+        folder.require_free()  # before the minutes that references may take
+    _check_disk(folder)
+    doubt = _what_may_not_fit(plan.config)
+    await verify(plan, progress)
+    progress.phase("start")
+    if resume:
+        await _check_model(folder, plan)
+    else:
+        began = models.files(_model(plan, folder)) if plan.config.model.init == "weights" else ()
+        _create(folder, plan, await _until_called_off(digests, began))
+    progress.say(f"run folder {folder.path}")
+    if doubt:
+        progress.say(doubt)
+
+
+def _changes(plan: Plan, folder: RunFolder, history: History) -> list[Change]:
+    return changes_at_resume(folder, history, plan.config, plan.reward_versions)
+
+
+def _model(plan: Plan, folder: RunFolder) -> Path:
     """Where the initial policy comes from, or random weights that were drawn for it lie."""
     drawn = folder.path / "model"
-    return drawn if config.model.init == "random" and drawn.is_dir() else models.folder(config.model.path)
+    return drawn if plan.config.model.init == "random" and drawn.is_dir() else plan.model
 
 
-async def _check_model(folder: RunFolder, config: Config) -> None:
+async def _check_model(folder: RunFolder, plan: Plan) -> None:
     """Raise `UsageError` where the model that the run began from is another one by now: it is known by a path alone."""
-    path = _model(config, folder)
+    path = _model(plan, folder)
     known = folder.about().get("model", {})  # not of runs of older versions
     found = damage(path) if path.parent == folder.path else await _until_called_off(difference, path, known)
     if found:
@@ -137,24 +142,25 @@ async def _until_called_off(work: Callable[..., T], *arguments: Any) -> T:
         stop.set()
 
 
-def _create(folder: RunFolder, config: Config, model: Mapping[str, str]) -> None:
+def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str]) -> None:
     about = {
-        "name": config.run.name,
-        "seed": config.run.seed,
-        "rewards": rewards.versions(config.reward, config.eval.reward or {}),
-        "config": config.model_dump(mode="json"),
+        "name": plan.config.run.name,
+        "seed": plan.config.run.seed,
+        "rewards": plan.reward_versions,
+        "config": plan.config.model_dump(mode="json"),
         "model": model,
     }
-    folder.create(to_toml(config), about, engines.make(config.engine.name, **config.engine.options).versions())
+    folder.create(to_toml(plan.config), about, plan.engine.versions())
 
 
-async def _until_stopped(parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]) -> None:
+async def _until_stopped(
+    plan: Plan, parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]
+) -> None:
     try:
-        acts = clip(parts.config, settings(parts.config))
-        names = {"sandbox": parts.rollout.kinds[""].sandbox.name, "engine": parts.engine.name}
-        parts.log.append("start", step=history.step, **names, clip=acts)
-        if acts.startswith("never"):
-            parts.progress.say(f"the ratio's clip never acts{acts.removeprefix('never')}")
+        names = {"sandbox": plan.place.sandbox.name, "engine": parts.engine.name}
+        parts.log.append("start", step=history.step, **names, clip=plan.clip)
+        if plan.clip.startswith("never"):
+            parts.progress.say(f"the ratio's clip never acts{plan.clip.removeprefix('never')}")
         for change in changes:
             parts.log.append("change", **change._asdict())
             parts.progress.say(f"changed: {change}")
@@ -195,52 +201,63 @@ def _by_name(history: History) -> dict[str, dict[int, Any]]:
     return found
 
 
+def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
+    """What `run` would do, checked as far as it can be without starting anything (``--dry-run``); and what is wrong.
+
+    What is known is given even where the rest is refused.
+    """
+    shown: dict[str, Any] = {}
+    problems = Problems()
+    if known := problems.attempt(lambda: needs(config)):
+        shown["needs"] = known.value
+    if made := problems.attempt(lambda: resolve(config)):
+        plan = made.value
+        if plan.lacking:
+            lacking = several(plan.lacking)
+            shown["missing"] = {"what": str(lacking), "fix": lacking.fix}
+            problems.add(lacking)
+        shown |= as_shown(plan, folder or folder_of(config))
+    return shown, several(problems.found) if problems.found else None
+
+
 def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
-    """What `run` would do, checked as far as it can be without starting anything (``--dry-run``)."""
-    check_clip(config)
-    learn = settings(config)
-    train_tasks, eval_tasks = check(config)
-    rollout, steps = config.rollout, config.run.steps
-    per_step = rollout.tasks_per_step * rollout.group_size
+    """What `run` would do, as plain data. Raises what `resolve` raises."""
+    return as_shown(resolve(config), folder or folder_of(config))
+
+
+def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """A plan as ``--dry-run`` prints it."""
+    config, held_out = plan.config, plan.eval_tasks
+    steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
     times = sum(evaluation_due(config, step) for step in range(steps + 1))
     each = config.eval.each
     return {
-        "run": str((folder or folder_of(config)).path),
-        "model": str(models.folder(config.model.path)),
-        "sandbox": sandbox.choose(config.sandbox.name).name,
+        "run": str(folder.path),
+        "model": str(plan.model),
+        "sandbox": plan.place.choice.name,
         "engine": config.engine.name,
-        "devices": {name: env.get(VISIBLE, "all") for name, env in split(config)._asdict().items()},
-        "tasks": {"train": len(train_tasks), "held_out": {name: len(tasks) for name, tasks in eval_tasks.items()}},
-        "verify": as_planned(config, train_tasks, eval_tasks),
+        "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
+        "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
+        "verify": as_planned(plan),
         "steps": steps,
         "episodes_per_step": per_step,
         "training_episodes": per_step * steps,
-        "epochs": round(rollout.tasks_per_step * steps / len(train_tasks), 2),
-        "evaluations": times * sum(bool(tasks) for tasks in eval_tasks.values()),
-        "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in eval_tasks.items()),
-        "limits": asdict(limits(config)),
-        "clip": clip(config, learn),
-        "learner": asdict(learn),
+        "epochs": round(config.rollout.tasks_per_step * steps / len(plan.train_tasks), 2),
+        "evaluations": times * sum(bool(tasks) for tasks in held_out.values()),
+        "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in held_out.items()),
+        "limits": asdict(plan.limits),
+        "clip": plan.clip,
+        "learner": asdict(plan.learner),
     }
 
 
 def needs(config: Config) -> dict[str, Any]:
     """What `run` needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here.
 
-    Raises `plan.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
+    Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
-    check_named(config)
+    check_named(config, engines.make(config.engine.name, **config.engine.options).takes_gpus)
     return require(config, settings)
-
-
-def missing(config: Config) -> PrerequisiteError | None:
-    """What this machine lacks for engine or learner of `run`, which would raise it; a plan can be made without."""
-    try:
-        engines.make(config.engine.name, **config.engine.options).require()
-        require_packages(settings(config))
-    except PrerequisiteError as error:
-        return error
-    return None
 
 
 def _what_may_not_fit(config: Config) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.assembly import devices
-from coderepairrl.assembly.numerics import resolved
+from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config
 from coderepairrl.errors import LearnerFault, RunError, UsageError
-from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, LoraSettings, batch
+from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
@@ -21,16 +20,6 @@ from coderepairrl.stages.history import History, consumed
 from coderepairrl.sync import weights
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Episode
-
-
-def settings(config: Config) -> LearnSettings:
-    """The learner's settings. Raises `ConfigError` for those that contradict each other."""
-    config = resolved(config)
-    terms = config.train.model_dump(exclude={"advantage", "denominator", "devices", "patience"})
-    constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
-    lora = None if config.train.lora is None else LoraSettings(**terms["lora"])
-    terms |= {"lora": lora, "seed": config.run.seed}
-    return LearnSettings(**terms, temperature=config.rollout.temperature, max_completion_tokens=constant)
 
 
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
@@ -45,17 +34,8 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     )
 
 
-async def start_learner(config: Config, run: RunFolder, model: Path, publish_dir: Path) -> Learner:
-    """A learner with the initial weights. Raises what `Learner.start` raises."""
-    return await Learner.start(
-        model,
-        settings(config),
-        log_dir=run.logs,
-        publish_dir=publish_dir,
-        env=devices.split(config).learner,
-        gpu=bool(config.train.devices),
-        patience=config.train.patience,
-    )
+StartLearner = Callable[[LearnSettings], Awaitable[Learner]]
+"""Starts a learner with these settings and the initial weights."""
 
 
 class LivePolicy:
@@ -65,22 +45,20 @@ class LivePolicy:
         self,
         config: Config,
         run: RunFolder,
-        model: Path,
+        start: StartLearner,
         engine: Engine,
         learner: Learner,
-        publish_dir: Path,
         *,
         adapters: bool = False,
     ) -> None:
-        """`learner` is fresh from `start_learner`; from here on it is this object's to replace and to close.
+        """`learner` is fresh from `start`; from here on it is this object's to replace and to close.
 
         A run of adapters sends them where the engine takes `adapters`, and merged weights where it does not.
         """
         self.config = config
         self.run = run
-        self.model = model
         self.engine = engine
-        self.publish_dir = publish_dir
+        self._start = start
         self.restarts = 0
         self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
         self._learner: Learner = learner
@@ -119,7 +97,7 @@ class LivePolicy:
         """A learner with the settings of `config` and the weights of the checkpoint of `step`; 0: the initial ones."""
         if not self._fresh or settings(config) != settings(self.config):
             await self.close()
-            self._learner = await start_learner(config, self.run, self.model, self.publish_dir)
+            self._learner = await self._start(settings(config))
         self._fresh = False
         if step:
             try:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coderepairrl import rewards
-from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError
 from coderepairrl.rewards.verified import Identity, identity, unfit
 from coderepairrl.rollout import Group
 from coderepairrl.runs import RunFolder, codec
@@ -72,27 +69,3 @@ def read_references(run: RunFolder, history: History, tasks: Iterable[Task], mos
     for data in sorted(passed, key=lambda data: places[data["id"]]):
         references.add(places[data["id"]][0], [codec.load(Episode, data)])
     return references
-
-
-def check_references(config: Config, tasks: Sequence[Task]) -> None:
-    """Raise `ConfigError` where ``tasks.verified_references`` cannot have an effect."""
-    if not (most := config.tasks.verified_references):
-        return
-    key, made = f"tasks.verified_references={most}", rewards.make(config.reward)
-    if not any(getattr(reward, "runs_checks", False) for reward, _ in made):
-        raise ConfigError(
-            f"{key}, and no reward runs the tasks' checks, so no repair is ever verified",
-            fix="measure them: reward.tests=0, or reward.sampled_tests=0 for a quarter of the groups",
-        )
-    if not any(weight and getattr(reward, "takes_verified", False) for reward, weight in made):
-        raise ConfigError(
-            f"{key}, and no reward with a weight compares patches with further references",
-            fix="pay for patch_edits, patch_lines or hybrid, or leave it out",
-        )
-    attempts = config.run.steps * config.rollout.tasks_per_step
-    if 0 < attempts <= len(tasks):
-        raise ConfigError(
-            f"{key}, and none of the {len(tasks)} training tasks is attempted in two steps: {config.run.steps} steps of"
-            f" {config.rollout.tasks_per_step} tasks end before the second epoch",
-            fix="train on fewer tasks or for more steps, or leave it out",
-        )

@@ -9,13 +9,13 @@ from typing import Any
 from coderepairrl.apps.fix.repository import Repository
 from coderepairrl.apps.fix.trace import Trace
 from coderepairrl.apps.serve import Choice, replying
+from coderepairrl.assembly.place import limits, place
 from coderepairrl.errors import AgentFault, Fault
 from coderepairrl.gateway import Server, Session
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rollout import how_it_ended, run_agent
 from coderepairrl.runs.codec import dump
-from coderepairrl.stages.parts import limits, placed_agent
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
 DEFAULTS = ("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768")
@@ -62,7 +62,8 @@ async def fix(
     `Fault` of whatever broke.
     """
     config, trace = choice.config, trace or Trace(quiet=True)
-    agent, backend, chosen = placed_agent(config)
+    here = place(config)
+    agent, backend, chosen = here.agent, here.sandbox, here.choice
     task, allowed = repository.task(issue), limits(config)
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
     trace.say("sandbox", f"{backend.name}: {chosen.why}")

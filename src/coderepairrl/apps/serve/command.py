@@ -17,12 +17,12 @@ from coderepairrl import engines
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.model import Choice, replying
 from coderepairrl.apps.serve.sessions import Sessions
+from coderepairrl.assembly.place import limits
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Policy, Server
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import stoppable
 from coderepairrl.runs import Log, RunFolder
-from coderepairrl.stages.parts import limits
 from coderepairrl.types import Sampling, Turn
 
 DEFAULTS = ("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coderepairrl import engines, models
+from coderepairrl import models
 from coderepairrl.assembly.sizing import engine as engine_side
 from coderepairrl.assembly.sizing import learner as learner_side
 from coderepairrl.assembly.sizing.architecture import KINDS, Architecture, known
@@ -193,7 +193,7 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     Raises `ConfigError` for what no memory could help, and `UsageError` for a model that is neither here nor known.
     """
     options = config.engine.options
-    started = engines.make(config.engine.name, **options).takes_gpus and config.engine.name == "vllm"
+    started = config.engine.name == "vllm" and not options.get("url")
     if started and (argument := engine_side.unknown(options.get("args", ()))):
         return f"it is not known what the server holds with {argument}"
     model = _architecture(config.model)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from coderepairrl import engines
 from coderepairrl.assembly.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
 from coderepairrl.assembly.sizing.estimate import Estimate, estimate
 from coderepairrl.config import Config, override
@@ -83,6 +84,7 @@ def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
 def _fits(config: Config, overrides: tuple[str, ...], settings_of: SettingsOf) -> bool:
     try:
         changed = override(config, overrides)
+        engines.make(changed.engine.name, **changed.engine.options)
         found = estimate(changed, settings_of(changed))
     except ConfigError:  # a change that contradicts another setting is none
         return False

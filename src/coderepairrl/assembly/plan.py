@@ -1,0 +1,222 @@
+"""A run before anything of it is started: every part named, made and checked (`resolve`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import engines, models, rewards, tasks, tokens
+from coderepairrl.assembly import devices
+from coderepairrl.assembly.learner import settings
+from coderepairrl.assembly.numerics import check_clip, clip, resolved
+from coderepairrl.assembly.place import Place, choose_place, limits
+from coderepairrl.assembly.problems import Made, Problems
+from coderepairrl.assembly.references import check_references
+from coderepairrl.assembly.route import check_route
+from coderepairrl.assembly.sample import sample
+from coderepairrl.config import Config
+from coderepairrl.errors import PrerequisiteError, TaskError, several
+from coderepairrl.learn import LearnSettings, require_packages
+from coderepairrl.protocols import EngineSpec
+from coderepairrl.rewards import Weighted
+from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.workspace import check_workspace, environment_of
+from coderepairrl.tokens import Codec
+from coderepairrl.types import Limits, Task
+
+_TASKS_NAMED = 3
+"""Tasks that cannot be opened, of which each is a message; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run's parts, not opened: nothing was started, fetched or written for it."""
+
+    config: Config
+    """With what ``auto`` stands for; what else its parts are made of is in them."""
+    model: Path
+    """Folder of the initial policy, or of the shape of one that is drawn at random."""
+    codec: Codec
+    forks: tuple[str, ...]
+    """Where token ids cannot be extended exactly, in words."""
+    train_tasks: tuple[Task, ...]
+    eval_tasks: Mapping[str, tuple[Task, ...]]
+    """Held-out ones by the name of the evaluation: all, or a sample."""
+    place: Place
+    limits: Limits
+    engine: EngineSpec
+    """With room for the run's adapters, on its own GPUs."""
+    train_rewards: Sequence[Weighted]
+    eval_rewards: Sequence[Weighted]
+    learner: LearnSettings
+    devices: devices.Split
+    in_turn: bool
+    """Engine and learner have a GPU together, and the engine measures what is free as it starts."""
+    clip: str
+    """When the clip of the importance ratio acts."""
+    lacking: tuple[PrerequisiteError, ...]
+    """What engine or learner need and this machine lacks, with which they would not start."""
+
+    @property
+    def rewards(self) -> dict[str, Sequence[Weighted]]:
+        """By phase: ``train``, and the evaluations by name."""
+        return {"train": self.train_rewards, **dict.fromkeys(self.eval_tasks, self.eval_rewards)}
+
+    @property
+    def reward_versions(self) -> dict[str, int]:
+        """The version of each reward's formula, by its name."""
+        return rewards.versions_of(reward for reward, _ in (*self.train_rewards, *self.eval_rewards))
+
+    def require(self) -> None:
+        """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
+        if self.lacking:
+            raise several(self.lacking)
+
+
+def resolve(config: Config, *, resumed: bool = False) -> Plan:
+    """The parts that `config` names, each found, made and checked once.
+
+    All that is wrong is reported together: one mistake as `ConfigError`, `UsageError`, `TaskError` or
+    `PrerequisiteError`, more of them as `Several`. What the machine lacks for engine and learner alone is no mistake:
+    a plan can be made without (`Plan.lacking`). A run that is `resumed` may keep a clip that would be refused today.
+    """
+    config = resolved(config)
+    problems = Problems()
+    if not resumed:
+        problems.attempt(lambda: check_clip(config))
+    learner = problems.attempt(lambda: settings(config))
+    model = problems.attempt(lambda: models.folder(config.model.path, weights=config.model.init == "weights"))
+    codec = problems.attempt(
+        lambda: tokens.load(model.value, renderer=config.model.renderer, thinking=config.model.thinking)
+    )
+    forks = problems.attempt(lambda: tuple(codec.value.verify()))
+    paid = problems.attempt(lambda: rewards.make(config.reward))
+    measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
+    place = choose_place(config, problems)
+    engine, split = _engine(config, model, problems)
+    train_tasks, eval_tasks = _tasks(config, problems)
+    problems.attempt(lambda: check_references(config, train_tasks.value, paid.value))
+    _check_workspaces(train_tasks, eval_tasks, place, problems)
+    lacking = _lacking(engine, learner)
+    if problems.found:
+        for each in lacking:
+            problems.add(each)
+        problems.report()
+    return Plan(
+        config=config,
+        model=model.value,
+        codec=codec.value,
+        forks=forks.value,
+        train_tasks=train_tasks.value,
+        eval_tasks=eval_tasks.value,
+        place=place.value,
+        limits=limits(config),
+        engine=engine.value,
+        train_rewards=paid.value,
+        eval_rewards=measured.value,
+        learner=learner.value,
+        devices=split.value,
+        in_turn=bool(devices.shared(config, engine.value.takes_gpus)),
+        clip=clip(config, learner.value),
+        lacking=lacking,
+    )
+
+
+def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:
+    """The engine, with room for the run's adapters and on its own GPUs; and which GPUs each child sees."""
+    lora = config.train.lora
+
+    def choose() -> EngineSpec:
+        chosen = engines.make(config.engine.name, **config.engine.options)
+        return chosen if lora is None else chosen.with_adapters(lora.rank)
+
+    def on_its_gpus() -> EngineSpec:
+        visible = split.value.engine.get(devices.VISIBLE)
+        return chosen.value if visible is None else chosen.value.on_gpus(visible)
+
+    chosen = problems.attempt(choose)
+    split = problems.attempt(lambda: devices.split(config, chosen.value.takes_gpus))
+    problems.attempt(lambda: check_route(config, chosen.value))
+    problems.attempt(lambda: chosen.value.check_model(model.value))
+    return problems.attempt(on_its_gpus), split
+
+
+def _lacking(engine: Made[EngineSpec], learner: Made[LearnSettings]) -> tuple[PrerequisiteError, ...]:
+    absent = Problems()
+    absent.attempt(lambda: engine.value.require())
+    absent.attempt(lambda: require_packages(learner.value))
+    return tuple(each for each in absent.found if isinstance(each, PrerequisiteError))
+
+
+def _tasks(config: Config, problems: Problems) -> tuple[Made[tuple[Task, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
+    """Training tasks, and held-out ones by evaluation. Each source is read once for the same options."""
+    here, sources = config.tasks, dict[str, Made[list[Task]]]()
+
+    def read(source: str, options: Mapping[str, Any]) -> Made[list[Task]]:
+        key = json.dumps([source, options], sort_keys=True, default=repr)
+        if key not in sources:
+            sources[key] = problems.attempt(lambda: _read(source, options))
+        return sources[key]
+
+    def train() -> tuple[Task, ...]:
+        everything = read(here.source, here.options).value
+        found = _split(everything, here.split)
+        if not found:
+            splits = ", ".join(sorted({task.split for task in everything}))
+            raise TaskError(
+                f"{here.source} has no task in split {here.split!r}", fix=f"splits it has: {splits or 'none'}"
+            )
+        return found
+
+    def held_out() -> Mapping[str, tuple[Task, ...]]:
+        found = {}
+        for name, there in config.eval.each.items():
+            options = there.options or ({} if there.source else here.options)
+            everything = read(there.source or here.source, options).value
+            found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
+        return found
+
+    return problems.attempt(train), problems.attempt(held_out)
+
+
+def _read(source: str, options: Mapping[str, Any]) -> list[Task]:
+    made = tasks.make(source, **options)
+    made.prepare()
+    return list(made)
+
+
+def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
+    return tuple(task for task in everything if task.split == split)
+
+
+def _check_workspaces(
+    train: Made[tuple[Task, ...]],
+    held_out: Made[Mapping[str, tuple[Task, ...]]],
+    place: Made[Place],
+    problems: Problems,
+) -> None:
+    """Each workspace that cannot be opened, by its first task; beyond a few, how many there are."""
+    backend = place.value.sandbox if place else None
+    images = not isinstance(backend, GuestBackend) or backend.images is not None
+    everything = (*chain(*(held_out.value if held_out else {}).values()), *(train.value if train else ()))
+    refused = list(_refused({task.workspace: task for task in everything}.values(), images))
+    for error in refused[:_TASKS_NAMED]:
+        problems.add(error)
+    if (more := len(refused) - _TASKS_NAMED) > 0:
+        problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them"))
+
+
+def _refused(some: Iterable[Task], images: bool) -> Iterator[TaskError]:
+    for task in some:
+        try:
+            environment_of(task)
+        except TaskError as error:
+            yield error
+        try:
+            check_workspace(task.workspace, images=images)
+        except TaskError as error:
+            yield TaskError(f"task {task.id}: {error}", fix=error.fix)

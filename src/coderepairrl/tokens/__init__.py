@@ -5,8 +5,9 @@ It loads neither torch nor transformers.
 
 from __future__ import annotations
 
-from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, Origin, load
+from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, Origin
 from coderepairrl.tokens.inert import TooLong
+from coderepairrl.tokens.loading import load
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
 
 __all__ = [

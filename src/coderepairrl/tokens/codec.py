@@ -6,16 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.tokens import template
-from coderepairrl.tokens.fallback import TemplateRenderer
-from coderepairrl.tokens.formats import HERMES, NEVER, Format
+from coderepairrl.errors import ConfigError
+from coderepairrl.tokens.formats import Format
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
-from coderepairrl.tokens.template import Template
 
 if TYPE_CHECKING:
     from coderepairrl.tokens.verify import Findings
@@ -24,10 +20,6 @@ Message = Mapping[str, Any]
 """A message of the OpenAI chat format whose content is a string."""
 Tool = Mapping[str, Any]
 """A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
-
-FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
-"""``model_type`` of a config to the renderer that probably writes its prompts; `fallback` for all others."""
-RENDERERS = ("qwen3", "template")
 
 GENERATION_PROMPT = 64
 """The last ids of a prompt among which all of its generation prompt is: how a reply begins depends on no others."""
@@ -67,7 +59,7 @@ class Codec:
         self.origin: Origin | None = None
         """None if it was not loaded."""
         self.family = family
-        """The renderer, of `RENDERERS`."""
+        """The renderer, of `loading.RENDERERS`."""
         self.format = format
         """How tool calls are written."""
         self.vocab_size = vocab_size
@@ -244,156 +236,3 @@ def _json(value: object) -> str:
 def _is_unicode(text: str) -> bool:
     """Whether `text` has no half of a character, which JSON may escape and no client can read."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
-    """The codec of `model`, a folder in Hugging Face layout or a name on the hub. Loads no torch.
-
-    `renderer` ``auto`` takes the one for the config's ``model_type`` if it writes what the model's own chat template
-    writes (or there is none), and else ``template``, which writes by the chat template itself; a name is not checked.
-    Raises `ConfigError`, `PrerequisiteError`.
-    """
-    folder = _folder(model)
-    codec = _load(str(model), folder, renderer, thinking)
-    codec.origin = Origin(str(folder.absolute()), renderer, thinking)
-    return codec
-
-
-def _load(model: str, folder: Path, renderer: str, thinking: bool) -> Codec:
-    config = _object(folder / "config.json")
-    if "text_config" in config:
-        raise ConfigError(f"{model} is multimodal (its config.json has a text_config)", fix="use a model of text only")
-    config = _object(folder / "config.json", "vocab_size", "max_position_embeddings")
-    spec = _object(folder / "tokenizer.json", "model")
-    eos = config.get("eos_token_id")
-    stops = [] if eos is None else [int(each) for each in (eos if isinstance(eos, list) else [eos])]
-    tokenizer = InertTokenizer(spec, name=str(model), eos_token_id=stops[0] if stops else None)
-    vocabulary = int(config["vocab_size"])
-    if tokenizer.largest >= vocabulary:
-        raise ConfigError(
-            f"the tokenizer of {model} has ids up to {tokenizer.largest}, outside the vocabulary of {vocabulary} in "
-            "its config.json: it is another model's, or tokens were added to it alone",
-            fix="give the model the tokenizer that it was trained with, or resize its embedding and save both",
-        )
-    source = template.find(folder)
-    family = renderer
-    if renderer == "auto":
-        family = FAMILIES.get(config.get("model_type", ""), "template" if source else "")
-        if source is not None and "<think>" not in tokenizer.added:
-            family = "template"  # renderers of Qwen3 know none without thoughts
-    if family not in RENDERERS or (family == "template" and source is None):
-        what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {config.get('model_type')!r}"
-        raise ConfigError(
-            f"no renderer for {what} of {model}, which has no chat template"
-            if source is None
-            else f"no renderer for {what} of {model}",
-            fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
-        )
-
-    def build(family: str, enable_thinking: bool) -> Codec:
-        written: Any
-        if family == "template" and source is not None:
-            written = TemplateRenderer(tokenizer, source, eos=stops, thinking=enable_thinking)
-            calls = written.format
-        else:
-            written = _qwen3(tokenizer, enable_thinking=enable_thinking, keep_thoughts=not thinking)
-            calls = HERMES
-        return Codec(
-            tokenizer,
-            written,
-            _markers(tokenizer, written.get_stop_token_ids(), calls, thoughts=family != "template"),
-            name=str(model),
-            family=family,
-            format=calls,
-            vocab_size=vocabulary,
-            context=int(config["max_position_embeddings"]),
-            thinking=thinking,
-        )
-
-    if source is not None and thinking:
-        _check_thinks(source, str(model))
-    if renderer != "auto" or source is None or family == "template":
-        return build(family, thinking)
-    # Some members of a family know one mode only and ignore the switch: take the one that their template writes.
-    for enable_thinking in (thinking, not thinking):
-        codec = build(family, enable_thinking)
-        if _agrees(codec, source, thinking=thinking):
-            return codec
-    return build("template", thinking)
-
-
-def _object(path: Path, *keys: str) -> dict[str, Any]:
-    """The JSON object in `path`, which has `keys`. Raises `ConfigError`."""
-    fix = f"save or download {path.parent} again"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}", fix=fix) from error
-    if missing := [key for key in keys if not isinstance(found, dict) or key not in found]:
-        raise ConfigError(f"{path} has no {' and no '.join(missing)}", fix=fix)
-    result: dict[str, Any] = found
-    return result
-
-
-def _folder(model: str | Path) -> Path:
-    """A folder with the model's config and tokenizer; from the hub's cache if `model` is a name."""
-    folder = Path(model)
-    names = ("config.json", "tokenizer.json")
-    if folder.is_dir():
-        if missing := [name for name in names if not (folder / name).is_file()]:
-            raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
-        return folder
-    from huggingface_hub import snapshot_download
-
-    try:
-        patterns = [*names, "tokenizer_config.json", "chat_template.jinja"]
-        return Path(snapshot_download(str(model), allow_patterns=patterns))
-    except Exception as error:  # a dozen kinds of them, from bad names to no network
-        raise PrerequisiteError(
-            f"{model} is neither a folder nor a model that can be had: {error}", fix=f"hf download {model}"
-        ) from error
-
-
-def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format, *, thoughts: bool) -> Markers:
-    """The ids that structure replies. Raises `ConfigError` where one is missing; `thoughts` may be."""
-    names = ("<think>", "</think>", calls.begin, calls.end)
-    needed = [*(names[:2] if thoughts else ()), *calls.needs]
-    if missing := [name for name in needed if name not in tokenizer.added]:
-        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} has no token {', '.join(missing)}")
-    think, thought, begin, end = (tokenizer.added.get(name, NEVER) for name in names)
-    return Markers(frozenset(stop), think, thought, begin, end, calls.held)
-
-
-def _check_thinks(source: Template, model: str) -> None:
-    """Refuse to switch on what a model does not have."""
-    from coderepairrl.tokens.verify import QUESTION
-
-    on, off = (source.apply(QUESTION, (), thinking=thinking) for thinking in (True, False))
-    if on == off and "<think>" not in on:
-        raise ConfigError(
-            f"model.thinking=true, and the chat template of {model} has no reasoning to switch on",
-            fix="set model.thinking=false",
-        )
-
-
-def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
-    from renderers.configs import Qwen3RendererConfig
-    from renderers.qwen3 import Qwen3Renderer
-
-    retention = "all" if keep_thoughts else None
-    try:
-        return Qwen3Renderer(
-            tokenizer, Qwen3RendererConfig(enable_thinking=enable_thinking, thinking_retention=retention)
-        )
-    except AssertionError as error:
-        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3's: {error}") from error
-
-
-def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
-    """Whether the renderer writes the first prompt of a conversation as the template does."""
-    from coderepairrl.tokens.verify import QUESTION, TOOLS
-
-    return all(
-        codec.decode(codec.render(QUESTION, tools)) == source.apply(QUESTION, tools, thinking=thinking)
-        for tools in ((), TOOLS)
-    )

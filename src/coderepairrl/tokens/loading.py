@@ -1,0 +1,205 @@
+"""From a model's folder to its `Codec`: which renderer writes its prompts, and which ids structure its replies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.tokens import template
+from coderepairrl.tokens.codec import Codec, Origin
+from coderepairrl.tokens.fallback import TemplateRenderer
+from coderepairrl.tokens.formats import HERMES, NEVER, Format
+from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.reply import Markers
+from coderepairrl.tokens.template import Template
+from coderepairrl.tokens.verify import QUESTION, TOOLS
+
+FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+"""``model_type`` of a config to the renderer that probably writes its prompts; `fallback` for all others."""
+RENDERERS = ("qwen3", "template")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What a model's folder says of its text."""
+
+    name: str
+    kind: str
+    """``model_type``."""
+    vocab_size: int
+    context: int
+    eos: tuple[int, ...]
+    tokenizer: InertTokenizer
+    template: Template | None
+
+
+def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
+    """The codec of `model`, a folder in Hugging Face layout or a name on the hub. Loads no torch.
+
+    `renderer` ``auto`` takes the one for the config's ``model_type`` if it writes what the model's own chat template
+    writes (or there is none), and else ``template``, which writes by the chat template itself; a name is not checked.
+    Raises `ConfigError`, `PrerequisiteError`.
+    """
+    folder = _folder(model)
+    about = _read(str(model), folder)
+    family = _family(about, renderer)
+    if thinking and about.template is not None:
+        _check_thinks(about.template, about.name)
+    codec = _agreeing(about, family, thinking) if renderer == "auto" else _codec(about, family, thinking)
+    codec.origin = Origin(str(folder.absolute()), renderer, thinking)
+    return codec
+
+
+def _read(name: str, folder: Path) -> _Model:
+    """The model in `folder`. Raises `ConfigError` for one of more than text, or with another model's tokenizer."""
+    config = _object(folder / "config.json")
+    if "text_config" in config:
+        raise ConfigError(f"{name} is multimodal (its config.json has a text_config)", fix="use a model of text only")
+    config = _object(folder / "config.json", "vocab_size", "max_position_embeddings")
+    spec = _object(folder / "tokenizer.json", "model")
+    eos = config.get("eos_token_id")
+    stops = () if eos is None else tuple(int(each) for each in (eos if isinstance(eos, list) else [eos]))
+    model = _Model(
+        name=name,
+        kind=config.get("model_type", ""),
+        vocab_size=int(config["vocab_size"]),
+        context=int(config["max_position_embeddings"]),
+        eos=stops,
+        tokenizer=InertTokenizer(spec, name=name, eos_token_id=stops[0] if stops else None),
+        template=template.find(folder),
+    )
+    if model.tokenizer.largest >= model.vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {name} has ids up to {model.tokenizer.largest}, outside the vocabulary of "
+            f"{model.vocab_size} in its config.json: it is another model's, or tokens were added to it alone",
+            fix="give the model the tokenizer that it was trained with, or resize its embedding and save both",
+        )
+    return model
+
+
+def _family(model: _Model, renderer: str) -> str:
+    """The renderer of `RENDERERS` that probably writes prompts of `model`. Raises `ConfigError` where there is none."""
+    family, source = renderer, model.template
+    if renderer == "auto":
+        family = FAMILIES.get(model.kind, "template" if source else "")
+        if source is not None and "<think>" not in model.tokenizer.added:
+            family = "template"  # renderers of Qwen3 know none without thoughts
+    if family not in RENDERERS or (family == "template" and source is None):
+        what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
+        raise ConfigError(
+            f"no renderer for {what} of {model.name}" + (", which has no chat template" if source is None else ""),
+            fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
+        )
+    return family
+
+
+def _agreeing(model: _Model, family: str, thinking: bool) -> Codec:
+    """The codec that writes what the model's chat template writes, by the renderer `family` if that does."""
+    if model.template is None or family == "template":
+        return _codec(model, family, thinking)
+    # Some members of a family know one mode only and ignore the switch: take the one that their template writes.
+    for enable_thinking in (thinking, not thinking):
+        codec = _codec(model, family, thinking, enable_thinking=enable_thinking)
+        if _agrees(codec, model.template, thinking=thinking):
+            return codec
+    return _codec(model, "template", thinking)
+
+
+def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
+    """The codec by the renderer `family`, which is asked to think if `enable_thinking`, by default as `thinking`."""
+    enabled = thinking if enable_thinking is None else enable_thinking
+    renderer: Any
+    if family == "template" and model.template is not None:
+        renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
+        calls = renderer.format
+    else:
+        renderer = _qwen3(model.tokenizer, enable_thinking=enabled, keep_thoughts=not thinking)
+        calls = HERMES
+    return Codec(
+        model.tokenizer,
+        renderer,
+        _markers(model.tokenizer, renderer.get_stop_token_ids(), calls, thoughts=family != "template"),
+        name=model.name,
+        family=family,
+        format=calls,
+        vocab_size=model.vocab_size,
+        context=model.context,
+        thinking=thinking,
+    )
+
+
+def _object(path: Path, *keys: str) -> dict[str, Any]:
+    """The JSON object in `path`, which has `keys`. Raises `ConfigError`."""
+    fix = f"save or download {path.parent} again"
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix=fix) from error
+    if missing := [key for key in keys if not isinstance(value, dict) or key not in value]:
+        raise ConfigError(f"{path} has no {' and no '.join(missing)}", fix=fix)
+    result: dict[str, Any] = value
+    return result
+
+
+def _folder(model: str | Path) -> Path:
+    """A folder with the model's config and tokenizer; from the hub's cache if `model` is a name."""
+    folder = Path(model)
+    names = ("config.json", "tokenizer.json")
+    if folder.is_dir():
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise ConfigError(f"{folder} has no {' and no '.join(missing)}", fix="give a folder in Hugging Face layout")
+        return folder
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [*names, "tokenizer_config.json", "chat_template.jinja"]
+        return Path(snapshot_download(str(model), allow_patterns=patterns))
+    except Exception as error:  # a dozen kinds of them, from bad names to no network
+        raise PrerequisiteError(
+            f"{model} is neither a folder nor a model that can be had: {error}", fix=f"hf download {model}"
+        ) from error
+
+
+def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format, *, thoughts: bool) -> Markers:
+    """The ids that structure replies. Raises `ConfigError` where one is missing; `thoughts` may be."""
+    names = ("<think>", "</think>", calls.begin, calls.end)
+    needed = [*(names[:2] if thoughts else ()), *calls.needs]
+    if missing := [name for name in needed if name not in tokenizer.added]:
+        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} has no token {', '.join(missing)}")
+    think, thought, begin, end = (tokenizer.added.get(name, NEVER) for name in names)
+    return Markers(frozenset(stop), think, thought, begin, end, calls.held)
+
+
+def _check_thinks(source: Template, model: str) -> None:
+    """Refuse to switch on what a model does not have."""
+    on, off = (source.apply(QUESTION, (), thinking=thinking) for thinking in (True, False))
+    if on == off and "<think>" not in on:
+        raise ConfigError(
+            f"model.thinking=true, and the chat template of {model} has no reasoning to switch on",
+            fix="set model.thinking=false",
+        )
+
+
+def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
+    from renderers.configs import Qwen3RendererConfig
+    from renderers.qwen3 import Qwen3Renderer
+
+    retention = "all" if keep_thoughts else None
+    try:
+        return Qwen3Renderer(
+            tokenizer, Qwen3RendererConfig(enable_thinking=enable_thinking, thinking_retention=retention)
+        )
+    except AssertionError as error:
+        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3's: {error}") from error
+
+
+def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
+    """Whether the renderer writes the first prompt of a conversation as the template does."""
+    return all(
+        codec.decode(codec.render(QUESTION, tools)) == source.apply(QUESTION, tools, thinking=thinking)
+        for tools in ((), TOOLS)
+    )

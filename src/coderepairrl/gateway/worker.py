@@ -24,8 +24,6 @@ from coderepairrl.gateway.request import ApiError, Message, Names, Request, name
 from coderepairrl.processes.children import Parent
 from coderepairrl.tokens import Codec, Origin, TooLong
 
-NICE = 5
-"""How much less processor time than the event loop it asks for: a third of the share."""
 BATCH = 256
 """Messages that are packed and unpacked at a time."""
 MEMORY = 2 << 30
@@ -121,7 +119,7 @@ class Jobs:
 def main() -> None:
     """Do jobs until the parent hangs up."""
     parent, jobs = Parent.connect(), Jobs()
-    _give_way()
+    os.nice(5)  # the event loop comes first where processors are few
     _die_first()
     _limit_memory()
     while True:
@@ -147,15 +145,6 @@ def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
         return [b"too large"]
     except Exception:
         return [b"failed", traceback.format_exc().encode(errors="replace")]
-
-
-def _give_way() -> None:
-    """The event loop comes first where processors are few."""
-    os.nice(NICE)
-    # a process with a session of its own may be scheduled as a group, and `nice` counts within that only: sched(7)
-    if Path("/proc/self/autogroup").exists():
-        with contextlib.suppress(OSError):  # a /proc that is only for reading
-            Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
 
 
 def _die_first() -> None:

@@ -283,71 +283,82 @@ class Session:
             call.failure = error.again()
             return
         aborted = call.aborted and isinstance(error, asyncio.CancelledError)
-        fault = None if error is None or aborted else self._failed(error)
+        failure = None
+        if error is not None:
+            failure = self._gone() if aborted else _unavailable(self._failed(error))
         if begun is None:  # nothing was asked of the engine or the remote
-            call.failure = self._gone() if fault is None else _unavailable(fault)
+            call.failure = failure
             return
-        placement, budget, generation = begun
-        reply, rest = generation.close()
+        reply, rest = begun.generation.close()
         message = _message(call, reply)
-        unfit = self._source.masked or ("" if self._sampling.trainable else "sampling")
-        fulfilled = self._source.forwarded(request)
-        wishes = self._wishes(request, placement)
-        wishes = {name: value for name, value in wishes.items() if name not in fulfilled}
-        output, tail = generation.spans()
+        unfinished = "" if error is None else "aborted" if aborted else "fault"
+        turn = await self._commit(call, request, begun, message, unfinished)
+        if failure is not None:
+            call.failure = failure
+            return
+        call.publish(rest)
+        self._note_limit(turn, begun)
+        call.outcome = self._outcome(turn, begun.generation, reply)
+
+    async def _commit(self, call: Call, request: Request, begun: _Begun, message: Message, unfinished: str) -> Turn:
+        """Record the turn, first in the log; `unfinished` is why its reply is not whole, empty for one that is."""
         async with self._commits:  # one at a time: the log's order is the tree's
-            turn = Turn(
-                index=len(self._tree.turns),
-                base=placement.base,
-                given=TokenSpan(tuple(placement.given), Origin.GIVEN),
-                output=output,
-                tail=tail,
-                versions=tuple(generation.versions),
-                sampling=generation.sampling,
-                overridden=_overridden(wishes, self._sampling),
-                finish=Finish.ABORT if error is not None else generation.finish,
-                dialect=request.dialect,
-                digest=call.digest,
-                messages=(*placement.news, message),
-                started=call.started,
-                ended=clock.now(),
-                masked="aborted" if aborted else "fault" if fault else unfit,
-                tools=tuple(tool["function"]["name"] for tool in request.tools),
-                fork=placement.fork,
-                remote=generation.remote,
-            )
+            turn = self._turn(call, request, begun, message, unfinished)
             recorded = self._on_turn(self.episode_id, turn)
             if inspect.isawaitable(recorded):
                 await recorded
-            self._tree.add(turn, None if error is not None else placement)
-        if aborted:
-            call.failure = self._gone()
-            return
-        if fault is not None:
-            call.failure = _unavailable(fault)
-            return
-        if generation.out_of_time:
+            self._tree.add(turn, None if unfinished else begun.placement)
+        return turn
+
+    def _turn(self, call: Call, request: Request, begun: _Begun, message: Message, unfinished: str) -> Turn:
+        placement, _, generation = begun
+        output, tail = generation.spans()
+        return Turn(
+            index=len(self._tree.turns),
+            base=placement.base,
+            given=TokenSpan(tuple(placement.given), Origin.GIVEN),
+            output=output,
+            tail=tail,
+            versions=tuple(generation.versions),
+            sampling=generation.sampling,
+            overridden=_overridden(self._wishes(request, placement), self._sampling),
+            finish=Finish.ABORT if unfinished else generation.finish,
+            dialect=request.dialect,
+            digest=call.digest,
+            messages=(*placement.news, message),
+            started=call.started,
+            ended=clock.now(),
+            masked=unfinished or self._source.masked or ("" if self._sampling.trainable else "sampling"),
+            tools=tuple(tool["function"]["name"] for tool in request.tools),
+            fork=placement.fork,
+            remote=generation.remote,
+        )
+
+    def _note_limit(self, turn: Turn, begun: _Begun) -> None:
+        """Remember the limit that cut the reply short, or that its context exceeds."""
+        limit, most = self._most
+        if begun.generation.out_of_time:
             self.limit = self.limit or "time"
         elif turn.finish is Finish.LENGTH:
-            self.limit = self.limit or budget.limit
-        call.publish(rest)
-        usage = generation.usage
-        limit, most = self._most
-        if usage.context > most:  # only of a remote: its tokens are not counted before it is asked
+            self.limit = self.limit or begun.budget.limit
+        if begun.generation.usage.context > most:  # only of a remote: its tokens are not counted before it is asked
             self.limit = self.limit or limit
-        call.outcome = Outcome(
+
+    def _outcome(self, turn: Turn, generation: Generating, reply: Reply) -> Outcome:
+        usage = generation.usage
+        return Outcome(
             turn=turn,
-            message=message,
+            message=turn.messages[-1],
             malformed=reply.malformed,
             usage=usage,
             stop=generation.stopped_by,
-            remaining_tokens=max(0, most - usage.context),
+            remaining_tokens=max(0, self._most[1] - usage.context),
             remaining_calls=max(0, self.limits.calls + 2 - self._started),
             limit=self.limit,
         )
 
     def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
-        """What the client asked for that the dialects have in common, and what it asked for in its own."""
+        """What the client asked for that is not fulfilled: what dialects have in common, and what its own has."""
         wishes = dict(request.wishes)
         if request.model != self.endpoint.model:
             wishes["model"] = request.model
@@ -356,7 +367,8 @@ class Session:
         seen = len(request.messages) - len(placement.news)
         if hidden := [what for index, what in request.hidden if index >= seen]:
             wishes["not_shown"] = hidden
-        return wishes
+        fulfilled = self._source.forwarded(request)
+        return {name: value for name, value in wishes.items() if name not in fulfilled}
 
     def _gone(self) -> ApiError:
         if self.closed:

@@ -28,7 +28,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ from torch.nn.utils.rnn import pad_sequence  # noqa: E402
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config  # noqa: E402
 from transformers.utils import logging as hf_logging  # noqa: E402
 
-from coderepairrl.learn import LearnSettings, LoraSettings  # noqa: E402
+from coderepairrl.config.schema import Lora  # noqa: E402
+from coderepairrl.learn import LearnSettings  # noqa: E402
 from coderepairrl.learn.pack import pack  # noqa: E402
 from coderepairrl.learn.policy import Policy, init_random  # noqa: E402
 from coderepairrl.learn.trainer import Trainer  # noqa: E402
@@ -184,11 +184,11 @@ def main() -> None:
     total, longest = sum(len(s.ids) for s in samples), max(len(s.ids) for s in samples)
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(Path(folder))
-        trainer = Trainer(model, LearnSettings("gspo", eps_low=0.2, eps_high=0.2, micro_tokens=1 << 20))
+        trainer = Trainer(model, LearnSettings(algorithm="gspo", eps_low=0.2, eps_high=0.2, micro_tokens=1 << 20))
         settings = trainer.settings
-        small = Trainer(model, replace(settings, micro_tokens=1024))
-        again = Trainer(model, replace(settings, gradient_checkpointing=True))
-        lora = Trainer(model, replace(settings, lora=LoraSettings()))
+        small = Trainer(model, settings.but(micro_tokens=1024))
+        again = Trainer(model, settings.but(gradient_checkpointing=True))
+        lora = Trainer(model, settings.but(lora=Lora()))
         contestants: dict[str, Contestant] = {
             "step": lambda: trainer.step(samples),
             "step, micro_tokens=1024": lambda: small.step(samples),

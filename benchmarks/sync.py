@@ -23,8 +23,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm
-from coderepairrl.learn import Learner, LearnSettings, Route
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sampling

@@ -54,7 +54,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as hf_logging
 
 from coderepairrl.assembly.sizing import KNOWN, Architecture, learner_memory
-from coderepairrl.learn import LearnSettings, LoraSettings
+from coderepairrl.config.schema import Lora
+from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.pack import pack, split
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
@@ -90,9 +91,9 @@ def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
     shape = SIZES.get(size, TOY)
     config = Qwen3Config(**shape.config)
     if shape is TOY:
-        learn = LearnSettings(lora=LoraSettings(rank=4, alpha=8), gradient_checkpointing=True, micro_tokens=256)
+        learn = LearnSettings(lora=Lora(rank=4, alpha=8), gradient_checkpointing=True, micro_tokens=256)
         return Setting(shape, config, learn, torch.float32, 1)
-    learn = LearnSettings(lora=LoraSettings(), precision="bf16", gradient_checkpointing=True, micro_tokens=micro_tokens)
+    learn = LearnSettings(lora=Lora(), precision="bf16", gradient_checkpointing=True, micro_tokens=micro_tokens)
     return Setting(shape, config, learn, torch.bfloat16, rounds)
 
 
@@ -102,7 +103,7 @@ def planned(given: Setting, samples: list[Sample]) -> float:
     parts = list(split(lengths, given.learn.micro_tokens))
     tokens = max(sum(lengths[part]) for part in parts)
     trained = max(sum(sum(sample.trained) for sample in samples[part]) for part in parts)
-    largest = replace(given.learn, micro_tokens=tokens)
+    largest = given.learn.but(micro_tokens=tokens)
     gpu = DEVICE.type == "cuda"
     return learner_memory(given.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30
 
@@ -230,7 +231,7 @@ def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | Non
     together = max(1, given.learn.micro_tokens // longest)
     contestants: dict[str, Callable[[], Contestant]] = {
         "packed": lambda: our_step(folder, samples, given.learn),
-        "packed, flash": lambda: our_step(folder, samples, replace(given.learn, attention="flash_attention_2")),
+        "packed, flash": lambda: our_step(folder, samples, given.learn.but(attention="flash_attention_2")),
         "plain, padded": lambda: plain_step(folder, samples, given, at_once=together),
         "plain, one by one": lambda: plain_step(folder, samples, given, at_once=1),
     }
@@ -305,7 +306,7 @@ def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
 
 
 def _policy(folder: Path, given: Setting) -> Policy:
-    return Trainer(folder, replace(given.learn, gradient_checkpointing=False)).policy
+    return Trainer(folder, given.learn.but(gradient_checkpointing=False)).policy
 
 
 def sync(folder: Path, given: Setting, work: Path) -> dict[str, Result]:

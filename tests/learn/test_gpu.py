@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +15,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import modeling_flash_attention_utils as transformers_flash
 
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import LearnSettings, LoraSettings, policy
+from coderepairrl.learn import LearnSettings, policy
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.parallel import Alone
@@ -46,7 +46,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_learner_that_is_given_gpus_needs_a_torch_that_sees_them(miniature, monkeypatch):
     """A large model that learned on the CPU instead would look like a slow GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    start = {"op": "start", "model": str(miniature), "settings": asdict(LearnSettings()), "gpu": True}
+    start = {"op": "start", "model": str(miniature), "settings": LearnSettings().model_dump(), "gpu": True}
     refused = Service().answer(start)
     assert refused["kind"] == "prerequisite" and "sees none: it is built" in refused["error"]
 
@@ -58,7 +58,7 @@ def test_a_step_has_only_deterministic_kernels(algorithm, miniature, make_rows, 
     assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
     monkeypatch.undo()
-    trainer = Trainer(miniature, LearnSettings(algorithm, beta=0.1, gradient_checkpointing=True))
+    trainer = Trainer(miniature, LearnSettings(algorithm=algorithm, beta=0.1, gradient_checkpointing=True))
     assert trainer.step(make_rows([30, 12, 45]))["loss"] != 0.0
 
 
@@ -103,7 +103,7 @@ def through_transformers(name: str = "") -> tuple[tuple[Any, ...], tuple[Any, ..
     return (None, flash, None, None, None), (process, None)
 
 
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4, alpha=8)])
+@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
 def test_flash_attention_is_told_the_rows(lora, miniature, make_rows, monkeypatch):
     """Through transformers, to a stand-in for the package: the same logprobs, and no layer asks where rows end."""
     settings = LearnSettings(precision="bf16", lora=lora, gradient_checkpointing=True)
@@ -117,7 +117,7 @@ def test_flash_attention_is_told_the_rows(lora, miniature, make_rows, monkeypatc
         "set_attn_implementation",
         lambda model, name: setattr(model.config, "_attn_implementation", name),
     )
-    varlen = Policy.load(miniature, replace(settings, attention="flash_attention_2"))
+    varlen = Policy.load(miniature, settings.but(attention="flash_attention_2"))
     ours, theirs = rows.logprobs(batch, 1.0), varlen.logprobs(batch, 1.0)
     assert varlen.model.config._attn_implementation == "flash_attention_2"
     assert (ours - theirs).abs().max().item() < 0.02

@@ -16,7 +16,7 @@ from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.learn.trainer import Trainer
 
 LENGTHS = [20, 9, 31]
-SETTINGS = LearnSettings("grpo", lr=1e-2, beta=0.05)
+SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, beta=0.05)
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -11,15 +10,16 @@ import torch
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import LearnSettings, LoraSettings
+from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sampling
 
 LENGTHS = [30, 12, 45, 8]
-SETTINGS = LearnSettings("grpo", lr=1e-2, lora=LoraSettings(rank=4, alpha=8))
+SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4, alpha=8))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_adapters_begin_with_the_runs_seed(miniature):
 
 def test_adapters_start_as_nothing_and_are_all_that_is_trained(miniature, make_rows):
     rows = make_rows(LENGTHS)
-    plain, trainer = Trainer(miniature, LearnSettings("grpo")), Trainer(miniature, SETTINGS)
+    plain, trainer = Trainer(miniature, LearnSettings(algorithm="grpo")), Trainer(miniature, SETTINGS)
     before = {name: p.clone() for name, p in trainer.policy.model.named_parameters()}
     assert torch.equal(ours(plain, rows), ours(trainer, rows))
     assert {name.split(".")[-3] for name in trainer.policy.parameters} == {"lora_A", "lora_B"}
@@ -91,7 +91,7 @@ def test_a_checkpoint_is_what_peft_and_transformers_read(miniature, make_rows, t
 
 
 def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, trained, tmp_path):
-    settings = replace(SETTINGS, beta=0.1, updates_per_batch=2)
+    settings = SETTINGS.but(beta=0.1, updates_per_batch=2)
     straight = Trainer(miniature, settings)
     straight.step(make_rows(LENGTHS))
     straight.save(tmp_path / "c")
@@ -103,7 +103,7 @@ def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, trained, tmp_p
     assert resumed.step(make_rows(LENGTHS, 1)) == expected
     assert all(torch.equal(tensor, state(resumed)[name]) for name, tensor in state(straight).items())
     with pytest.raises(UsageError, match="another model"):
-        Trainer(miniature, replace(SETTINGS, lora=LoraSettings(rank=2))).restore(tmp_path / "c")
+        Trainer(miniature, SETTINGS.but(lora=Lora(rank=2))).restore(tmp_path / "c")
 
 
 def test_published_merged_or_as_adapter(miniature, make_rows, trained, tmp_path):
@@ -146,4 +146,4 @@ async def test_the_tiny_engine_serves_a_run_of_adapters(miniature, trained, tmp_
 
 def test_refuses_targets_that_the_model_does_not_have(miniature):
     with pytest.raises(UsageError, match="no linear layer 'query'"):
-        Trainer(miniature, LearnSettings(lora=LoraSettings(targets=("q_proj", "query"))))
+        Trainer(miniature, LearnSettings(lora=Lora(targets=("q_proj", "query"))))

@@ -13,14 +13,15 @@ import pytest
 import safetensors.torch
 import torch
 
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
-from coderepairrl.learn import Learner, LearnSettings, LoraSettings
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.pack import deal
 from coderepairrl.learn.trainer import Trainer
 
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2)]  # with a row too few for each process, too
-SETTINGS = LearnSettings("grpo", lr=1e-2, micro_tokens=50, eps_low=0.3, eps_high=0.3, max_grad_norm=1e9)
-LORA = LoraSettings(rank=4, alpha=8)
+SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, micro_tokens=50, eps_low=0.3, eps_high=0.3, max_grad_norm=1e9)
+LORA = Lora(rank=4, alpha=8)
 STRATEGIES = ["ddp", "fsdp2", "zero2", "zero3"]
 
 
@@ -59,7 +60,7 @@ def forked(rows):
 
 async def same_as_one(model, make_rows, tmp_path, settings):
     """Steps, checkpoint, resume and published weights of two processes, against one trainer; one of them is killed."""
-    alone = Trainer(model, replace(settings, processes=1, strategy="ddp"))
+    alone = Trainer(model, settings.but(processes=1, strategy="ddp"))
     async with learner(model, tmp_path, settings) as two:
         for lengths, seed in BATCHES:
             rows = forked(make_rows(lengths, seed))
@@ -102,7 +103,7 @@ async def same_as_one(model, make_rows, tmp_path, settings):
 
 
 async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
-    settings = replace(SETTINGS, processes=2, minibatches=2, old_logprobs="recomputed", mismatch_correction="token")
+    settings = SETTINGS.but(processes=2, minibatches=2, old_logprobs="recomputed", mismatch_correction="token")
     await same_as_one(miniature, make_rows, tmp_path, settings)
 
 
@@ -117,7 +118,7 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
     ids=["lora, KL", "checkpointing, four updates"],
 )
 async def test_what_is_shared_makes_no_difference(strategy, options, miniature, make_rows, tmp_path):
-    await same_as_one(miniature, make_rows, tmp_path, replace(SETTINGS, processes=2, strategy=strategy, **options))
+    await same_as_one(miniature, make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, **options))
 
 
 @pytest.mark.slow
@@ -129,8 +130,8 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    settings = replace(SETTINGS, lr=1e-3, processes=2, strategy=strategy, precision="bf16", lora=LORA)
-    alone = Trainer(miniature, replace(settings, processes=1, strategy="ddp"))
+    settings = SETTINGS.but(lr=1e-3, processes=2, strategy=strategy, precision="bf16", lora=LORA)
+    alone = Trainer(miniature, settings.but(processes=1, strategy="ddp"))
     async with learner(miniature, tmp_path, settings) as two:
         for lengths, seed in BATCHES:
             ours, theirs = await two.step(make_rows(lengths, seed)), alone.step(make_rows(lengths, seed))

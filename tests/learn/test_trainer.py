@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from gradient import gradient_of_step
+from pydantic import ValidationError
 
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, group_advantages
@@ -35,9 +36,9 @@ def test_micro_batches_add_up_to_the_big_batch(algorithm, miniature, make_rows, 
     rows = make_rows(LENGTHS)
     rows[1] = replace(rows[1], episode_id="e0", advantage=rows[0].advantage, weight=0.3)  # a fork across micro-batches
     rows[0] = replace(rows[0], weight=0.7)
-    settings = LearnSettings(algorithm, beta=0.1, eps_low=0.3, eps_high=0.3, max_completion_tokens=constant)
+    settings = LearnSettings(algorithm=algorithm, beta=0.1, eps_low=0.3, eps_high=0.3, max_completion_tokens=constant)
     big, gradient = gradient_of_step(Trainer(miniature, settings), rows, monkeypatch)
-    small_settings = replace(settings, micro_tokens=40)
+    small_settings = settings.but(micro_tokens=40)
     small, accumulated = gradient_of_step(Trainer(miniature, small_settings), rows, monkeypatch)
     assert (big["micro_batches"], small["micro_batches"]) == (1, 5)
     assert small["loss"] == pytest.approx(big["loss"], abs=1e-6)
@@ -49,7 +50,7 @@ def test_micro_batches_add_up_to_the_big_batch(algorithm, miniature, make_rows, 
 def test_the_same_samples_give_the_same_bits(miniature, make_rows):
     runs = []
     for _ in range(2):
-        trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2, micro_tokens=50))
+        trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2, micro_tokens=50))
         metrics = [trainer.step(make_rows(LENGTHS, seed)) for seed in range(3)]
         runs.append((metrics, weights(trainer)))
     assert runs[0][0] == runs[1][0]
@@ -57,7 +58,7 @@ def test_the_same_samples_give_the_same_bits(miniature, make_rows):
 
 
 def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, tmp_path):
-    settings = LearnSettings("grpo", lr=1e-2, beta=0.1, warmup_updates=4, updates_per_batch=2)
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, beta=0.1, warmup_updates=4, updates_per_batch=2)
     straight = Trainer(miniature, settings)
     for seed in range(2):
         straight.step(make_rows(LENGTHS, seed))
@@ -74,7 +75,7 @@ def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, tmp_path):
 
 
 def test_a_checkpoint_before_the_first_step_and_over_an_older_one(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
     start = weights(trainer)
     trainer.save(tmp_path / "c")
     trainer.step(make_rows(LENGTHS))
@@ -85,7 +86,7 @@ def test_a_checkpoint_before_the_first_step_and_over_an_older_one(miniature, mak
     trainer.step(make_rows(LENGTHS))
     assert equal(weights(trainer), after)
     trainer.save(tmp_path / "c")
-    fresh = Trainer(miniature, LearnSettings("grpo"))
+    fresh = Trainer(miniature, LearnSettings(algorithm="grpo"))
     fresh.restore(tmp_path / "c")
     assert equal(weights(fresh), after) and fresh.version == 1
 
@@ -93,7 +94,7 @@ def test_a_checkpoint_before_the_first_step_and_over_an_older_one(miniature, mak
 def test_a_checkpoint_is_a_hugging_face_model(miniature, make_rows, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
     trainer.step(make_rows(LENGTHS))
     trainer.save(tmp_path / "c")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "c", dtype=torch.float32)
@@ -104,7 +105,7 @@ def test_a_checkpoint_is_a_hugging_face_model(miniature, make_rows, tmp_path):
 
 
 def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_noticed(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
     trainer.step(make_rows(LENGTHS))
     trainer.save(tmp_path / "c")
     before, files, chance = weights(trainer), sorted((tmp_path / "c").iterdir()), random.Random(0)
@@ -124,7 +125,7 @@ def test_a_flipped_bit_in_any_file_of_a_checkpoint_is_noticed(miniature, make_ro
 
 
 def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
     trainer.save(tmp_path / "c")
     trainer.step(make_rows(LENGTHS))
     before = weights(trainer)
@@ -146,7 +147,7 @@ def test_refuses_what_is_no_checkpoint_of_this_model_and_changes_nothing(miniatu
 
 
 def test_a_failed_save_leaves_the_old_checkpoint(miniature, make_rows, tmp_path, monkeypatch):
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
     trainer.save(tmp_path / "c")
     old = (tmp_path / "c" / "model.safetensors").read_bytes()
     trainer.step(make_rows(LENGTHS))
@@ -165,18 +166,18 @@ def test_a_failed_save_leaves_the_old_checkpoint(miniature, make_rows, tmp_path,
 
 
 def test_a_crash_between_two_renames_loses_no_checkpoint(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
     trainer.step(make_rows(LENGTHS))
     trainer.save(tmp_path / "c")
     (tmp_path / "c").rename(tmp_path / ".c.old")  # the old one moved away, the new one not yet in its place
-    fresh = Trainer(miniature, LearnSettings("grpo"))
+    fresh = Trainer(miniature, LearnSettings(algorithm="grpo"))
     fresh.restore(tmp_path / "c")
     assert equal(weights(fresh), weights(trainer))
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
 
 
 def test_published_weights_are_versioned_and_checksummed(miniature, make_rows, tmp_path):
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-2))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
     first, version, _ = trainer.publish(tmp_path)
     assert version == 0
     trainer.step(make_rows(LENGTHS))
@@ -190,7 +191,7 @@ def test_published_weights_are_versioned_and_checksummed(miniature, make_rows, t
 
 def test_weight_decay_spares_norms_and_warmup_rises(miniature, make_rows):
     rows = [replace(row, advantage=0.0) for row in make_rows(LENGTHS)]
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=0.1, weight_decay=0.5, warmup_updates=3))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=0.1, weight_decay=0.5, warmup_updates=3))
     before = weights(trainer)
     rates = [trainer.step(rows)["lr"] for _ in range(5)]
     assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1])
@@ -201,7 +202,7 @@ def test_weight_decay_spares_norms_and_warmup_rises(miniature, make_rows):
 
 
 def test_metrics_say_what_happened(miniature, make_rows, on_policy):
-    trainer = Trainer(miniature, LearnSettings("grpo", lr=1e-3, micro_tokens=60))
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-3, micro_tokens=60))
     rows = on_policy(trainer, make_rows(LENGTHS))
     off = rows[0].trained.index(True)
     shifted = tuple(p + 0.25 * (i == off) for i, p in enumerate(rows[0].logprobs))
@@ -219,19 +220,19 @@ def test_metrics_say_what_happened(miniature, make_rows, on_policy):
 
 def test_old_logprobs_recorded_or_recomputed(miniature, make_rows, monkeypatch):
     rows = make_rows(LENGTHS)  # recorded logprobs far from the learner's
-    recorded = Trainer(miniature, LearnSettings("grpo")).step(rows)
-    recomputed = Trainer(miniature, LearnSettings("grpo", old_logprobs="recomputed")).step(rows)
+    recorded = Trainer(miniature, LearnSettings(algorithm="grpo")).step(rows)
+    recomputed = Trainer(miniature, LearnSettings(algorithm="grpo", old_logprobs="recomputed")).step(rows)
     assert recorded["ratio_max"] > 1.3
     assert recomputed["ratio_max"] == recomputed["ratio_mean"] == 1.0
-    twice = Trainer(miniature, LearnSettings("grpo", lr=1e-2, old_logprobs="recomputed", updates_per_batch=2))
+    twice = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2, old_logprobs="recomputed", updates_per_batch=2))
     assert twice.step(rows)["ratio_max"] > 1.0 and twice.updates == 2  # against the logprobs before the batch
 
 
 def test_old_logprobs_are_those_from_before_the_batch_in_every_minibatch(miniature, make_rows):
     """The last part's ratios show all updates before it, and its old logprobs none of them."""
     rows = make_rows(LENGTHS)
-    settings = LearnSettings("grpo", lr=1e-2, old_logprobs="recomputed", minibatches=3, micro_tokens=40)
-    trainer, whole = Trainer(miniature, settings), Trainer(miniature, replace(settings, minibatches=1))
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, old_logprobs="recomputed", minibatches=3, micro_tokens=40)
+    trainer, whole = Trainer(miniature, settings), Trainer(miniature, settings.but(minibatches=1))
     metrics, once = trainer.step(rows), whole.step(rows)
     assert (trainer.updates, trainer.version, whole.updates) == (3, 1, 1)
     assert metrics["ratio_max"] > 1.01 and once["ratio_max"] == 1.0
@@ -243,13 +244,13 @@ def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
     """With recorded old logprobs, a batch in parts is the same as its parts one after the other."""
     rows = make_rows(LENGTHS)
     rows[1] = replace(rows[1], episode_id="e0", advantage=rows[0].advantage, weight=0.3)  # a fork goes as one
-    settings = LearnSettings("grpo", lr=1e-2, minibatches=2)
-    trainer, control = Trainer(miniature, settings), Trainer(miniature, replace(settings, minibatches=1))
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, minibatches=2)
+    trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.but(minibatches=1))
     trainer.step(rows, 7)
     control.step([rows[0], rows[1], rows[3], rows[5]], 4)
     control.step([rows[2], rows[4]], 3)
     assert equal(weights(trainer), weights(control))
-    few = Trainer(miniature, replace(settings, minibatches=4))
+    few = Trainer(miniature, settings.but(minibatches=4))
     few.step(rows[2:4], 8)
     assert few.updates == 2  # two parts have no row
 
@@ -257,8 +258,8 @@ def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
 @pytest.mark.parametrize("kind", ["token", "sequence"])
 def test_a_correction_of_nothing_changes_nothing(kind, miniature, make_rows, on_policy):
     """Where the engine's logprobs are the learner's own, bit for bit, every weight is 1."""
-    settings = LearnSettings("gspo", old_logprobs="recomputed")
-    plain, corrected = Trainer(miniature, settings), Trainer(miniature, replace(settings, mismatch_correction=kind))
+    settings = LearnSettings(algorithm="gspo", old_logprobs="recomputed")
+    plain, corrected = Trainer(miniature, settings), Trainer(miniature, settings.but(mismatch_correction=kind))
     rows = on_policy(plain, make_rows([40]))
     expected, metrics = plain.step(rows), corrected.step(rows)
     assert metrics == expected | {"mismatch_weight": 1.0, "mismatch_cut": 0.0}
@@ -268,7 +269,7 @@ def test_a_correction_of_nothing_changes_nothing(kind, miniature, make_rows, on_
 def test_kl_pulls_back_to_the_initial_weights(miniature, make_rows, on_policy):
     distance = {}
     for beta in (0.0, 5.0):
-        trainer = Trainer(miniature, LearnSettings("grpo", lr=3e-3, beta=beta, weight_decay=0.0))
+        trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=3e-3, beta=beta, weight_decay=0.0))
         assert (trainer.reference is None) == (beta == 0)
         start = trainer.logprobs([row.ids for row in make_rows(LENGTHS)], 1.0)
         for _ in range(8):
@@ -282,7 +283,7 @@ def test_kl_pulls_back_to_the_initial_weights(miniature, make_rows, on_policy):
 def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_path):
     """It changes neither weights nor optimiser, and counts as a batch: a replay of the log goes the same way."""
     rows = make_rows(LENGTHS)
-    trainer, control = (Trainer(miniature, LearnSettings("grpo", lr=1e-2)) for _ in range(2))
+    trainer, control = (Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2)) for _ in range(2))
     for each in (trainer, control):
         each.step(rows)
     before = weights(trainer)
@@ -303,8 +304,8 @@ def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_
 
 def test_of_several_updates_those_before_a_gradient_that_is_not_finite_stand(miniature, make_rows, monkeypatch):
     rows = make_rows(LENGTHS)
-    settings = LearnSettings("grpo", lr=1e-2, updates_per_batch=3)
-    trainer, control = Trainer(miniature, settings), Trainer(miniature, replace(settings, updates_per_batch=1))
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, updates_per_batch=3)
+    trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.but(updates_per_batch=1))
     clip, calls = torch.nn.utils.clip_grad_norm_, []
 
     def second_is_nan(*arguments, **options):
@@ -339,7 +340,7 @@ def test_settings_that_cannot_work_are_refused():
         {"old_logprobs": "recomputed", "mismatch_correction": "token", "mismatch_cap": 0.5},
         {"old_logprobs": "recomputed", "mismatch_correction": "token", "mismatch_cap": math.inf},
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises((ConfigError, ValidationError)):
             LearnSettings(**bad)
 
 
@@ -348,7 +349,7 @@ def test_settings_that_cannot_work_are_refused():
 def test_learns_a_bandit(algorithm, seed, miniature):
     """16 of 265 tokens pay after a prompt: sampling and training on what was sampled makes them likely."""
     constant = 1 if algorithm == "dr_grpo" else None
-    settings = LearnSettings(algorithm, lr=2e-3, max_grad_norm=1.0, max_completion_tokens=constant)
+    settings = LearnSettings(algorithm=algorithm, lr=2e-3, max_grad_norm=1.0, max_completion_tokens=constant)
     trainer = Trainer(miniature, settings)
     generator = torch.Generator().manual_seed(seed)
     prompt, paying = (65, 66, 67), range(64, 80)

@@ -119,33 +119,33 @@ def our_loss_and_gradient(folder, samples, settings, monkeypatch, reference, epi
 
 TOKEN = {"importance_sampling_level": "token"}
 CASES = {
-    "grpo": (LearnSettings("grpo"), {"loss_type": "grpo", "epsilon": 0.2, **TOKEN}),
+    "grpo": (LearnSettings(algorithm="grpo"), {"loss_type": "grpo", "epsilon": 0.2, **TOKEN}),
     "grpo asymmetric, KL": (
-        LearnSettings("grpo", eps_low=0.1, eps_high=0.3, beta=0.04),
+        LearnSettings(algorithm="grpo", eps_low=0.1, eps_high=0.3, beta=0.04),
         {"loss_type": "grpo", "epsilon": 0.1, "epsilon_high": 0.3, "beta": 0.04, **TOKEN},
     ),
     "grpo, temperature": (
-        LearnSettings("grpo", temperature=0.7),
+        LearnSettings(algorithm="grpo", temperature=0.7),
         {"loss_type": "grpo", "epsilon": 0.2, "temperature": 0.7, **TOKEN},
     ),
     "dr_grpo": (
-        LearnSettings("dr_grpo", max_completion_tokens=MAX_COMPLETION),
+        LearnSettings(algorithm="dr_grpo", max_completion_tokens=MAX_COMPLETION),
         {"loss_type": "dr_grpo", "epsilon": 0.2, **TOKEN},
     ),
     "dr_grpo asymmetric, KL": (
-        LearnSettings("dr_grpo", max_completion_tokens=MAX_COMPLETION, eps_low=0.2, eps_high=0.28, beta=0.02),
+        LearnSettings(algorithm="dr_grpo", max_completion_tokens=MAX_COMPLETION, eps_low=0.2, eps_high=0.28, beta=0.02),
         {"loss_type": "dr_grpo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.02, **TOKEN},
     ),
     "gspo": (
-        LearnSettings("gspo", eps_low=0.05, eps_high=0.05),
+        LearnSettings(algorithm="gspo", eps_low=0.05, eps_high=0.05),
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05},
     ),
     "gspo of the thesis": (
-        LearnSettings("gspo"),
+        LearnSettings(algorithm="gspo"),
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 2e-5, "epsilon_high": 4e-4},
     ),
     "gspo asymmetric, KL": (
-        LearnSettings("gspo", eps_low=0.03, eps_high=0.06, beta=0.02),
+        LearnSettings(algorithm="gspo", eps_low=0.03, eps_high=0.06, beta=0.02),
         {
             "loss_type": "grpo",
             "importance_sampling_level": "sequence",
@@ -192,7 +192,7 @@ def test_the_correction_weights_as_trls_does(kind, case, rows, miniature, tmp_pa
     """TRL's loss with ratios of learner to engine, here from the formulas: ``min(exp(old - recorded), cap)`` a token,
     as its ``token_truncate``, and for a row by its length, which TRL does not have."""
     settings, options = CASES[case]
-    settings = replace(settings, old_logprobs="recomputed", mismatch_correction=kind, mismatch_cap=1.1)
+    settings = settings.but(old_logprobs="recomputed", mismatch_correction=kind, mismatch_cap=1.1)
     reference = ref_logps = None
     if settings.beta:
         reference, ref_logps = perturbed_reference(miniature, rows, settings.temperature)
@@ -251,12 +251,12 @@ def perturbed_reference(folder, samples, temperature):
 
 MINIBATCHES = {
     "gspo": (
-        LearnSettings("gspo", eps_low=0.1, eps_high=0.1),
+        LearnSettings(algorithm="gspo", eps_low=0.1, eps_high=0.1),
         {"importance_sampling_level": "sequence", "epsilon": 0.1},
     ),
-    "grpo": (LearnSettings("grpo"), {"epsilon": 0.2, **TOKEN}),
+    "grpo": (LearnSettings(algorithm="grpo"), {"epsilon": 0.2, **TOKEN}),
     "dr_grpo": (
-        LearnSettings("dr_grpo", max_completion_tokens=MAX_COMPLETION),
+        LearnSettings(algorithm="dr_grpo", max_completion_tokens=MAX_COMPLETION),
         {"loss_type": "dr_grpo", "epsilon": 0.2, **TOKEN},
     ),
 }
@@ -271,7 +271,7 @@ def test_minibatches_are_trls_steps_per_generation(case, passes, rows, miniature
     The second of four rows is of a flat group: TRL has it at advantage 0, we only count it.
     """
     settings, options = MINIBATCHES[case]
-    settings = replace(settings, minibatches=2, updates_per_batch=passes, lr=0.1, max_grad_norm=1e9)
+    settings = settings.but(minibatches=2, updates_per_batch=passes, lr=0.1, max_grad_norm=1e9)
     rows = [row if number != 1 else replace(row, advantage=0.0) for number, row in enumerate(rows)]
     given = [row for row in rows if row.advantage]
     dealt = [rows.index(row) for part, _ in minibatches(given, len(rows), 2) for row in part]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +187,7 @@ def test_processes_that_share_hold_less() -> None:
     assert alone.static == 16 * model.parameters  # float32: weights, gradients, two moments
 
     def of(strategy: Any) -> Any:
-        return learner_memory(model, replace(base, processes=4, strategy=strategy), longest=tokens)
+        return learner_memory(model, base.but(processes=4, strategy=strategy), longest=tokens)
 
     assert of("ddp").static == 20 * model.parameters  # and the buckets
     assert of("fsdp2").static == 16 * model.parameters // 4

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from coderepairrl.assembly.sizing import KNOWN, Architecture, learner, learner_memory
-from coderepairrl.learn import LearnSettings, LoraSettings, adapters
+from coderepairrl.config.schema import Lora
+from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn import policy as policies
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
@@ -23,10 +24,10 @@ from peak import Peak
 
 PUBLISHED = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76}
 """Billions of parameters."""
-LORA = LoraSettings(rank=4, alpha=8)
+LORA = Lora(rank=4, alpha=8)
 SMALL = Architecture(64, 192, 3, 6, 96, kv_heads=2, head_dim=16)
 KINDS = [
-    LearnSettings("grpo", precision=precision, lora=lora, gradient_checkpointing=again, micro_tokens=256)
+    LearnSettings(algorithm="grpo", precision=precision, lora=lora, gradient_checkpointing=again, micro_tokens=256)
     for precision in ("fp32", "bf16")
     for lora in (None, LORA)
     for again in (False, True)
@@ -58,9 +59,9 @@ def test_parameters_are_those_of_the_model(size):
     with torch.device("meta"):
         model = model_of(shallow, LearnSettings())
     assert sum(p.numel() for p in model.parameters()) == shallow.parameters
-    adapters.attach(model, LoraSettings())
+    adapters.attach(model, Lora())
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert trained == shallow.adapters(32, LoraSettings().targets)
+    assert trained == shallow.adapters(32, Lora().targets)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral"])
@@ -98,7 +99,7 @@ def saved(shape: Architecture, settings: LearnSettings, tokens: int, kind: str =
 @pytest.mark.parametrize("kind", ["qwen3", "llama"])
 def test_what_a_layer_keeps_is_counted_exactly(kind, settings):
     shape, tokens = replace(SMALL, layers=2, heads=6 if kind == "qwen3" else 4, qk_norm=kind == "qwen3"), 48
-    settings = replace(settings, micro_tokens=tokens)
+    settings = settings.but(micro_tokens=tokens)
     deeper = replace(shape, layers=3)  # of a first layer of frozen weights less is kept
     planned = (
         learner_memory(deeper, settings, longest=1).activations - learner_memory(shape, settings, longest=1).activations
@@ -146,7 +147,9 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
     """Of a network that is nearly all head."""
     shape = replace(SMALL, vocabulary=4096, layers=1)
     monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
-    settings = LearnSettings("grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64)
+    settings = LearnSettings(
+        algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
+    )
     policy = Policy(model_of(shape, settings), Path(), settings)
     batch = pack(scored([range(64)]))
     for _ in range(2):  # the second time there are gradients
@@ -163,7 +166,7 @@ def test_attention_on_a_gpu_holds_more():
     alone = replace(SMALL, kv_heads=SMALL.heads)
     exact = LearnSettings(micro_tokens=1000)
     for shape, precision, kept in ((SMALL, "fp32", 3 * 2 * 4 * 4 * 16 * 1000), (SMALL, "bf16", 0), (alone, "fp32", 0)):
-        settings = replace(exact, precision=precision)
+        settings = exact.but(precision=precision)
         there, here = (learner_memory(shape, settings, longest=1000, gpu=gpu) for gpu in (True, False))
         assert there.activations - here.activations == kept
         assert (there.work > here.work) == (precision == "bf16")
@@ -172,7 +175,7 @@ def test_attention_on_a_gpu_holds_more():
 @pytest.mark.slow  # and it needs bitsandbytes: make test-extras
 def test_moments_in_8_bits(folder):
     shape = replace(SMALL, hidden=256, intermediate=512, layers=1)
-    trainer = Trainer(folder(shape), LearnSettings("grpo", optimizer="adamw_8bit"))
+    trainer = Trainer(folder(shape), LearnSettings(algorithm="grpo", optimizer="adamw_8bit"))
     trainer.step(rows(16, 2))
     moments = sum(m.nbytes for s in trainer.optimizer.state.values() for m in s.values() if torch.is_tensor(m))
     codes = 2 * 256 * 4 * len(trainer.optimizer.state)  # tables of what 8 bits mean, which all tensors share
@@ -186,7 +189,7 @@ def test_logits_take_what_was_planned(lora, folder, monkeypatch):
     shape = replace(SMALL, layers=1, vocabulary=4096)
     monkeypatch.setattr(learner, "LOGITS", 64 * 4096)
     monkeypatch.setattr(Policy.logprobs, "__defaults__", (64 * 4096,))
-    settings = LearnSettings("grpo", lora=lora, gradient_checkpointing=True, micro_tokens=256)
+    settings = LearnSettings(algorithm="grpo", lora=lora, gradient_checkpointing=True, micro_tokens=256)
     trainer = Trainer(folder(shape), settings)
     planned = learner_memory(shape, settings, longest=1)
     assert planned.logits > planned.work

@@ -22,9 +22,10 @@ from safetensors.torch import load_file
 
 from coderepairrl.assembly.route import check_route
 from coderepairrl.config import Config, load
+from coderepairrl.config.schema import Lora, Route
 from coderepairrl.engines import make
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings, LoraSettings, Route
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.protocols import Chunk
 from coderepairrl.sync import weights, wire
 from coderepairrl.sync.streamed import Streamed
@@ -91,7 +92,7 @@ def rows() -> list[Sample]:
     return [Sample(f"e{sign}", ids, on, old, versions, advantage=sign) for sign in (1.0, -1.0)]
 
 
-PLAIN = LearnSettings("grpo", lr=1e-2)
+PLAIN = LearnSettings(algorithm="grpo", lr=1e-2)
 
 
 @pytest.mark.parametrize(
@@ -99,9 +100,13 @@ PLAIN = LearnSettings("grpo", lr=1e-2)
     [
         (PLAIN, 2),
         pytest.param(
-            LearnSettings("grpo", lr=1e-2, lora=LoraSettings(4, 8), precision="bf16"), 1, marks=pytest.mark.slow
+            LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4, alpha=8), precision="bf16"),
+            1,
+            marks=pytest.mark.slow,
         ),
-        pytest.param(LearnSettings("grpo", lr=1e-2, processes=2, strategy="fsdp2"), 1, marks=pytest.mark.slow),
+        pytest.param(
+            LearnSettings(algorithm="grpo", lr=1e-2, processes=2, strategy="fsdp2"), 1, marks=pytest.mark.slow
+        ),
     ],
     ids=["full", "merged", "fsdp2"],
 )

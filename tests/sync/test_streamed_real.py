@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from coderepairrl.config.schema import Route
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault, LearnerFault
-from coderepairrl.learn import Learner, LearnSettings, Route
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import require_vllm
@@ -48,7 +49,7 @@ def rows(seed: int) -> list[Sample]:
 
 
 async def test_what_the_learner_has_is_what_vllm_serves(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    settings = LearnSettings("grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
     learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
     try:
         streamed = Streamed(real, learner.send)

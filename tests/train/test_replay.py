@@ -7,7 +7,6 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -45,7 +44,7 @@ class Learner:
 
     async def step(self, samples: Sequence[object], episodes: int) -> dict[str, Any]:
         assert not self.closed
-        self.state = digest(self.state, asdict(self.settings), samples)
+        self.state = digest(self.state, self.settings.model_dump(), samples)
         self.version += 1
         return {}
 

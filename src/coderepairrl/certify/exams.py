@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks
 from coderepairrl.certify.machine import Entry
+from coderepairrl.config.schema import Route
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.learn import Learner, LearnSettings, Route, init_random
+from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import EngineSpec, TaskSource
 from coderepairrl.registry import Check, check_options, check_types, nearest
@@ -85,7 +86,7 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
         work = Path(folder)
         model = work / "model"
         await init_random(models.folder("builtin:tiny"), model, 0, log_dir=work)
-        settings = LearnSettings("grpo", lr=1e-3, old_logprobs="recomputed")
+        settings = LearnSettings(algorithm="grpo", lr=1e-3, old_logprobs="recomputed")
         async with AsyncExitStack() as parts:
             learner = await Learner.start(model, settings, log_dir=work, publish_dir=work)
             parts.push_async_callback(learner.close)

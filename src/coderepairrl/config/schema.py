@@ -10,6 +10,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
+from coderepairrl.types import HistoryPolicy, SideCalls
+
+Algorithm = Literal["gspo", "grpo", "dr_grpo"]
+OldLogprobs = Literal["recorded", "recomputed"]
+Precision = Literal["fp32", "bf16"]
+Head = Literal["fp32", "model"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
+Attention = Literal["rows", "flash_attention_2"]
+Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
+Correction = Literal["off", "token", "sequence"]
+Kind = Literal["zscore", "mean"]
+Denominator = Literal["episodes", "informative"]
+Route = Literal["gloo", "ipc", "nccl"]
+"""How whole models reach an engine that takes them without a file."""
+
 
 class Section(BaseModel):
     """Base of all sections: unknown keys are errors, values are final."""
@@ -141,7 +156,7 @@ class Engine(Section):
     (docs/guides/cluster.md)."""
     share_devices: bool = False
     """Let engine and learner have the same GPUs. Neither makes room for the other: limit the engine's memory."""
-    weights: Literal["file", "gloo", "ipc", "nccl"] = "file"
+    weights: Literal["file", Route] = "file"
     """How full weights reach it: as files, or tensor by tensor without one, which only `vllm` takes: `gloo` through the
     host's memory, on one machine; `ipc` through memory that both have open, of the one GPU that they share, or of the
     host where there is none; `nccl` between GPUs. The last two have not yet run on any. Adapters are always files."""
@@ -169,10 +184,10 @@ class Rollout(Section):
     """Wall time an episode may take."""
     turn_tokens: int = Field(default=4_096, ge=1)
     """Tokens of one reply."""
-    history_policy: Literal["splice", "honor"] = "splice"
+    history_policy: HistoryPolicy = "splice"
     """What the policy sees of its own replies: the tokens it sampled, wherever a client repeats their text, or the
     conversation as the client sent it, rendered anew at each call (docs/reference/gateway.md)."""
-    side_calls: Literal["mask", "tools", "train"] | None = None
+    side_calls: SideCalls | None = None
     """Which calls beside the agent's main conversation are trained: none (`mask`), those that were given tools
     (`tools`), all (`train`). Unset is what the agent's recipe says (docs/guides/agents.md)."""
 
@@ -186,34 +201,39 @@ class Gateway(Section):
 
 
 class Lora(Section):
-    """Adapters on linear layers, without dropout, for the engine samples without."""
+    """Low-rank adapters (arXiv 2106.09685) on linear layers, without dropout, for the engine samples without."""
 
     rank: int = Field(default=32, ge=1)
     """Of the adapters' two matrices."""
     alpha: int = Field(default=64, ge=1)
     """Their product is multiplied by alpha / rank."""
-    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    targets: tuple[str, ...] = Field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
+    )
     """The linear layers that get one, by name."""
+
+    @property
+    def scaling(self) -> float:
+        """Factor on the adapters' product.
+
+        >>> Lora(rank=8).scaling
+        8.0
+        """
+        return self.alpha / self.rank
 
 
 def _switch(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
 
 
-class Train(Section):
-    """How episodes become an update; the terms are those of `learn.LearnSettings`."""
+class Learning(Section):
+    """How a batch becomes an update, as the learner's process reads it, too."""
 
-    algorithm: Literal["gspo", "grpo", "dr_grpo"] = "gspo"
+    algorithm: Algorithm = "gspo"
     """The loss: sequence-level ratio, token-level ratio, or the latter with constant denominators."""
-    advantage: Literal["zscore", "mean"] | None = None
-    """Reward minus the group mean, divided by the group standard deviation (`zscore`) or not (`mean`); unset is the
-    algorithm's own: `mean` for `dr_grpo`, `zscore` for the others."""
-    denominator: Literal["episodes", "informative"] = "episodes"
-    """What the loss is averaged over: all episodes that are not void, as in the papers, or only those of groups whose
-    rewards differ. With `beta` above 0, `episodes` also trains groups whose rewards are all equal, at advantage 0."""
     lr: float = Field(default=1e-4, gt=0)
     """Learning rate of AdamW, after warm-up and before decay."""
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     """AdamW's moment decays."""
     weight_decay: float = Field(default=0.1, ge=0)
     """Decoupled, on matrices only."""
@@ -234,38 +254,49 @@ class Train(Section):
     minibatches: int = Field(default=1, ge=1)
     """Parts of a batch, of whole episodes, on which a pass makes one optimiser update each. Old logprobs are those from
     before the first, so the clip acts from the second on."""
-    old_logprobs: Literal["recorded", "recomputed"] = "recorded"
+    old_logprobs: OldLogprobs = "recorded"
     """Denominator of the ratio: the engine's recorded logprobs, or the learner's own before its first update."""
-    mismatch_correction: Literal["auto", "off", "token", "sequence"] = "auto"
-    """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`. `auto` is
-    `token` with `recomputed` where either computes in half precision, else `off`."""
     mismatch_cap: float | None = Field(default=None, ge=1)
-    """Truncation of these weights; unset is 2."""
+    """Truncation of the weights of `mismatch_correction`, at least 1; unset is 2."""
     micro_tokens: int = Field(default=8_192, ge=16)
     """Tokens of one forward pass; gradients are accumulated over the whole batch."""
     lora: Annotated[Lora | None, BeforeValidator(_switch)] = None
     """Train adapters instead of all weights: `true`, or a table of `rank`, `alpha` and `targets`."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     """Of matrix products. Trained weights, gradients and optimiser state are float32; with `bf16` the weights below
     adapters, and all weights that an engine is given, are bfloat16."""
-    head: Literal["fp32", "model"] = "fp32"
+    head: Head = "fp32"
     """Of the products with the output head: float32 under `bf16` as well, or `model`: that of the other products."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the rest again in the backward pass."""
-    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes."""
-    attention: Literal["rows", "flash_attention_2"] = "rows"
+    attention: Attention = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
     """Learner processes on this machine, one per device, that share each batch."""
+    strategy: Strategy = "ddp"
+    """What they share beside it: nothing, with `zero2` gradients and optimiser state, with `fsdp2` or `zero3` weights
+    too. `zero2` and `zero3` need the package deepspeed."""
+
+
+class Train(Learning):
+    """How episodes become an update."""
+
+    advantage: Kind | None = None
+    """Reward minus the group mean, divided by the group standard deviation (`zscore`) or not (`mean`); unset is the
+    algorithm's own: `mean` for `dr_grpo`, `zscore` for the others."""
+    denominator: Denominator = "episodes"
+    """What the loss is averaged over: all episodes that are not void, as in the papers, or only those of groups whose
+    rewards differ. With `beta` above 0, `episodes` also trains groups whose rewards are all equal, at advantage 0."""
+    mismatch_correction: Literal["auto", Correction] = "auto"
+    """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`. `auto` is
+    `token` with `recomputed` where either computes in half precision, else `off`."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/guides/cluster.md)."""
     patience: float = Field(default=3600.0, gt=0)
     """Seconds that the learner may take for one step, or to send or save weights: after that it is taken for hung,
     killed and restarted (run.retries)."""
-    strategy: Literal["ddp", "fsdp2", "zero2", "zero3"] = "ddp"
-    """What they share beside it: nothing, with `zero2` gradients and optimiser state, with `fsdp2` or `zero3` weights
-    too. `zero2` and `zero3` need the package deepspeed."""
 
 
 class Gpu(Section):

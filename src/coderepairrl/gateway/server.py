@@ -26,12 +26,11 @@ from coderepairrl.gateway.dialects import DIALECTS, Dialect
 from coderepairrl.gateway.request import ApiError, Counter, Request
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import Policy, Source
-from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.gateway.workers import Workers
 from coderepairrl.printable import printable
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec
-from coderepairrl.types import Endpoint, Limits, Sampling, Turn
+from coderepairrl.types import Endpoint, HistoryPolicy, Limits, Sampling, Turn
 
 HEARTBEAT = 10.0
 """Seconds of silence after which a response says that it is alive."""

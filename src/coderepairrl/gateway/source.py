@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from coderepairrl.gateway.call import Usage
 from coderepairrl.gateway.generation import Generation
 from coderepairrl.gateway.request import Request
-from coderepairrl.gateway.tree import HistoryPolicy, Placement, Tree, TurnTree
+from coderepairrl.gateway.tree import Placement, Tree, TurnTree
 from coderepairrl.gateway.workers import Desk
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply
-from coderepairrl.types import Finish, Sampling, TokenSpan, VersionRange
+from coderepairrl.types import Finish, HistoryPolicy, Sampling, TokenSpan, VersionRange
 
 
 class Generating(Protocol):

@@ -9,16 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 from coderepairrl.gateway.request import Defaults, Message, Names, next_key
 from coderepairrl.gateway.workers import Desk
 from coderepairrl.tokens import GENERATION_PROMPT
 from coderepairrl.tokens.trie import Node, Trie
-from coderepairrl.types import Fork, Turn, conversation, sequence_list
-
-HistoryPolicy = Literal["splice", "honor"]
-"""Whether recorded tokens stand for text that a client repeats, or what the client sent is rendered."""
+from coderepairrl.types import Fork, HistoryPolicy, Turn, conversation, sequence_list
 
 
 @dataclass(frozen=True, slots=True)

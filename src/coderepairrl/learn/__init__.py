@@ -5,7 +5,7 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 
 from coderepairrl.learn.advantages import KIND, GroupAdvantages, group_advantages
 from coderepairrl.learn.client import Learner, init_random, merge
-from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route, require_packages
+from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
 
 __all__ = [
@@ -16,8 +16,6 @@ __all__ = [
     "GroupAdvantages",
     "LearnSettings",
     "Learner",
-    "LoraSettings",
-    "Route",
     "batch",
     "group_advantages",
     "init_random",

@@ -11,8 +11,8 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
-from coderepairrl.learn.settings import LoraSettings
 
 FILE = "adapter_model"
 CONFIG = "adapter_config.json"
@@ -20,7 +20,7 @@ _PREFIX = "base_model.model."  # what peft's own wrapper puts before a name
 _ADAPTER = ".default."
 
 
-def attach(model: nn.Module, settings: LoraSettings, seed: int = 0) -> None:
+def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
     """Give `model` float32 adapters that change nothing yet, and freeze everything else.
 
     The same model and seed give the same adapters. Raises `UsageError` when a target names no linear layer.
@@ -42,7 +42,7 @@ def attach(model: nn.Module, settings: LoraSettings, seed: int = 0) -> None:
             parameter.data = parameter.data.float()
 
 
-def write_config(folder: Path, settings: LoraSettings, base: Path) -> None:
+def write_config(folder: Path, settings: Lora, base: Path) -> None:
     """Write ``adapter_config.json`` for adapters on the model in `base`."""
     config = _config(settings)
     config.base_model_name_or_path = str(base.resolve())
@@ -93,7 +93,7 @@ def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterato
         yield f"{owner}.{leaf}", tensor
 
 
-def _config(settings: LoraSettings) -> LoraConfig:
+def _config(settings: Lora) -> LoraConfig:
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,

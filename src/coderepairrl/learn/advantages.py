@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from coderepairrl.config.schema import Algorithm, Kind
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn.settings import Algorithm
-
-Kind = Literal["zscore", "mean"]
 
 EPS = 1e-4
 KIND: dict[Algorithm, Kind] = {"gspo": "zscore", "grpo": "zscore", "dr_grpo": "mean"}

@@ -6,12 +6,13 @@ import asyncio
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
+from coderepairrl.config.schema import Precision, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
-from coderepairrl.learn.settings import Form, LearnSettings, Precision, Route
+from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
@@ -64,7 +65,7 @@ class Learner:
         learner = cls([], publish_dir, patience)
         try:
             learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
-            await learner._call("start", model=str(model.resolve()), settings=asdict(settings), gpu=gpu)
+            await learner._call("start", model=str(model.resolve()), settings=settings.model_dump(), gpu=gpu)
         except BaseException:
             await learner.close()
             raise

@@ -20,9 +20,10 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from coderepairrl.config.schema import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.policy import init_random, merge
-from coderepairrl.learn.settings import Form, LearnSettings, LoraSettings, Route
+from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sample
@@ -72,9 +73,6 @@ class Service:
                 fix="install torch with CUDA (pip takes it from PyPI) and a driver that is as new, or leave"
                 " train.devices out to learn on the CPU",
             )
-        settings["betas"] = tuple(settings["betas"])
-        if settings["lora"] is not None:
-            settings["lora"] = LoraSettings(**settings["lora"] | {"targets": tuple(settings["lora"]["targets"])})
         self._trainer = Trainer(Path(model), LearnSettings(**settings))
 
     def _init_random(self, source: str, target: str, seed: int) -> None:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coderepairrl.learn.settings import Algorithm, Correction
+from coderepairrl.config.schema import Algorithm, Correction
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,12 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
+from coderepairrl.config.schema import Lora, Precision
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, shards
 from coderepairrl.learn.head import upcast
 from coderepairrl.learn.pack import MicroBatch, pack, scored
-from coderepairrl.learn.settings import LOGITS, Form, LearnSettings, LoraSettings, Precision
+from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.runs.storage import write_sums
 
 ATTENTION = "coderepairrl_rows"
@@ -335,7 +336,7 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
     """
     try:
         told = json.loads((adapter / adapters.CONFIG).read_text())
-        lora = LoraSettings(told["r"], told["lora_alpha"], tuple(told["target_modules"]))
+        lora = Lora(rank=told["r"], alpha=told["lora_alpha"], targets=tuple(told["target_modules"]))
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
         with shards.Stored(adapter, adapters.FILE) as stored:
             stored.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
 
-from coderepairrl.learn.advantages import GroupAdvantages, Kind, group_advantages
+from coderepairrl.config.schema import Denominator, Kind
+from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 
@@ -59,10 +59,6 @@ class Account:
             return a + b if isinstance(a, int) else dict(Counter(a) + Counter(b))
 
         return Account(**{entry.name: plus(entry.name) for entry in fields(Account)})  # type: ignore[arg-type]
-
-
-Denominator = Literal["episodes", "informative"]
-"""What a loss is averaged over: all valid episodes, as in the papers, or those with rows alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import safetensors
 import torch
 from torch import Tensor
 
+from coderepairrl.config.schema import Route
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import shards
 from coderepairrl.learn.losses import LOSSES, Scale, Trained, truncated
@@ -24,7 +25,7 @@ from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.pack import MicroBatch, micro_batches, minibatches, scored, share
 from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.settings import Form, LearnSettings, Route
+from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import checksum

@@ -247,7 +247,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in held_out.items()),
         "limits": asdict(plan.limits),
         "clip": plan.clip,
-        "learner": asdict(plan.learner),
+        "learner": plan.learner.model_dump(),
     }
 
 

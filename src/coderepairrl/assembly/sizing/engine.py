@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.assembly.sizing.architecture import Architecture
+from coderepairrl.config.schema import Lora
 from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import LoraSettings
 
 SHARE = 0.92
 """vLLM 0.32's own ``--gpu-memory-utilization``."""
@@ -120,7 +120,7 @@ class EngineSettings:
     targets: tuple[str, ...]
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], model: Architecture, lora: LoraSettings | None, *, small: bool) -> Self:
+    def of(cls, options: Mapping[str, Any], model: Architecture, lora: Lora | None, *, small: bool) -> Self:
         """From ``engine.options``, which were checked; `small` GPUs have less than 70 GB. Raises `ConfigError`."""
         args = options.get("args", ())
         rank = options.get("lora_rank", lora.rank if lora else 0)
@@ -139,7 +139,7 @@ class EngineSettings:
             kv_size=KV_BYTES.get(kv_types[-1], size) if kv_types else size,
             adapters=options.get("max_loras", MAX_LORAS) if rank else 0,
             rank=min((r for r in RANKS if r >= rank), default=rank) if rank else 0,
-            targets=lora.targets if lora else LoraSettings().targets,
+            targets=lora.targets if lora else Lora().targets,
         )
 
     @property

@@ -49,7 +49,7 @@ def _mended(raw: bytes) -> bytes | None:
 
 def refused(error: ValidationError) -> ApiError:
     """The deepest of what is wrong with a body, in words that any client's author understands."""
-    first = max(error.errors(include_url=False, include_input=False), key=lambda found: len(found["loc"]))
+    first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
     # a union adds the names of its types to the path of a field

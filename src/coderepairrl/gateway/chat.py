@@ -80,8 +80,8 @@ class _Message(Lenient):
 
 def _arguments(function: _Function) -> str:
     """As JSON text: some clients send an object."""
-    said = function.arguments
-    return said if isinstance(said, str) else json.dumps({} if said is None else said, ensure_ascii=False)
+    value = function.arguments
+    return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
 
 
 class _Signature(Lenient):
@@ -212,21 +212,21 @@ class Chunks:
 
     def add(self, delta: Delta) -> bytes:
         """A chunk for each kind of what `delta` holds."""
-        told = self._beginning()
+        events = self._beginning()
         if delta.reasoning:
-            told += self._chunk({"reasoning_content": delta.reasoning})
+            events += self._chunk({"reasoning_content": delta.reasoning})
         if delta.content:
-            told += self._chunk({"content": delta.content})
+            events += self._chunk({"content": delta.content})
         if delta.call:
             function = {"name": delta.call.name, "arguments": delta.call.arguments}
             if self._request.notes["legacy"]:
-                told += b"" if self._calls else self._chunk({"function_call": function})
+                events += b"" if self._calls else self._chunk({"function_call": function})
                 self._calls += 1
-                return told
+                return events
             identity = {"index": self._calls, "id": self._call.tool_call_id(self._calls, delta.call)}
-            told += self._chunk({"tool_calls": [{**identity, "type": "function", "function": function}]})
+            events += self._chunk({"tool_calls": [{**identity, "type": "function", "function": function}]})
             self._calls += 1
-        return told
+        return events
 
     def alive(self) -> bytes:
         """A comment."""
@@ -234,10 +234,10 @@ class Chunks:
 
     def end(self, outcome: Outcome) -> bytes:
         """The finish reason, the usage if it is wanted, and the terminal event."""
-        told = self._beginning() + self._chunk({}, _finish_reason(self._request, outcome), crrl=extras(outcome))
+        events = self._beginning() + self._chunk({}, _finish_reason(self._request, outcome), crrl=extras(outcome))
         if self._request.stream_usage:
-            told += sse({**self._header, "choices": [], "usage": _usage(outcome)})
-        return told + b"data: [DONE]\n\n"
+            events += sse({**self._header, "choices": [], "usage": _usage(outcome)})
+        return events + b"data: [DONE]\n\n"
 
     def fail(self, failure: ApiError) -> bytes:
         """An event of its own."""

@@ -222,10 +222,10 @@ class Answer:
         """A whole tool call."""
         identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
         self._calls += 1
-        said = _object(function.arguments)
+        value = _object(function.arguments)
         events = [*self._close(), self._start({"type": "tool_use", **identity, "input": {}})]
-        self._content[-1]["input"] = said
-        text = json.dumps(said, ensure_ascii=False)
+        self._content[-1]["input"] = value
+        text = json.dumps(value, ensure_ascii=False)
         return [*events, self._delta({"type": "input_json_delta", "partial_json": text}), *self._close()]
 
     def _start(self, block: dict[str, Any]) -> dict[str, Any]:
@@ -271,13 +271,13 @@ def _thoughts(outcome: Outcome) -> dict[str, Any]:
 def _object(arguments: str) -> dict[str, Any]:
     """Arguments as the object that this dialect asks for; what is none is called ``value``."""
     try:
-        said = json.loads(arguments, parse_constant=str)  # NaN is no JSON
+        value = json.loads(arguments, parse_constant=str)  # NaN is no JSON
         # no infinity (1e999) and no half characters, which are no JSON either
-        text = json.dumps(said, allow_nan=False, ensure_ascii=False).encode()
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
         from_json(b"%s%s%s" % (b"[" * _AROUND, text, b"]" * _AROUND))  # nested so deep that we could not read it back
     except (ValueError, RecursionError):
-        said = arguments
-    return said if isinstance(said, dict) else {"value": said}
+        value = arguments
+    return value if isinstance(value, dict) else {"value": value}
 
 
 def _tool(tool: _Tool) -> dict[str, Any]:

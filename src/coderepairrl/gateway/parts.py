@@ -47,15 +47,15 @@ class Parts:
         """`content` (a string, parts, or whatever a client sent) with `between` its parts; a placeholder has a line."""
         if isinstance(content, str):
             return content
-        said, after_placeholder = "", False
+        written, after_placeholder = "", False
         for part in content if isinstance(content, list) else [] if content is None else [content]:
             before = len(self.hidden)
             words = self._words(part)
             placeholder = len(self.hidden) > before
-            if said:
-                said += between or ("\n" if placeholder or after_placeholder else "")
-            said, after_placeholder = said + words, placeholder
-        return said
+            if written:
+                written += between or ("\n" if placeholder or after_placeholder else "")
+            written, after_placeholder = written + words, placeholder
+        return written
 
     def placeholder(self, part: Mapping[str, Any]) -> str:
         """What stands for something that is no text."""
@@ -102,10 +102,10 @@ def described(part: Mapping[str, Any]) -> str:
     keys = ("data", "file_data", "url", "image_url", "file_url")
     data: str = next((texts[key] for key in keys if key in texts), "")
     size = -1
-    if found := re.match(r"data:([^,;]*)([^,]*),", data):
-        media = found[1] or media
-        payload = data[found.end() :]
-        size = _decoded(payload) if found[2].endswith(";base64") else len(unquote_to_bytes(payload))
+    if data_url := re.match(r"data:([^,;]*)([^,]*),", data):
+        media = data_url[1] or media
+        payload = data[data_url.end() :]
+        size = _decoded(payload) if data_url[2].endswith(";base64") else len(unquote_to_bytes(payload))
     elif re.match(r"[a-z][a-z0-9+.-]*://", data):
         name = name or data
     elif data:

@@ -147,9 +147,9 @@ class Tools(tuple[Mapping[str, Any], ...]):
 
 def named(tools: Sequence[Mapping[str, Any]]) -> Tools:
     """`tools`, named."""
-    found = Tools(tools)
-    found.name = tools_name(tools)
-    return found
+    sequence = Tools(tools)
+    sequence.name = tools_name(tools)
+    return sequence
 
 
 def tools_name(tools: Sequence[Mapping[str, Any]]) -> bytes:
@@ -164,14 +164,14 @@ def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
 
 def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
     """What each tool takes for arguments that are left out, where its schema says so."""
-    found: dict[str, dict[str, Any]] = {}
+    defaults: dict[str, dict[str, Any]] = {}
     for tool in tools:
         schema = tool["function"].get("parameters") or {}
         properties = schema.get("properties")
         for argument, described in properties.items() if isinstance(properties, Mapping) else ():
             if isinstance(described, Mapping) and "default" in described:
-                found.setdefault(tool["function"]["name"], {})[argument] = _parsed(json.dumps(described["default"]))
-    return found
+                defaults.setdefault(tool["function"]["name"], {})[argument] = _parsed(json.dumps(described["default"]))
+    return defaults
 
 
 def _essence(message: Message, defaults: Defaults) -> bytes:
@@ -181,10 +181,10 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
     calls: list[tuple[str, object]] = []
     functions = [call["function"] for call in message.get("tool_calls", ())]
     for function in functions:
-        name, said = function["name"], _parsed(function["arguments"])
-        if isinstance(said, dict) and (usual := defaults.get(name)):
-            said = {argument: value for argument, value in said.items() if (argument, value) not in usual.items()}
-        calls.append((name, said))
+        name, given = function["name"], _parsed(function["arguments"])
+        if isinstance(given, dict) and (usual := defaults.get(name)):
+            given = {argument: value for argument, value in given.items() if (argument, value) not in usual.items()}
+        calls.append((name, given))
     if not calls:
         return f"assistant\n{text.strip()}".encode()
     try:

@@ -136,10 +136,10 @@ def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[
 
 def stored(response: str, find: Find) -> dict[str, Any]:
     """The response of the id `response`. Raises `ApiError` (404)."""
-    found = find(response_name(response))
-    if found is None:
+    kept = find(response_name(response))
+    if kept is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
-    request, call, outcome = found
+    request, call, outcome = kept
     return Response(request, call).whole(outcome)
 
 
@@ -229,8 +229,8 @@ class Response:
         for delta in self._call.deltas:
             self._add(delta)
         self._end(outcome)
-        found: dict[str, Any] = self._events[-1]["response"]
-        return found
+        response: dict[str, Any] = self._events[-1]["response"]
+        return response
 
     def _add(self, delta: Delta) -> None:
         self._begin()
@@ -400,7 +400,7 @@ _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "re
 def _free_text(arguments: str) -> str:
     """The input of a custom tool in a call as `_FREE_TEXT` has it; all of the arguments of any other."""
     try:
-        said = json.loads(arguments)
+        value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    return said["input"] if isinstance(said, dict) and isinstance(said.get("input"), str) else arguments
+    return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments

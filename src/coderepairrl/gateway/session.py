@@ -440,5 +440,5 @@ def _message(call: Call, reply: Reply) -> Message:
 
 def _unavailable(fault: Fault) -> ApiError:
     """What a client is told of a fault. What broke in the gateway itself is for its log, not for agents."""
-    told = f"the {fault.boundary} failed" + ("" if isinstance(fault, GatewayFault) else f": {fault}")
-    return ApiError(503, f"{fault.boundary}_fault", told)
+    message = f"the {fault.boundary} failed" + ("" if isinstance(fault, GatewayFault) else f": {fault}")
+    return ApiError(503, f"{fault.boundary}_fault", message)

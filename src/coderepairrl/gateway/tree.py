@@ -200,16 +200,16 @@ class TurnTree(Tree):
     async def _ids(self, reply: Message, last: int) -> tuple[int, Sequence[int] | None]:
         """The ids of `reply`, and the turn that said it, where that comes after turn `last`, else `last` again."""
         await asyncio.sleep(0)  # there may be thousands, and others wait
-        found = self._recorded(reply, last)
-        if found is None:
+        index = self._recorded(reply, last)
+        if index is None:
             return last, await self._desk.spell(reply)
-        return max(last, found), self.turns[found].output.ids
+        return max(last, index), self.turns[index].output.ids
 
     def _recorded(self, reply: Message, last: int) -> int | None:
         """The turn that said what `reply` says, if one did: the next one after turn `last`, if there are several."""
         name = next_key(b"", reply, self._names.defaults)
-        found = self._said.get((name, tuple(_call_ids(reply)))) or self._said.get((name, None))
-        return found[min(bisect_right(found, last), len(found) - 1)] if found else None
+        indices = self._said.get((name, tuple(_call_ids(reply)))) or self._said.get((name, None))
+        return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
     async def _attached(
         self,
@@ -227,13 +227,13 @@ class TurnTree(Tree):
         length, owner, end = self._trie.longest(prompt)
         if owner is None:
             return None, None, 0, 0
-        said = conversation(self.turns, owner if end is None else end)
-        same = self._replies.get(keys[len(said)], []) if len(said) < len(keys) else []
+        recorded = conversation(self.turns, owner if end is None else end)
+        same = self._replies.get(keys[len(recorded)], []) if len(recorded) < len(keys) else []
         if end in same and length < len(prompt):
-            return end, None, length, len(said)
-        pairs: Iterable[tuple[object, object]] = zip(said, messages, strict=False)
+            return end, None, length, len(recorded)
+        pairs: Iterable[tuple[object, object]] = zip(recorded, messages, strict=False)
         if self._splice:  # what was recorded stands for whatever says the same
-            pairs = zip((await self._desk.name(Names(), said, tools))[1:], keys[1:], strict=False)
+            pairs = zip((await self._desk.name(Names(), recorded, tools))[1:], keys[1:], strict=False)
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return None, Fork(owner if end is None else end, length, alike), length, alike
 

@@ -76,20 +76,20 @@ class Workers:
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its asker may be gone by then
         # whoever leaves early does not free the process: asking for a lot and leaving would cost nothing
-        word, *found = await asyncio.shield(task)
+        word, *result = await asyncio.shield(task)
         match word:
             case b"done":
-                return found
+                return result
             case b"refused":
-                status, code, message, fields = pickle.loads(found[0])
+                status, code, message, fields = pickle.loads(result[0])
                 raise ApiError(status, code, message, **fields)
             case b"too long":
-                raise TooLong(int(found[0]))
+                raise TooLong(int(result[0]))
             case b"unwritable":
-                raise ValueError(found[0].decode())
+                raise ValueError(result[0].decode())
             case b"too large":
                 raise ApiError(413, "request_too_large", "the request takes more memory or time than there is for one")
-        raise GatewayFault(f"a request could not be worked on: {found[0].decode().strip().splitlines()[-1]}")
+        raise GatewayFault(f"a request could not be worked on: {result[0].decode().strip().splitlines()[-1]}")
 
     async def _job(self, desk: Desk, pieces: list[bytes], large: bool) -> list[bytes]:
         async with desk.busy:
@@ -101,7 +101,7 @@ class Workers:
                     try:
                         async with asyncio.timeout(SECONDS):
                             await child.send_pieces(pieces)
-                            found = await child.receive_pieces()
+                            result = await child.receive_pieces()
                     except ChildDied:
                         await self._end(child)
                         if self._closed:
@@ -113,7 +113,7 @@ class Workers:
                             break
                         raise
                     self._idle.append(child)
-                    return found
+                    return result
                 log.warning("a request of %d bytes was given up", sum(map(len, pieces)))
                 return [b"too large"]
             finally:
@@ -201,8 +201,8 @@ class Desk:
         if _light(LIGHT_NAMES, *names.unseen(messages, tools)):
             return names.of(messages, tools)
         packed = await _packed(messages)
-        defaults, found = await self._workers.ask(self, b"name", [pickle.dumps(tools), *packed], sum(map(len, packed)))
-        keys = [found[at : at + 16] for at in range(0, len(found), 16)]
+        defaults, raw = await self._workers.ask(self, b"name", [pickle.dumps(tools), *packed], sum(map(len, packed)))
+        keys = [raw[at : at + 16] for at in range(0, len(raw), 16)]
         names.remember(messages, keys, pickle.loads(defaults))
         return keys
 

@@ -173,8 +173,8 @@ def _with_objects(message: Message) -> Message:
     for call in message["tool_calls"]:
         arguments = call["function"]["arguments"]
         try:
-            said = json.loads(arguments)
+            value = json.loads(arguments)
         except (ValueError, RecursionError):
-            said = arguments
-        calls.append({**call, "function": {**call["function"], "arguments": said}})
+            value = arguments
+        calls.append({**call, "function": {**call["function"], "arguments": value}})
     return {**message, "tool_calls": calls}

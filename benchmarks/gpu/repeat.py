@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from transformers.utils import logging as hf_logging
@@ -27,7 +26,7 @@ def checksums(model: Path, work: Path, size: str, steps: int, precision: str) ->
     """Of the trained weights after each step of a learner that starts from the model."""
     given = setting(size, 4096, 1)
     if size in SIZES:
-        given = given._replace(learn=replace(given.learn, precision=precision))
+        given = given._replace(learn=given.learn.but(precision=precision))
     trainer = Trainer(model, given.learn)
     found = []
     for step in range(steps):

@@ -35,7 +35,7 @@ class Case:
     def settings(self):
         constant = CONSTANT if self.algorithm == "dr_grpo" else None
         return LearnSettings(
-            self.algorithm,
+            algorithm=self.algorithm,
             beta=self.beta,
             eps_low=self.low,
             eps_high=self.high,

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from coderepairrl import models
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.apps.fix import DEFAULTS, USED
 from coderepairrl.apps.serve import Choice, choose
@@ -254,3 +255,19 @@ def test_settings_that_would_do_nothing_are_refused(miniature: Path, tmp_path: P
         chosen("nowhere")
     with pytest.raises(UsageError, match="secret"):
         chosen("https://me:secret@127.0.0.1/v1")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("runs/nope", "did you mean 'hello'?"), ("elsewhere/nope", "hf download"), ("runs/x/y", "folder")],
+)
+def test_a_run_that_is_not_there_is_no_model_of_the_hub(
+    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs/hello-nope").mkdir(parents=True)
+    (tmp_path / "runs/hello-nope/run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        models.named(name)
+    assert advice.replace("hello", "hello-nope") in caught.value.fix
+    assert ("hf download" in caught.value.fix) is (advice == "hf download")

@@ -46,7 +46,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(running.hello, running.train, running.config),
-    *(serving.fix, serving.serve),
+    *(serving.fix, serving.serve, serving.export),
     *(reading.score, reading.view, reading.report, reading.check),
 )
 for command in COMMANDS:

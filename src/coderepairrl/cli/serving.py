@@ -1,4 +1,4 @@
-"""``crrl fix``, ``serve``: models at work."""
+"""``crrl fix``, ``serve``, ``export``: trained models, and others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -88,3 +88,16 @@ def serve(
 
     places = served.Places(host, port, socket, admin, admin_port)
     asyncio.run(served.serve(choice, places, log=log, ready=ready, say=say))
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="a run folder (its newest checkpoint), a checkpoint, or adapters")],
+    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    precision: Annotated[
+        Literal["fp32", "bf16"] | None, typer.Option(help="of merged weights; else that of the run")
+    ] = None,
+) -> None:
+    """Write a trained model as a plain Hugging Face folder; adapters are merged into the model below them."""
+    from coderepairrl.apps.export import export as write
+
+    show(run(write(model, folder, precision)))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.registry import nearest
 
 _BUILTIN = "builtin:"
+_RUN = "run.json"
+_ADAPTER = "adapter_config.json"
 _READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -19,8 +24,50 @@ def files(folder: Path) -> list[Path]:
     return [file for file in sorted(folder.iterdir()) if file.suffix in _READ and file.is_file()]
 
 
+class Named(NamedTuple):
+    """What a model's name stands for: a folder in Hugging Face layout, and adapters on it if there are any."""
+
+    folder: Path
+    adapter: Path | None = None
+    run: Path | None = None
+    """The run whose checkpoint it is."""
+
+
+def named(path: str) -> Named:
+    """The model that `path` names: a folder in Hugging Face layout, ``builtin:NAME``, a folder of adapters in peft's
+    layout, a checkpoint of a run, or a run folder, which stands for its newest checkpoint.
+
+    Adapters of a run are on the model that it began from, others on the one that their ``adapter_config.json`` names.
+    Raises `UsageError` when there is no such model.
+    """
+    found = Path(path).expanduser()
+    if (found / _RUN).is_file():
+        saved = sorted((each for each in found.glob("checkpoints/[0-9]*") if each.name.isdigit()), key=_step)
+        if not saved:
+            raise UsageError(
+                f"{found} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)"
+            )
+        found = saved[-1]
+    run = found.parent.parent if (found.parent.parent / _RUN).is_file() else None
+    if not (found / _ADAPTER).is_file():
+        return Named(folder(str(found) if run else path), run=run)
+    try:
+        if run is None:
+            base = json.loads((found / _ADAPTER).read_text("utf-8"))["base_model_name_or_path"]
+        elif (run / "model").is_dir():  # drawn for it, or merged
+            base = run / "model"
+        else:
+            base = tomllib.loads((run / "config.toml").read_text("utf-8"))["model"]["path"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{found} does not say on which model its adapters are: {error!r}") from None
+    below = named(str(base))
+    if below.adapter is not None:
+        raise UsageError(f"{found} has adapters on adapters, {below.adapter}", fix="crrl export merges those below")
+    return Named(below.folder, found, run)
+
+
 def folder(path: str, *, weights: bool = False) -> Path:
-    """The folder that `path` names: a folder, or ``builtin:NAME``.
+    """The folder of the model that `path` names, as `named` has it: that below adapters, where there are any.
 
     Raises `UsageError` when it holds no model, or none with `weights` where they are asked for.
     """
@@ -30,12 +77,9 @@ def folder(path: str, *, weights: bool = False) -> Path:
         fix = nearest(path.removeprefix(_BUILTIN), (each.parent.name for each in home.glob("*/config.json")))
     else:
         found = Path(path).expanduser()
-        fix = "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), or builtin:tiny"
-        if not found.exists() and _HUB_NAME.fullmatch(path):
-            fix = (
-                f"hf download {path} --local-dir {path} (for a gated model accept its terms on its page, and "
-                "hf auth login, before)"
-            )
+        if (found / _RUN).is_file() or (found / _ADAPTER).is_file():
+            found = named(path).folder
+        fix = _advice(path)
     if not (found / "config.json").is_file():
         raise UsageError(f"model.path={path}: {found} has no config.json", fix=fix)
     if weights and not any(found.glob("*.safetensors")):
@@ -43,3 +87,24 @@ def folder(path: str, *, weights: bool = False) -> Path:
             f"model.path={path}: {found} has no weights (*.safetensors)", fix="download them, or set model.init=random"
         )
     return found
+
+
+def _advice(path: str) -> str:
+    """What to do about a `path` where there is no model."""
+    found = Path(path).expanduser()
+    runs = [each.parent.name for each in found.parent.glob(f"*/{_RUN}")]
+    if not found.exists() and (runs or found.parent.name == "runs"):
+        return f"there is no such run: {nearest(found.name, runs)}" if runs else f"there is no run in {found.parent}"
+    if not found.exists() and _HUB_NAME.fullmatch(path):
+        return (
+            f"hf download {path} --local-dir {path} (for a gated model accept its terms on its page, and "
+            "hf auth login, before)"
+        )
+    return (
+        "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), a run, a checkpoint, a "
+        "folder of adapters, or builtin:tiny"
+    )
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name)

@@ -72,7 +72,7 @@ async def run(
     """
     folder = folder or folder_of(config)
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    plan = resolve(config, resumed=resume)
+    plan = resolve(_pinned(config), resumed=resume)
     plan.require()
     with stoppable() as received:
         try:
@@ -116,9 +116,21 @@ def _changes(plan: Plan, folder: RunFolder, history: History) -> list[Change]:
 
 
 def _model(plan: Plan, folder: RunFolder) -> Path:
-    """Where the initial policy comes from, or random weights that were drawn for it lie."""
-    drawn = folder.path / "model"
-    return drawn if plan.config.model.init == "random" and drawn.is_dir() else plan.model
+    """Where the initial policy comes from, or random weights that were drawn for it, or merged ones, lie."""
+    own = folder.path / "model"
+    return own if own.is_dir() else plan.model
+
+
+def _pinned(config: Config) -> Config:
+    """`config` with the checkpoint that a run as ``model.path`` stands for now: that run may go on."""
+    if config.model.path.startswith("builtin:"):
+        return config
+    try:
+        found = models.named(config.model.path)
+    except UsageError:  # which is reported with all else that is wrong
+        return config
+    path = config.model.path if found.run is None else str(found.adapter or found.folder)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
 async def _check_model(folder: RunFolder, plan: Plan) -> None:

@@ -10,11 +10,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import tokens
+from coderepairrl import models, tokens
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway
-from coderepairrl.learn import Learner, LearnSettings, init_random
+from coderepairrl.learn import Learner, LearnSettings, init_random, merge
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Rollout, Share, SupervisedEngine, Terms
 from coderepairrl.runs import Log, RunFolder
@@ -85,12 +85,17 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
 
 
 async def initial_model(plan: Plan, folder: RunFolder) -> Path:
-    """The initial policy: the named folder, or random weights drawn once per run into ``RUN/model``."""
-    if plan.config.model.init == "weights":
+    """The initial policy: the named folder, or ``RUN/model``, where weights are drawn or adapters merged, once."""
+    config, adapter = plan.config, models.named(plan.config.model.path).adapter
+    if config.model.init == "weights" and adapter is None:
         return plan.model
     target = folder.path / "model"
-    if not target.exists() or not folder.log.stat().st_size:  # of a start that failed, perhaps with another seed
-        await init_random(plan.model, target, plan.config.run.seed, log_dir=folder.logs)
+    if target.exists() and folder.log.stat().st_size:  # else of a start that failed, perhaps with another seed
+        return target
+    if config.model.init == "random":
+        await init_random(plan.model, target, config.run.seed, log_dir=folder.logs)
+    elif adapter is not None:
+        await merge(plan.model, adapter, target, config.train.precision, log_dir=folder.logs)
     return target
 
 

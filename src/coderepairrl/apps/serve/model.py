@@ -25,7 +25,6 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine
 from coderepairrl.registry import nearest
 from coderepairrl.rollout import SupervisedEngine
-from coderepairrl.runs import open_run
 from coderepairrl.sync import weights
 
 RELAY = "relay"
@@ -70,11 +69,11 @@ class Choice:
 def choose(
     model: str, overrides: Sequence[str] = (), *, command: str, used: Sequence[str], defaults: Sequence[str]
 ) -> Choice:
-    """The model that `model` names: a run folder, a TOML file, a model folder, ``builtin:NAME``, or a URL.
+    """The model that `model` names: a URL, a TOML file, or what `models.named` knows, runs and adapters included.
 
-    A run brings its newest checkpoint and its own settings, a TOML file its ``model.path`` and its settings; a shipped
-    model has those of the shipped config that trains it, any other `defaults`. Of `overrides`, `command` takes the
-    keys `used`. Raises `UsageError` when there is no such model, `ConfigError` for settings that are wrong or unused.
+    A checkpoint of a run has the run's settings, a TOML file its ``model.path`` and its settings; a shipped model has
+    those of the shipped config that trains it, any other `defaults`. Of `overrides`, `command` takes the keys `used`.
+    Raises `UsageError` when there is no such model, `ConfigError` for settings that are wrong or unused.
     """
     for override in overrides:
         key, _ = configs.parse_override(override)
@@ -86,16 +85,19 @@ def choose(
         options = [*defaults, f"engine={RELAY}", *overrides]
         return _remote(model, configs.validate(configs.parse_options(options), command, options))
     path = Path(model).expanduser()
-    if (path / "run.json").is_file():
-        return _newest(path, configs.load(path, overrides))
     if path.suffix == ".toml":
         config = configs.load(path, overrides)
         if _is_url(config.model.path):
             return _remote(config.model.path, config)
-        return Choice(config, folder=_with_weights(config.model.path))
-    folder = _with_weights(model)
-    plain = configs.validate(configs.parse_options([*defaults, *overrides]), command, overrides)
-    return Choice(_trainer_of(model, overrides) or plain, folder=folder)
+        found = _with_weights(config.model.path)
+    else:
+        found = _with_weights(model)
+        if found.run is not None:
+            config = configs.load(found.run, overrides)
+        else:
+            plain = configs.validate(configs.parse_options([*defaults, *overrides]), command, overrides)
+            config = _trainer_of(model, overrides) or plain
+    return Choice(config, folder=found.folder, adapter=found.adapter)
 
 
 def relayed(model_name: str, key_env: str | None) -> list[str]:
@@ -180,25 +182,16 @@ def _key(variable: str) -> str:
     return key
 
 
-def _with_weights(model: str) -> Path:
-    folder = models.folder(model)
-    if not any(folder.glob("*.safetensors")):
-        raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json")
-    return folder
+def _with_weights(model: str) -> models.Named:
+    found = models.named(model)
+    if not any(found.folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
+        )
+    return found
 
 
 def _trainer_of(model: str, overrides: Sequence[str]) -> Config | None:
     """The shipped config that trains this shipped model: it knows how an agent must speak to it."""
     trainers = (path for path in configs.shipped().values() if configs.load(path).model.path == model)
     return next((configs.load(path, overrides) for path in trainers), None)
-
-
-def _newest(run: Path, config: Config) -> Choice:
-    saved = open_run(run).saved_checkpoints()
-    if not saved:
-        raise UsageError(f"{run} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)")
-    newest = saved[max(saved)]
-    if not weights.is_adapter(newest):
-        return Choice(config, folder=newest)
-    base = run / "model" if config.model.init == "random" else models.folder(config.model.path)
-    return Choice(config, folder=_with_weights(str(base)), adapter=newest)

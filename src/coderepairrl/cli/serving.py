@@ -62,6 +62,10 @@ def serve(
     socket: Annotated[Path | None, typer.Option(help="a Unix socket of the gateway, for sandboxes")] = None,
     admin: Annotated[Path | None, typer.Option(help="the host's own Unix socket; else in a new folder")] = None,
     admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help="with a token, instead of --admin")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--keys-only", help="answer plain chat clients of this machine; not for a URL by default"),
+    ] = None,
     log: Annotated[Path | None, typer.Option(help="a new run folder: every turn, as it is committed")] = None,
     model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
     key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
@@ -86,7 +90,7 @@ def serve(
     def say(text: str) -> None:
         print(logged(text), file=sys.stderr)
 
-    places = served.Places(host, port, socket, admin, admin_port)
+    places = served.Places(host, port, socket, admin, admin_port, chat)
     asyncio.run(served.serve(choice, places, log=log, ready=ready, say=say))
 
 

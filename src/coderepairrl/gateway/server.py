@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import errno
 import gc
+import ipaddress
 import json
 import logging
+import re
 import resource
 import secrets
 import socket as sockets
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from coderepairrl.gateway import chat, messages, responses
 from coderepairrl.gateway.body import stream
 from coderepairrl.gateway.call import Call
 from coderepairrl.gateway.dialects import DIALECTS, Dialect
+from coderepairrl.gateway.incoming import Body, Incoming
 from coderepairrl.gateway.request import ApiError, Counter, Request
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import Policy, Source
@@ -60,12 +63,18 @@ class _Quiet(logging.LoggerAdapter):  # type: ignore[type-arg]
             super().exception(msg, *args, exc_info=exc_info, **more)
 
 
+Visit = Callable[[Mapping[str, Any], bool], Session]
+"""The session of a request without a key, by its body and whether its client says that it sent it before."""
+_KEY = re.compile("[0-9a-f]{32}")
+
+
 class Server:
     """Serves sessions over HTTP, by TCP and by a Unix socket; `source` is who replies in them.
 
     A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
     run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end. The
     model is called `model_name`, and answers to every other name, too, or to those of `accept` if there are any.
+    With `visit` set, who comes over the loopback without a session's key is let into the session that it chooses.
 
         server = Server(source, sampling=Sampling(), on_turn=record)
         await server.start()
@@ -90,6 +99,8 @@ class Server:
         self.accept = frozenset(accept)
         self.url = ""
         self.socket: Path | None = None
+        self.visit: Visit | None = None
+        self._visiting = Incoming()
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
         self._closed: dict[str, None] = {}
@@ -207,12 +218,43 @@ class Server:
             raise ApiError(410, "episode_closed", "the episode is over")
         raise ApiError(401, "invalid_api_key", "no such key: use the base URL or the API key of an open episode")
 
+    def _visits(self, request: web.Request) -> bool:
+        """Whether it comes from this machine, from no web page, and with nothing that looks like a session's key."""
+        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        keys = (request.headers.get("x-api-key", ""), bearer)
+        return (
+            self.visit is not None
+            and "key" not in request.match_info
+            and not any(_KEY.fullmatch(key) for key in keys)
+            and "Origin" not in request.headers
+            and isinstance(peer, tuple)
+            and ipaddress.ip_address(peer[0]).is_loopback
+        )
+
+    async def _enter(self, request: web.Request, dialect: str) -> tuple[Session, Body | None]:
+        """The session of a call, and its body if that had to be read to know it."""
+        if self.visit is None or not self._visits(request):
+            return self._session(request), None
+        if (timer := self._strangers.pop(request.protocol, None)) is not None:
+            timer.cancel()
+        body = await self._visiting.body(request, dialect)
+        try:
+            data = await asyncio.to_thread(json.loads, body.whole())
+        except (ValueError, RecursionError):
+            data = None
+        if not isinstance(data, dict):
+            raise ApiError(400, "invalid_json", "the body is no JSON object")
+        session = self.visit(data, bool(_retry_count(request)))
+        session.incoming.greet(request.protocol)
+        return session, body
+
     def _completion(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session = self._session(request)
+            session, body = await self._enter(request, dialect.name)
             with _ours(session):
                 with _charged(session):
-                    body = await session.incoming.body(request, dialect.name)
+                    body = body or await session.incoming.body(request, dialect.name)
                     asked = await session.read(dialect.name, body)
                     self._known(asked.model)
                     asked = responses.recalled(asked, session.find) if asked.unread else asked
@@ -254,13 +296,15 @@ class Server:
             return web.json_response(responses.deleted(response))
 
     async def _models(self, request: web.Request) -> web.Response:
-        self._session(request)
+        if not self._visits(request):
+            self._session(request)
         names = [self.model_name, *sorted(self.accept - {self.model_name})]
         ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return web.json_response({"object": "list", "data": [self._card(name) for name in names], **ends})
 
     async def _model(self, request: web.Request) -> web.Response:
-        self._session(request)
+        if not self._visits(request):
+            self._session(request)
         self._known(request.match_info["model"])
         return web.json_response(self._card(request.match_info["model"]))
 

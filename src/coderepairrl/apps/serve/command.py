@@ -17,6 +17,7 @@ from coderepairrl import engines
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.model import Choice, replying
 from coderepairrl.apps.serve.sessions import Sessions
+from coderepairrl.apps.serve.visitors import Visitors
 from coderepairrl.assembly.place import limits
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Policy, Server
@@ -47,6 +48,8 @@ class Places:
     socket: Path | None = None
     admin: Path | None = None
     admin_port: int | None = None
+    chat: bool | None = None
+    """Whether the gateway also answers who has no session's key, over the loopback; None: for models of our own."""
 
 
 async def serve(
@@ -99,6 +102,9 @@ async def _serve(
         if places.socket is not None:
             parts.callback(places.socket.unlink, missing_ok=True)
         sessions = Sessions(server, limits(config), record, side_calls=rollout.side_calls)
+        chat = not choice.url if places.chat is None else places.chat
+        if chat:
+            server.visit = Visitors(sessions)
         parts.push_async_callback(sessions.close_all)
         by_port = places.admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""
@@ -109,7 +115,7 @@ async def _serve(
         if not by_port:
             parts.callback(address.unlink, missing_ok=True)
         told = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
-        told |= {"model": choice.name, "log": str(log or "")}
+        told |= {"chat": f"{server.url}/v1" if chat else "", "model": choice.name, "log": str(log or "")}
         ready({name: value for name, value in told.items() if value})
         try:
             await asyncio.Event().wait()

@@ -67,6 +67,10 @@ class Sessions:
     def __contains__(self, name: str) -> bool:
         return name in self._open
 
+    def session(self, name: str) -> Session | None:
+        """The open session of that name."""
+        return self._open[name][0] if name in self._open else None
+
     def open(self, asked: Asked) -> dict[str, Any]:
         """A new session: all that an agent needs to know of it."""
         name = asked.id or f"session-{secrets.token_hex(8)}"

@@ -1,0 +1,55 @@
+"""`crrl serve` for a plain chat client: a base URL, any key, and each conversation is a session."""
+
+from __future__ import annotations
+
+import httpx
+from openai import OpenAI
+
+from serve.conftest import Start
+
+
+def test_a_plain_client_needs_no_session(start: Start) -> None:
+    served = start("builtin:tiny", "rollout.turn_tokens=8")
+    url = f"{served.where['gateway']}/v1"
+    assert served.where["chat"] == url
+    client = OpenAI(base_url=url, api_key="none", max_retries=0)
+    assert [model.id for model in client.models.list()] == ["policy"]
+
+    def ask(messages: list[dict[str, object]]) -> dict[str, object]:
+        answer = client.chat.completions.create(model="gpt-x", messages=messages)  # type: ignore[arg-type]
+        return {"role": "assistant", "content": answer.choices[0].message.content or ""}
+
+    def sessions() -> dict[str, int]:
+        return {each["id"]: each["turns"] for each in served.host.get("/sessions").json()["sessions"]}
+
+    first: list[dict[str, object]] = [{"role": "user", "content": "Hello."}]
+    first += [ask(first), {"role": "user", "content": "Go on."}]
+    ask(first)
+    assert list(sessions().values()) == [2], "one conversation, one session"
+    ask([{"role": "user", "content": "Hello."}])
+    assert sorted(sessions().values()) == [1, 2], "another one that begins alike is another"
+    ask(first)
+    assert len(sessions()) == 2 and sum(sessions().values()) == 4, "asked again, it is no new one"
+    told = served.host.get(f"/sessions/{next(iter(sessions()))}").json()
+    assert told["turns"][1]["base"] == 0, "a conversation goes on with its recorded tokens"
+
+    question = {"model": "policy", "stream": True, "messages": first[:1]}
+    with httpx.stream("POST", f"{url}/chat/completions", json=question) as streamed:
+        assert streamed.status_code == 200 and "[DONE]" in streamed.read().decode(), "as curl does, without any key"
+    assert len(sessions()) == 3
+
+
+def test_whom_it_does_not_answer(start: Start) -> None:
+    """Web pages, keys of sessions that are none, and, where it is asked to, everybody without one."""
+    question = {"messages": [{"role": "user", "content": "Hello."}]}
+    served = start("builtin:tiny")
+    url = f"{served.where['gateway']}/v1/chat/completions"
+    for headers in ({"Origin": "http://evil.example"}, {"Authorization": f"Bearer {'0' * 32}"}):
+        assert httpx.post(url, json=question, headers=headers).status_code == 401
+    assert httpx.post(url.replace("/v1", f"/s/{'0' * 32}/v1"), json=question).status_code == 401
+    assert httpx.post(url, content=b"[" * 100_000).status_code == 400
+    assert served.host.get("/sessions").json()["sessions"] == []
+
+    closed = start("builtin:tiny", "--keys-only")
+    assert "chat" not in closed.where
+    assert httpx.post(f"{closed.where['gateway']}/v1/chat/completions", json=question).status_code == 401

@@ -259,7 +259,7 @@ def test_settings_that_would_do_nothing_are_refused(miniature: Path, tmp_path: P
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("runs/nope", "did you mean 'hello'?"), ("elsewhere/nope", "hf download"), ("runs/x/y", "folder")],
+    [("runs/nope", "no such run: known: hello"), ("elsewhere/nope", "hf download"), ("runs/x/y", "folder")],
 )
 def test_a_run_that_is_not_there_is_no_model_of_the_hub(
     name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from coderepairrl.errors import ExitCode, HealthGateError
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Batch
 from coderepairrl.protocols import Chunk, Sandbox, SandboxBackend
-from coderepairrl.rollout import Rollout, Terms
+from coderepairrl.rollout import Rollout, Share, Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages import gates
@@ -155,7 +155,15 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
     try:
         progress = Progress(STEPS)
         yield Parts(
-            config, folder, log, tasks, {}, rollout, cast(LivePolicy, Policy(fault)), cast(Any, engine), progress
+            config,
+            folder,
+            log,
+            (Share(tasks),),
+            {},
+            rollout,
+            cast(LivePolicy, Policy(fault)),
+            cast(Any, engine),
+            progress,
         )
     finally:
         await gateway.stop()

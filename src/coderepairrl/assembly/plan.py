@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coderepairrl import engines, models, rewards, tasks, tokens
 from coderepairrl.assembly import devices
+from coderepairrl.assembly.kinds import check_kinds, of_kind
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
@@ -19,15 +21,18 @@ from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
+from coderepairrl.config.schema import Source
 from coderepairrl.errors import PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rewards import Weighted
+from coderepairrl.rollout import Share, Terms
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Limits, Task
 
+T = TypeVar("T")
 _TASKS_NAMED = 3
 """Tasks that cannot be opened, of which each is a message; the others are counted."""
 
@@ -43,11 +48,14 @@ class Plan:
     codec: Codec
     forks: tuple[str, ...]
     """Where token ids cannot be extended exactly, in words."""
-    train_tasks: tuple[Task, ...]
+    sources: tuple[Share, ...]
+    """Training tasks, with the part of the batches that each source has."""
     eval_tasks: Mapping[str, tuple[Task, ...]]
     """Held-out ones by the name of the evaluation: all, or a sample."""
     place: Place
     limits: Limits
+    kinds: Mapping[str, Terms]
+    """How tasks are attempted and judged, by their kind; ``""`` is for all others."""
     engine: EngineSpec
     """With room for the run's adapters, on its own GPUs."""
     train_rewards: Sequence[Weighted]
@@ -62,14 +70,15 @@ class Plan:
     """What engine or learner need and this machine lacks, with which they would not start."""
 
     @property
-    def rewards(self) -> dict[str, Sequence[Weighted]]:
-        """By phase: ``train``, and the evaluations by name."""
-        return {"train": self.train_rewards, **dict.fromkeys(self.eval_tasks, self.eval_rewards)}
+    def train_tasks(self) -> tuple[Task, ...]:
+        """Those of all sources."""
+        return tuple(chain.from_iterable(source.tasks for source in self.sources))
 
     @property
     def reward_versions(self) -> dict[str, int]:
         """The version of each reward's formula, by its name."""
-        return rewards.versions_of(reward for reward, _ in (*self.train_rewards, *self.eval_rewards))
+        made = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
+        return rewards.versions_of(reward for reward, _ in (*self.train_rewards, *self.eval_rewards, *made))
 
     def require(self) -> None:
         """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
@@ -98,9 +107,12 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     place = choose_place(config, problems)
     engine, split = _engine(config, model, problems)
-    train_tasks, eval_tasks = _tasks(config, problems)
-    problems.attempt(lambda: check_references(config, train_tasks.value, paid.value))
-    _check_workspaces(train_tasks, eval_tasks, place, problems)
+    sources, eval_tasks = _tasks(config, problems)
+    kinds = _kinds(config, (paid, measured, place), eval_tasks, problems)
+    problems.attempt(lambda: check_references(config, [t for s in sources.value for t in s.tasks], paid.value))
+    everything = (*chain(*_or(eval_tasks, {}).values()), *chain(*(source.tasks for source in _or(sources, ()))))
+    problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
+    _check_workspaces(everything, place, problems)
     lacking = _lacking(engine, learner)
     if problems.found:
         for each in lacking:
@@ -111,10 +123,11 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         model=model.value,
         codec=codec.value,
         forks=forks.value,
-        train_tasks=train_tasks.value,
+        sources=sources.value,
         eval_tasks=eval_tasks.value,
         place=place.value,
         limits=limits(config),
+        kinds=kinds.value,
         engine=engine.value,
         train_rewards=paid.value,
         eval_rewards=measured.value,
@@ -152,58 +165,101 @@ def _lacking(engine: Made[EngineSpec], learner: Made[LearnSettings]) -> tuple[Pr
     return tuple(each for each in absent.found if isinstance(each, PrerequisiteError))
 
 
-def _tasks(config: Config, problems: Problems) -> tuple[Made[tuple[Task, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
-    """Training tasks, and held-out ones by evaluation. Each source is read once for the same options."""
-    here, sources = config.tasks, dict[str, Made[list[Task]]]()
+def _kinds(
+    config: Config,
+    plain: tuple[Made[list[Weighted]], Made[list[Weighted]], Made[Place]],
+    evaluations: Made[Mapping[str, tuple[Task, ...]]],
+    problems: Problems,
+) -> Made[Mapping[str, Terms]]:
+    """The terms of each kind of tasks; `plain` are what is paid, what evaluations measure, and the place of all."""
+    parts = {"": (config, *plain)}
+    for name, kind in config.kinds.items():
+        own = of_kind(config, kind)
+        paid, measured, place = plain
+        if kind.reward:
+            paid = measured = problems.attempt(lambda own=own: rewards.make(own.reward))  # type: ignore[misc]
+        parts[name] = own, paid, measured, choose_place(own, problems) if kind.agent else place
+
+    def terms() -> Mapping[str, Terms]:
+        return {
+            name: Terms(
+                place.value.agent,
+                place.value.sandbox,
+                limits(own),
+                {"train": paid.value, **dict.fromkeys(evaluations.value, measured.value)},
+                own.rollout.side_calls,
+            )
+            for name, (own, paid, measured, place) in parts.items()
+        }
+
+    return problems.attempt(terms)
+
+
+def _tasks(config: Config, problems: Problems) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
+    """Training tasks by source, and held-out ones by evaluation. Each source is read once for the same options."""
+    here, known = config.tasks, dict[str, Made[list[Task]]]()
+    sources = here.sources or (Source(source=here.source, options=here.options, split=here.split),)
+
+    def key(source: str, options: Mapping[str, Any]) -> str:
+        return json.dumps([source, options], sort_keys=True, default=repr)
+
+    kinds = {key(each.source, each.options): each.kind for each in sources}
 
     def read(source: str, options: Mapping[str, Any]) -> Made[list[Task]]:
-        key = json.dumps([source, options], sort_keys=True, default=repr)
-        if key not in sources:
-            sources[key] = problems.attempt(lambda: _read(source, options))
-        return sources[key]
+        at = key(source, options)
+        if at not in known:
+            known[at] = problems.attempt(lambda: _read(source, options, kinds.get(at, "")))
+        return known[at]
 
-    def train() -> tuple[Task, ...]:
-        everything = read(here.source, here.options).value
-        found = _split(everything, here.split)
-        if not found:
-            splits = ", ".join(sorted({task.split for task in everything}))
-            raise TaskError(
-                f"{here.source} has no task in split {here.split!r}", fix=f"splits it has: {splits or 'none'}"
-            )
-        return found
+    def train() -> tuple[Share, ...]:
+        shares = []
+        for each in sources:
+            everything = read(each.source, each.options).value
+            found = _split(everything, each.split)
+            if not found:
+                splits = ", ".join(sorted({task.split for task in everything}))
+                raise TaskError(
+                    f"{each.source} has no task in split {each.split!r}", fix=f"splits it has: {splits or 'none'}"
+                )
+            shares.append(Share(found, each.weight))
+        counts = Counter(task.id for share in shares for task in share.tasks)
+        doubles = [name for name, count in counts.items() if count > 1]
+        if doubles and len(shares) > 1:
+            raise TaskError(f"task {doubles[0]} is in two sources", fix="leave it out of one: ids are unique in a run")
+        return tuple(shares)
 
     def held_out() -> Mapping[str, tuple[Task, ...]]:
         found = {}
         for name, there in config.eval.each.items():
-            options = there.options or ({} if there.source else here.options)
-            everything = read(there.source or here.source, options).value
+            named = [(there.source, there.options)]
+            if not there.source:  # that of the training tasks, or all of them
+                named = [(each.source, there.options or each.options) for each in sources]
+            everything = [task for source, options in named for task in read(source, options).value]
             found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
         return found
 
     return problems.attempt(train), problems.attempt(held_out)
 
 
-def _read(source: str, options: Mapping[str, Any]) -> list[Task]:
+def _read(source: str, options: Mapping[str, Any], kind: str) -> list[Task]:
     made = tasks.make(source, **options)
     made.prepare()
-    return list(made)
+    return [replace(task, kind=task.kind or kind) for task in made] if kind else list(made)
 
 
 def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
     return tuple(task for task in everything if task.split == split)
 
 
-def _check_workspaces(
-    train: Made[tuple[Task, ...]],
-    held_out: Made[Mapping[str, tuple[Task, ...]]],
-    place: Made[Place],
-    problems: Problems,
-) -> None:
+def _or(made: Made[T], otherwise: T) -> T:
+    return made.value if made else otherwise
+
+
+def _check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
     """Each workspace that cannot be opened, by its first task; beyond a few, how many there are."""
     backend = place.value.sandbox if place else None
     images = not isinstance(backend, GuestBackend) or backend.images is not None
-    everything = (*chain(*(held_out.value if held_out else {}).values()), *(train.value if train else ()))
-    refused = list(_refused({task.workspace: task for task in everything}.values(), images))
+    refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), images))
     for error in refused[:_TASKS_NAMED]:
         problems.add(error)
     if (more := len(refused) - _TASKS_NAMED) > 0:

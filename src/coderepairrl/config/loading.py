@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -249,7 +249,17 @@ def _unknown(data: dict[str, Any], model: type[BaseModel], prefix: str = "") -> 
             near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _elsewhere(key)
             yield prefix + key, (prefix + near[0] if near and near[0] in model.model_fields else "".join(near))
         elif isinstance(value, dict) and (inner := _section(model, key)) is not None:
-            yield from _unknown(value, inner, f"{prefix}{key}.")
+            if not _by_name(model, key):
+                yield from _unknown(value, inner, f"{prefix}{key}.")
+                continue
+            for name, each in value.items():
+                if isinstance(each, dict):
+                    yield from _unknown(each, inner, f"{prefix}{key}.{name}.")
+
+
+def _by_name(model: type[BaseModel], key: str) -> bool:
+    """Whether `key` has any number of sections, by names of the user's."""
+    return get_origin(model.model_fields[key].annotation) is dict
 
 
 def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
@@ -263,7 +273,7 @@ def _elsewhere(key: str) -> list[str]:
     names = {
         field: f"{section}.{field}"
         for section in Config.model_fields
-        if (model := _section(Config, section)) is not None
+        if (model := _section(Config, section)) is not None and not _by_name(Config, section)
         for field in model.model_fields
     }
     near = difflib.get_close_matches(key, names, 1, 0.75)

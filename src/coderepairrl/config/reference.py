@@ -39,6 +39,8 @@ def reference() -> str:
         model = field.annotation
         if isinstance(model, type) and issubclass(model, BaseModel):
             parts += [_part(name, model), *(_part(f"{name}.{key}", inner) for key, inner in _inner(model))]
+        elif get_origin(model) is dict and issubclass(inner := get_args(model)[1], BaseModel):
+            parts.append(_part(f"{name}.NAME", inner))
         else:
             default = ", ".join(f"`{key} = {value}`" for key, value in field.get_default().items())
             parts.append(f"## [{name}]\n\n{field.description}\nDefault: {default}.\n")

@@ -105,6 +105,21 @@ class Model(Section):
     """Let the model reason before it answers, where its template has a switch."""
 
 
+class Source(Section):
+    """One of several sources of training tasks, whose tasks share the batches."""
+
+    source: str
+    """A task source: `jsonl`, `handmade`, `mutants`, or `module:Class`."""
+    options: dict[str, Any] = {}
+    """Passed to the source."""
+    split: str = "train"
+    """Tasks of this split are trained on."""
+    weight: float = Field(default=1.0, gt=0)
+    """Its part of the batches, over the sum of all weights."""
+    kind: str = ""
+    """The kind of its tasks that have none themselves."""
+
+
 class Tasks(Section):
     """What is trained on."""
 
@@ -114,6 +129,8 @@ class Tasks(Section):
     """Passed to the source, for example `path`."""
     split: str = "train"
     """Tasks of this split are trained on."""
+    sources: tuple[Source, ...] = ()
+    """Several sources in place of the one above, as `[[tasks.sources]]`, each with its part of the batches."""
     verify: bool = True
     """Before the first step, ask every reward that measures repair about references, in the sandbox
     (docs/guides/rewards.md): all up to 50, else 3 of each environment. One that earns less than 1 is refused, and so is
@@ -123,6 +140,23 @@ class Tasks(Section):
     """So many repairs of the policy's own that passed a task's checks in earlier steps become further references of the
     task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/guides/rewards.md). Needs checks to
     be run: `reward.tests=0` at least."""
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Tasks:
+        if self.sources and (self.source != "jsonl" or self.options):
+            raise ValueError("sources stand in place of source and options: leave these out")
+        return self
+
+
+def _short(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+Short = BeforeValidator(_short)
+
+
+def _weights(value: Any) -> Any:
+    return {value: 1.0} if isinstance(value, str) else value
 
 
 class Agent(Section):
@@ -190,6 +224,23 @@ class Rollout(Section):
     side_calls: SideCalls | None = None
     """Which calls beside the agent's main conversation are trained: none (`mask`), those that were given tools
     (`tools`), all (`train`). Unset is what the agent's recipe says (docs/guides/agents.md)."""
+
+
+class TaskKind(Section):
+    """What is otherwise for the tasks of one kind (their field `kind`); what is left out is that of the run."""
+
+    agent: Annotated[Agent | None, Short] = None
+    """Who works on them."""
+    reward: Annotated[dict[str, float], BeforeValidator(_weights)] = {}
+    """What their attempts are paid for, and measured by."""
+    calls: int | None = Field(default=None, ge=1)
+    """As `rollout.calls`."""
+    tokens: int | None = Field(default=None, ge=16)
+    """As `rollout.tokens`, and no more than these."""
+    seconds: float | None = Field(default=None, gt=0)
+    """As `rollout.seconds`."""
+    turn_tokens: int | None = Field(default=None, ge=1)
+    """As `rollout.turn_tokens`."""
 
 
 class Gateway(Section):
@@ -346,10 +397,13 @@ class Eval(Section):
 
     @property
     def each(self) -> dict[str, Eval]:
-        """Every evaluation by name: this one is ``eval``. Further ones add to its `options`."""
+        """Every evaluation by name: this one is ``eval``. Further ones add to its `options`, but where they name a
+        source of their own."""
         base = self.model_dump(exclude={"also"})
         return {"eval": self} | {
-            name: Eval(**base | other | {"options": self.options | other.get("options", {})})
+            name: Eval(
+                **base | other | {"options": ({} if "source" in other else self.options) | other.get("options", {})}
+            )
             for name, other in self.also.items()
         }
 
@@ -370,15 +424,8 @@ class Eval(Section):
         return {value: 1.0} if isinstance(value, str) else value
 
 
-_VARIED = {"split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p"}
-"""What a further evaluation may do otherwise: it shares its steps, its source and its reward with the first."""
-
-
-def _short(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-Short = BeforeValidator(_short)
+_VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p"}
+"""What a further evaluation may do otherwise: it shares its steps and its reward with the first."""
 
 
 class Config(Section):
@@ -393,6 +440,8 @@ class Config(Section):
     reward: dict[str, float] = {"patch_edits": 1.0}
     """Rewards by name with their weights; weight 0 measures without paying."""
     rollout: Rollout = Rollout()
+    kinds: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], TaskKind] = {}
+    """By kind of task, as `[kinds.NAME]`."""
     gateway: Gateway = Gateway()
     train: Train = Train()
     eval: Eval = Eval()
@@ -409,6 +458,14 @@ class Config(Section):
             raise ValueError("reward: at least one weight must differ from 0")
         if self.rollout.turn_tokens > self.rollout.tokens:
             raise ValueError("rollout.turn_tokens exceeds rollout.tokens")
+        for name, kind in self.kinds.items():
+            tokens = kind.tokens or self.rollout.tokens
+            if tokens > self.rollout.tokens:
+                raise ValueError(f"kinds.{name}.tokens exceeds rollout.tokens, which bounds a row of the batch")
+            if (kind.turn_tokens or 0) > tokens:
+                raise ValueError(f"kinds.{name}.turn_tokens exceeds its tokens")
+            if kind.reward and not any(kind.reward.values()):
+                raise ValueError(f"kinds.{name}.reward: at least one weight must differ from 0")
         train, episodes = self.train, self.rollout.tasks_per_step * self.rollout.group_size
         if train.minibatches > episodes:
             raise ValueError(f"train.minibatches={train.minibatches} of the {episodes} episodes of a step")

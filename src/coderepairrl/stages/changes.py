@@ -44,6 +44,7 @@ WHY_NOT = {
     "sandbox": "its earlier episodes worked under other conditions",
     "reward": "its earlier rewards would mean something else",
     "gateway": "its earlier episodes worked under other conditions",
+    "kinds": "its earlier episodes were made by other terms, and its earlier rewards would mean something else",
     "rollout": "groups that are begun, the order of tasks and the distribution that is trained on follow from it",
     "train": "half of the run would be trained by another method, or its optimiser's state be of another shape",
     "train.processes": "steps since the last checkpoint are replayed by as many processes as made them",

@@ -19,8 +19,10 @@ from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.sizing import DoesNotFit, require
 from coderepairrl.config import Config, run_of, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError, several
-from coderepairrl.learn.account import run_account
+from coderepairrl.learn.account import accounts_by_kind
+from coderepairrl.learn.stitch import Account
 from coderepairrl.processes.signals import Interrupted, stoppable
+from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed
@@ -195,7 +197,8 @@ async def _until_stopped(
 def summary(folder: RunFolder) -> dict[str, Any]:
     """What a run has come to: steps, evaluations, the account of every sampled token."""
     history = read_history(folder)
-    account = run_account(folder.records())
+    kinds = accounts_by_kind(folder.records())
+    account = sum(kinds.values(), Account())
     return {
         "run": str(folder.path),
         "steps": history.step,
@@ -203,6 +206,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "metrics": history.steps[-1]["metrics"] if history.steps else {},
         "evaluations": _by_name(history),
         "account": {**asdict(account), "balanced": account.balanced},
+        "kinds": {kind: {**asdict(own), "balanced": own.balanced} for kind, own in kinds.items()},
     }
 
 
@@ -254,13 +258,27 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "steps": steps,
         "episodes_per_step": per_step,
         "training_episodes": per_step * steps,
-        "epochs": round(config.rollout.tasks_per_step * steps / len(plan.train_tasks), 2),
+        "epochs": round(config.rollout.tasks_per_step * steps * _most_often(plan), 2),
         "evaluations": times * sum(bool(tasks) for tasks in held_out.values()),
         "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in held_out.items()),
         "limits": asdict(plan.limits),
+        **(
+            {"kinds": {name: _terms_shown(terms) for name, terms in plan.kinds.items() if name}} if config.kinds else {}
+        ),
         "clip": plan.clip,
         "learner": plan.learner.model_dump(),
     }
+
+
+def _terms_shown(terms: Terms) -> dict[str, Any]:
+    paid = {reward.name: weight for reward, weight in terms.rewards["train"]}
+    return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
+
+
+def _most_often(plan: Plan) -> float:
+    """How often a task comes, for each one of all that are trained on, in the source whose tasks come most often."""
+    whole = sum(source.weight for source in plan.sources)
+    return max(source.weight / whole / len(source.tasks) for source in plan.sources)
 
 
 def needs(config: Config) -> dict[str, Any]:

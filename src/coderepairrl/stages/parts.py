@@ -16,7 +16,7 @@ from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import Rollout, Share, SupervisedEngine, Terms
+from coderepairrl.rollout import Rollout, Share, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
@@ -32,7 +32,8 @@ class Parts:
     config: Config
     folder: RunFolder
     log: Log
-    train_tasks: tuple[Task, ...]
+    sources: tuple[Share, ...]
+    """Training tasks, with the part of the batches that each source has."""
     eval_tasks: Mapping[str, tuple[Task, ...]]
     """By the name of the evaluation."""
     rollout: Rollout
@@ -41,9 +42,9 @@ class Parts:
     progress: Progress
 
     @property
-    def sources(self) -> tuple[Share, ...]:
-        """Training tasks, with the part of the batches that each source has."""
-        return (Share(self.train_tasks),)
+    def train_tasks(self) -> tuple[Task, ...]:
+        """Those of all sources."""
+        return tuple(chain.from_iterable(source.tasks for source in self.sources))
 
 
 @asynccontextmanager
@@ -63,12 +64,12 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
         gateway = await open_gateway(parts, plan, model, engine, log, shared / "gateway.sock")
         rollout = Rollout(
             gateway=gateway,
-            kinds={"": _terms(plan)},
+            kinds=plan.kinds,
             log=log,
             concurrency=plan.config.rollout.concurrency,
             on_episode=progress.episode,
         )
-        yield Parts(plan.config, folder, log, plan.train_tasks, plan.eval_tasks, rollout, policy, engine, progress)
+        yield Parts(plan.config, folder, log, plan.sources, plan.eval_tasks, rollout, policy, engine, progress)
 
 
 def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
@@ -182,8 +183,3 @@ async def _both(
             if not isinstance(made, BaseException):
                 await made.close()
         raise
-
-
-def _terms(plan: Plan) -> Terms:
-    """How tasks of every kind are attempted and judged."""
-    return Terms(plan.place.agent, plan.place.sandbox, plan.limits, plan.rewards, plan.config.rollout.side_calls)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.rewards.verify import Trial, trials
 from coderepairrl.rewards.verify import verify as ask
 from coderepairrl.stages.progress import Progress
+from coderepairrl.types import Task
 
 OFF = "off: tasks.verify=false"
 NOTHING = "nothing: no reward that measures repair, or no task with a reference"
@@ -42,8 +44,15 @@ def planned(plan: Plan) -> list[Trial]:
     when, seed = plan.config.eval, plan.config.run.seed
     evaluates = when.before or when.every or when.after
     held_out = {task.id: task for tasks in plan.eval_tasks.values() for task in tasks} if evaluates else {}
-    asked = trials(plan.train_tasks, plan.train_rewards, seed)
-    asked += trials(list(held_out.values()), plan.eval_rewards, seed)
+    asked: list[Trial] = []
+    for kind, terms in plan.kinds.items():
+
+        def own(tasks: Iterable[Task], kind: str = kind) -> list[Task]:
+            return [task for task in tasks if (task.kind if task.kind in plan.kinds else "") == kind]
+
+        asked += trials(own(plan.train_tasks), terms.rewards["train"], seed)
+        for name in [*plan.eval_tasks][:1]:  # all evaluations measure the same
+            asked += trials(own(held_out.values()), terms.rewards[name], seed)
     return list({(trial.task.id, trial.task.split, trial.reward.name): trial for trial in asked}.values())
 
 

@@ -155,15 +155,15 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
     try:
         progress = Progress(STEPS)
         yield Parts(
-            config,
-            folder,
-            log,
-            (Share(tasks),),
-            {},
-            rollout,
-            cast(LivePolicy, Policy(fault)),
-            cast(Any, engine),
-            progress,
+            config=config,
+            folder=folder,
+            log=log,
+            eval_tasks={},
+            rollout=rollout,
+            progress=progress,
+            sources=(Share(tasks),),
+            policy=cast(LivePolicy, Policy(fault)),
+            engine=cast(Any, engine),
         )
     finally:
         await gateway.stop()

@@ -86,6 +86,35 @@ class Plan:
             raise several(self.lacking)
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """An evaluation without training, not opened: who replies is another matter (`assembly.policy`)."""
+
+    config: Config
+    eval_tasks: Mapping[str, tuple[Task, ...]]
+    place: Place
+    kinds: Mapping[str, Terms]
+
+
+def resolve_evaluation(config: Config) -> EvaluationPlan:
+    """The held-out tasks of `config`, and how they are attempted and judged. Raises as `resolve` does, and `TaskError`
+    where no evaluation has any task."""
+    problems = Problems()
+    measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
+    place = choose_place(config, problems)
+    _, eval_tasks = _tasks(config, problems, training=False)
+    kinds = _kinds(config, (measured, measured, place), eval_tasks, problems)
+    everything = tuple(chain(*_or(eval_tasks, {}).values()))
+    problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
+    _check_workspaces(everything, place, problems)
+    if eval_tasks and not everything:
+        problems.add(
+            TaskError("no evaluation has a held-out task", fix="name a source and a split that has: eval.split")
+        )
+    problems.report()
+    return EvaluationPlan(config, eval_tasks.value, place.value, kinds.value)
+
+
 def resolve(config: Config, *, resumed: bool = False) -> Plan:
     """The parts that `config` names, each found, made and checked once.
 
@@ -195,7 +224,9 @@ def _kinds(
     return problems.attempt(terms)
 
 
-def _tasks(config: Config, problems: Problems) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
+def _tasks(
+    config: Config, problems: Problems, *, training: bool = True
+) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
     """Training tasks by source, and held-out ones by evaluation. Each source is read once for the same options."""
     here, known = config.tasks, dict[str, Made[list[Task]]]()
     sources = here.sources or (Source(source=here.source, options=here.options, split=here.split),)
@@ -238,7 +269,7 @@ def _tasks(config: Config, problems: Problems) -> tuple[Made[tuple[Share, ...]],
             found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
         return found
 
-    return problems.attempt(train), problems.attempt(held_out)
+    return problems.attempt(train) if training else Made([]), problems.attempt(held_out)
 
 
 def _read(source: str, options: Mapping[str, Any], kind: str) -> list[Task]:

@@ -25,21 +25,27 @@ from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sampling, Task, Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Everything the loop needs, running."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What an evaluation needs, running."""
 
     config: Config
     folder: RunFolder
     log: Log
-    sources: tuple[Share, ...]
-    """Training tasks, with the part of the batches that each source has."""
     eval_tasks: Mapping[str, tuple[Task, ...]]
     """By the name of the evaluation."""
     rollout: Rollout
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts(Bench):
+    """Everything the loop needs, running."""
+
+    sources: tuple[Share, ...]
+    """Training tasks, with the part of the batches that each source has."""
     policy: LivePolicy
     engine: SupervisedEngine
-    progress: Progress
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
@@ -69,7 +75,17 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
             concurrency=plan.config.rollout.concurrency,
             on_episode=progress.episode,
         )
-        yield Parts(plan.config, folder, log, plan.sources, plan.eval_tasks, rollout, policy, engine, progress)
+        yield Parts(
+            config=plan.config,
+            folder=folder,
+            log=log,
+            eval_tasks=plan.eval_tasks,
+            rollout=rollout,
+            progress=progress,
+            sources=plan.sources,
+            policy=policy,
+            engine=engine,
+        )
 
 
 def say_what_is_unusual(plan: Plan, progress: Progress) -> None:

@@ -15,7 +15,7 @@ from coderepairrl.learn import Batch
 from coderepairrl.rollout import Group, Slot, check_health, collect, due, slots
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.history import History, consumed, finished
-from coderepairrl.stages.parts import Parts
+from coderepairrl.stages.parts import Bench, Parts
 from coderepairrl.stages.policy import make_batch, replayed
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stats import Summary, summarise
@@ -115,7 +115,7 @@ async def export(parts: Parts, history: History, episodes: Sequence[Episode], re
 
 
 async def gather(
-    parts: Parts,
+    parts: Bench,
     history: History,
     chosen: Sequence[Slot],
     sampling: Sampling,
@@ -151,11 +151,12 @@ async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
     """Measure the policy as it is after `step` updates on the held-out tasks, unless it is not due or done."""
     for name, tasks in parts.eval_tasks.items():
         if evaluation_due(parts.config, step) and tasks and (name, step) not in history.evaluations:
-            await evaluate(parts, history, name, step)
+            await evaluate(parts, history, name, step, parts.policy.version)
 
 
-async def evaluate(parts: Parts, history: History, name: str, step: int) -> None:
-    """One of the evaluations of the policy as it is after `step` updates: ``eval``, or a further one by its name."""
+async def evaluate(parts: Bench, history: History, name: str, step: int, version: int) -> None:
+    """One of the evaluations of policy `version`, as it is after `step` updates: ``eval``, or a further one by its
+    name."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
@@ -165,7 +166,7 @@ async def evaluate(parts: Parts, history: History, name: str, step: int) -> None
     summary = as_json(found)
     parts.folder.write_episodes(f"{name}-{step:05d}", episodes)
     parts.folder.write_evaluation(f"{name}-{step:05d}", {"step": step, **summary})
-    record = {"name": name, "step": step, "version": parts.policy.version, "summary": summary}
+    record = {"name": name, "step": step, "version": version, "summary": summary}
     parts.log.append("eval", **record)
     parts.log.sync()
     history.evaluations[name, step] = record

@@ -8,8 +8,8 @@ from typing import Any
 
 from coderepairrl.apps.fix.repository import Repository
 from coderepairrl.apps.fix.trace import Trace
-from coderepairrl.apps.serve import Choice, replying
 from coderepairrl.assembly.place import limits, place
+from coderepairrl.assembly.policy import Choice, replying
 from coderepairrl.errors import AgentFault, Fault
 from coderepairrl.gateway import Server, Session
 from coderepairrl.processes.scratch import scratch

@@ -15,10 +15,10 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import engines
 from coderepairrl.apps.serve.admin import Admin
-from coderepairrl.apps.serve.model import Choice, replying
 from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.apps.serve.visitors import Visitors
 from coderepairrl.assembly.place import limits
+from coderepairrl.assembly.policy import Choice, replying
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Policy, Server
 from coderepairrl.processes.scratch import scratch

@@ -1,0 +1,90 @@
+"""Evaluation without training: any policy, on the held-out tasks of any sources, into a run folder of its own."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from coderepairrl.assembly.plan import resolve_evaluation
+from coderepairrl.assembly.policy import Choice, replying
+from coderepairrl.config import to_toml
+from coderepairrl.gateway import Server
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.rewards import versions_of
+from coderepairrl.rollout import Rollout
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.stages.history import read_history
+from coderepairrl.stages.parts import Bench
+from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.train import evaluate
+from coderepairrl.types import Sampling, Turn
+
+DEFAULTS = ("run.name=evaluation",)
+"""For a model that no run tells us about."""
+USED = ("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout", "gateway", "eval", "run")
+"""Settings that mean something here (`assembly.policy.choose`)."""
+
+
+async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Every evaluation that the settings of `choice` name, of its model as it is; their summaries by name.
+
+    There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
+    and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`.
+
+    Raises what `resolve_evaluation` and `replying` raise, `UsageError` for a folder that is taken, and
+    `HealthGateError` where too many episodes are void.
+    """
+    config = choice.config
+    plan = resolve_evaluation(config)
+    if resume:
+        open_run(folder.path)
+    else:
+        made = (each for terms in plan.kinds.values() for name in plan.eval_tasks for each in terms.rewards[name])
+        about = {
+            "name": folder.path.name,
+            "seed": config.run.seed,
+            "policy": choice.name,
+            "rewards": versions_of(reward for reward, _ in made),
+            "config": config.model_dump(mode="json"),
+        }
+        folder.create(to_toml(config), about)
+    log = folder.writer()
+    try:
+        folder.add_tasks(chain(*plan.eval_tasks.values()))
+        history = read_history(folder)
+        with Progress(0, quiet=quiet) as progress, scratch("evaluation") as home:
+            home.chmod(0o711)  # guests run as another user, and the socket is in it
+            progress.say(str(plan.place.choice))
+            async with replying(choice, folder.logs) as source:
+
+                def record(episode: str, turn: Turn) -> None:
+                    log.append("turn", episode=episode, turn=turn)
+
+                server = Server(source, sampling=Sampling(), on_turn=record, accept=config.gateway.accept)
+                rollout = Rollout(
+                    gateway=server,
+                    kinds=plan.kinds,
+                    log=log,
+                    concurrency=config.rollout.concurrency,
+                    on_episode=progress.episode,
+                )
+                bench = Bench(
+                    config=config,
+                    folder=folder,
+                    log=log,
+                    eval_tasks=plan.eval_tasks,
+                    rollout=rollout,
+                    progress=progress,
+                )
+                try:
+                    await server.start(socket=home / "gateway.sock")
+                    log.append("start", step=0, sandbox=plan.place.sandbox.name, engine=config.engine.name)
+                    for name, tasks in plan.eval_tasks.items():
+                        if tasks and (name, 0) not in history.evaluations:
+                            await evaluate(bench, history, name, 0, 0)
+                    log.append("end", step=0)
+                finally:
+                    await server.stop()
+    finally:
+        log.close()
+    return {name: record["summary"] for (name, _), record in history.evaluations.items()}

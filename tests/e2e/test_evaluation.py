@@ -1,0 +1,58 @@
+"""Evaluation without training: no learner, no training task, any policy, any sources side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import learn
+from coderepairrl.assembly.policy import Choice, choose
+from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.stages import evaluation
+
+AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
+SETTINGS = (
+    *("reward.patch_edits=1.0", "eval.source=handmade", "eval.split=test", "tasks.options.path=nowhere.jsonl"),
+    *("rollout.calls=2", "rollout.tokens=3000", "rollout.turn_tokens=8", "rollout.seconds=60", AGENT),
+)
+
+
+def chosen(model: Path, *more: str) -> Choice:
+    return choose(str(model), [*SETTINGS, *more], command="eval", used=evaluation.USED, defaults=evaluation.DEFAULTS)
+
+
+async def test_a_model_is_measured_on_two_sources_without_a_learner(
+    miniature: Path, tmp_path: Path, isolating: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_learner(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is trained")
+
+    monkeypatch.setattr(learn.Learner, "start", no_learner)
+    labels = tmp_path / "labels.jsonl"
+    rows = [{"id": f"cwe/{at}", "prompt": f"{at}?", "language": "c", "answer": "x", "kind": "label"} for at in range(3)]
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = (
+        f'eval.also={{ cwe = {{ source = "jsonl", split = "train", options = {{ path = "{labels}" }} }} }}',
+        'kinds.label={ agent = { name = "direct", options = { system = "" } }, reward = "classification" }',
+    )
+    folder = RunFolder(tmp_path / "evaluated")
+    found = await evaluation.measure(chosen(miniature, *more), folder, quiet=True)
+    assert found.keys() == {"eval", "cwe"}
+    assert found["cwe"]["tasks"] == 3 and found["cwe"]["values"].keys() >= {"classification"}
+    assert found["eval"]["tasks"] == 2 and found["eval"]["values"].keys() >= {"patch_edits"}
+    assert open_run(folder.path).tasks().keys() >= {"cwe/0", "cwe/1", "cwe/2"}
+    with pytest.raises(UsageError, match="already holds a run"):
+        await evaluation.measure(chosen(miniature, *more), folder, quiet=True)
+    episodes = len(list(folder.records()))
+    assert await evaluation.measure(chosen(miniature, *more), folder, resume=True, quiet=True) == found
+    assert len(list(folder.records())) == episodes + 2, "nothing was measured again"
+
+
+async def test_where_there_is_nothing_to_measure_no_folder_is_made(miniature: Path, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="no evaluation has a held-out task"):
+        await evaluation.measure(chosen(miniature, "eval.split=none"), RunFolder(tmp_path / "evaluated"))
+    assert not (tmp_path / "evaluated").exists()

@@ -10,8 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import RunError
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.account import run_account
 from coderepairrl.rollout import Share, due
 from coderepairrl.runs import RunFolder
@@ -47,9 +49,11 @@ class Engine:
 
 
 async def live(config: Config, run: RunFolder, model: Path) -> tuple[policy.LivePolicy, Engine]:
-    weights = run.path.parent / "weights"
-    engine, learner = Engine(), await policy.start_learner(config, run, model, weights)
-    return policy.LivePolicy(config, run, model, cast(Any, engine), learner, weights), engine
+    async def start(settings: LearnSettings) -> Learner:
+        return await Learner.start(model, settings, log_dir=run.logs, publish_dir=run.path.parent / "weights")
+
+    engine = Engine()
+    return policy.LivePolicy(config, run, start, cast(Any, engine), await start(settings(config))), engine
 
 
 async def made(home: Path, miniature: Path) -> tuple[Config, RunFolder]:

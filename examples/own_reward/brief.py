@@ -1,10 +1,10 @@
-"""A reward of your own: any class with a `name` and an async `__call__`, named in a config as ``module:Class``."""
+"""A reward of your own: a class derived from `Reward`, named in a config as ``module:Class``."""
 
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Episode, Score, Task
 
 
-class Brief:
+class Brief(Reward):
     """1 for an episode in which the policy says nothing, 0 for one that fills every reply of 64 tokens."""
 
     name = "brief"

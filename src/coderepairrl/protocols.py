@@ -9,10 +9,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from coderepairrl.types import AgentReport, Endpoint, Episode, ExecResult, Sampling, Score, Task
+from coderepairrl.errors import ConfigError
+from coderepairrl.types import AgentReport, Endpoint, Episode, ExecResult, Sampling, Score, SideCalls, Task
 
 
 @runtime_checkable
@@ -80,28 +83,88 @@ class Sandbox(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """What a backend says of its sandboxes on this machine, for whoever examines or attacks them.
+
+    >>> SandboxInfo(isolates=True, limits={"memory": 1 << 30}).limits["memory"] >> 20
+    1024
+    """
+
+    isolates: bool = False
+    """Whether commands are kept from the rest of the machine. What could harm it is tried only where they are."""
+    user: int | None = None
+    """User id of the host that commands run as; None: ours."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """What one sandbox may use and no more: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
+    limits_kept: str = "by means of its own"
+    """By what limits are kept, in words."""
+    workspaces: str = "by means of its own"
+    """How workspaces are opened, in words."""
+    slowdown: float = 3.0
+    """Time of a short command at most, in times of a plain one of the host."""
+
+
 @runtime_checkable
 class SandboxBackend(Protocol):
-    """A way to isolate: `bwrap`, `docker`, ..., `unsafe-local`."""
+    """A way to isolate: `bwrap`, `docker`, ..., `unsafe-local`. It is made of ``sandbox.options`` by keyword.
+
+    A backend of your own derives from this class, names itself and opens sandboxes; what else is here has defaults.
+    """
 
     name: str
 
+    @abstractmethod
     def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox for `task`; leaving the context destroys it. Raises `SandboxFault`, `TaskError`."""
         ...
 
+    def show(self, folders: Sequence[str]) -> None:
+        """Let commands see these folders of the host, read-only, before anything is opened.
+
+        Raises `ConfigError` where that is not possible.
+        """
+        raise ConfigError(f"sandbox {self.name!r} cannot show {folders[0]}, which the agent needs", fix="another one")
+
+    def check(self) -> None:
+        """Raise `PrerequisiteError`, with the command that helps, if it cannot work here. May take a second."""
+        return
+
+    def info(self) -> SandboxInfo:
+        """What it is on this machine."""
+        return SandboxInfo()
+
+    def close(self) -> None:
+        """Release what it holds; it may be used again."""
+        return
+
 
 @runtime_checkable
 class Agent(Protocol):
-    """Something that repairs code by calling a model.
+    """Something that repairs code by calling a model. It is made of ``agent.options`` by keyword.
 
-    One placed in the sandbox may name folders of the host that it must see there in an attribute `binds`. One that
-    makes calls beside its main conversation may say in an attribute `side_calls` what becomes of them (`SideCalls`).
+    An agent of your own derives from this class:
+
+        class Mine(Agent):
+            name = "mine"
+            placement = "host"
+
+            async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport: ...
     """
 
     name: str
     placement: Literal["host", "sandbox"]
+    """Where it runs: in the controller, using the sandbox, or as a program within."""
+    binds: Sequence[str] = ()
+    """Folders of the host that it must see in the sandbox."""
+    not_in: Mapping[str, str] = MappingProxyType({})
+    """Why it does not work in a sandbox, by the name of the backend."""
+    side_calls: SideCalls = "mask"
+    """What becomes of calls beside its main conversation."""
+    dialect: str = ""
+    """The API that a program in the sandbox speaks; its exam asks."""
 
+    @abstractmethod
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Work on `task` until done or out of budget. Raises `AgentFault` when the program itself breaks."""
         ...
@@ -217,9 +280,11 @@ class EngineSpec(Protocol):
 
     def check_model(self, model: Path) -> None:
         """Raise `ConfigError` if it cannot serve the folder `model`, whichever machine it is."""
+        return
 
     def require(self) -> None:
         """Raise `PrerequisiteError`, with what helps, if this machine lacks what it needs. May take a second."""
+        return
 
     def versions(self) -> Mapping[str, str]:
         """Versions of the packages of its own that it samples by. Raises `PrerequisiteError`, as `require`."""
@@ -236,16 +301,38 @@ class EngineSpec(Protocol):
 
 @runtime_checkable
 class Reward(Protocol):
-    """Judges an episode's patch.
+    """Judges an episode's patch. A reward of your own derives from this class, or is a plain function.
 
-    A class that measures whether the task is repaired declares it by a true attribute `repairs`: it promises 1 for the
-    task's reference and 0 for a patch that repairs nothing, and a run holds it to that before its first step. Without
-    the attribute (habits, formats, costs, one of your own) nothing is promised. One with a true attribute `on_state` is
-    asked while the attempt's own workspace is open, which is what `sandbox` opens for it: as it stands at the end.
+    class Short(Reward):
+        name = "short"
+
+        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+            return Score(self.name, 1.0 if len(episode.patch) < 500 else 0.0)
     """
 
     name: str
+    repairs: bool = False
+    """Promises 1 for the task's reference and 0 for a patch that repairs nothing; a run holds it to that before its
+    first step. Habits, formats and costs promise nothing."""
+    runs_checks: bool = False
+    """Whether it runs the task's checks, so that its `Score.passed` verifies repairs."""
+    takes_verified: bool = False
+    """Whether it compares patches with `Task.verified`, too."""
+    version: int = 1
+    """Raised when the formula changes: values of two versions do not compare."""
 
+    @abstractmethod
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode; `sandbox` opens fresh workspaces for rewards that run code. Raises `RewardFault`."""
         ...
+
+    def drawn(self, episode: Episode) -> bool:
+        """Whether it scores this episode: one that costs much may score a sample."""
+        return True
+
+    def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float | None:
+        """The value of `patch` where `oracle` is the reference of a task in `language`; None where it needs more.
+
+        Raises `MalformedPatch` for what is no diff.
+        """
+        return None

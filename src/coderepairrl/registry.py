@@ -133,6 +133,7 @@ def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, optio
 
 def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[str, Any]) -> Any:
     """As `make`, of the class `found` that `resolve` gave."""
+    _check_members(kind, name, protocol, getattr(found, "__abstractmethods__", ()))
     check_options(kind, name, found, options)
     try:
         inspect.signature(found).bind(**options)
@@ -141,9 +142,32 @@ def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[
         raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options") from None
     check_types(kind, name, found, options)
     made = found(**options)
-    methods = [member for member, value in vars(protocol).items() if inspect.isfunction(value)]
-    if lacking := [member for member in (*inspect.get_annotations(protocol), *methods) if not hasattr(made, member)]:
-        raise ConfigError(
-            f"{kind} {name!r} is no {protocol.__name__}", fix=f"it lacks {', '.join(lacking)}: see protocols.py"
-        )
+    members = [member for member in protocol_members(protocol) if not hasattr(made, member)]
+    _check_members(kind, name, protocol, members)
     return made
+
+
+def protocol_members(protocol: type) -> frozenset[str]:
+    """The names of what a part of this `protocol` has: all that anybody may use of it.
+
+    >>> from coderepairrl.protocols import TaskSource
+    >>> sorted(protocol_members(TaskSource))
+    ['__iter__', 'name', 'prepare']
+    """
+    functions = {name for name, value in vars(protocol).items() if inspect.isfunction(value)}
+    properties = {name for name, value in vars(protocol).items() if isinstance(value, property)}
+    named = {*inspect.get_annotations(protocol), *functions, *properties}
+    return frozenset(name for name in named if name in ("__call__", "__iter__") or not name.startswith("_"))
+
+
+def _check_members(kind: str, name: str, protocol: type, lacking: Iterable[str]) -> None:
+    """Raise `ConfigError` for members that a class lacks, naming those that it must have of its own."""
+    if not (missing := sorted(lacking)):
+        return
+    base = f"coderepairrl.protocols.{protocol.__name__}"
+    required: frozenset[str] = getattr(protocol, "__abstractmethods__", frozenset())
+    own = [member for member in missing if member in required or not hasattr(protocol, member)]
+    raise ConfigError(
+        f"{kind} {name!r} is no {protocol.__name__}: it lacks {', '.join(own or missing)}",
+        fix=f"define {', '.join(own)}; the rest comes from {base}" if own else f"derive it from {base}, which has them",
+    )

@@ -242,7 +242,7 @@ class Forced(ScriptedEngine):
             return tuple(logits.log_softmax(-1).gather(1, torch.tensor([said]).T)[:, 0].tolist())
 
 
-class Loud:
+class Loud(Agent):
     """An agent whose log is kept: an episode does not have it."""
 
     def __init__(self, agent: Agent, log: list[str]) -> None:

@@ -21,7 +21,7 @@ from coderepairrl.errors import GatewayFault, UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.rollout import Group, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
@@ -106,7 +106,7 @@ class Mixed:
         return write(self.codec, self.opening.get(seed, Reply("Repaired.")))
 
 
-class Watched:
+class Watched(SandboxBackend):
     """A backend whose open sandboxes can be killed from outside."""
 
     def __init__(self, backend: SandboxBackend) -> None:
@@ -212,7 +212,7 @@ async def test_a_killed_sandbox_or_engine_leaves_the_mean_as_it_is(
 # -- on the host
 
 
-class Host:
+class Host(Agent):
     """An agent on the host that speaks with the model and then does as told."""
 
     name = "host"

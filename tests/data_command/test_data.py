@@ -86,18 +86,19 @@ def test_a_value_without_its_key_is_given_one(crrl) -> None:  # type: ignore[no-
 
 
 OWN = """
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.tasks import HandmadeSource
 from coderepairrl.sandbox.fake import ScriptedBackend
 
 class Source(HandmadeSource):
     name = "mine"
 
-class Box:
+class Box(SandboxBackend):
     name = "mine"
     def open(self, task):
         raise RuntimeError("not today")
 
-class Constant:
+class Constant(Reward):
     name = "constant"
     async def __call__(self, task, episode, sandbox): ...
 """

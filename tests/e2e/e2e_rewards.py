@@ -8,11 +8,11 @@ from zlib import crc32
 
 from coderepairrl.agents.chat import Chat
 from coderepairrl.errors import AgentFault
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.types import AgentReport, Endpoint, Episode, Score, Task
 
 
-class LowBytes:
+class LowBytes(Reward):
     """Fraction of the sampled tokens with an id below 128."""
 
     name = "low_bytes"
@@ -22,7 +22,7 @@ class LowBytes:
         return Score(self.name, sum(token < 128 for token in ids) / max(len(ids), 1))
 
 
-class Scribbler:
+class Scribbler(Agent):
     """An agent that asks nobody and writes a file of its own."""
 
     name = "scribbler"
@@ -33,7 +33,7 @@ class Scribbler:
         return AgentReport("submitted")
 
 
-class Repairer:
+class Repairer(Agent):
     """An agent that does one of several things to ``calc.py``, by what the model says, and takes some time over it.
 
     Which attempts end first depends on the variable ORDER of the environment.
@@ -54,7 +54,7 @@ class Repairer:
         return AgentReport("submitted")
 
 
-class Broken:
+class Broken(Agent):
     """An agent that fails whatever it is given."""
 
     name = "broken"
@@ -69,7 +69,7 @@ def rising(task: Task, episode: Episode) -> float:
     return episode.step / 100
 
 
-class FallingTests:
+class FallingTests(Reward):
     """Tests that pass less and less often."""
 
     name = "tests"

@@ -72,7 +72,7 @@ class Watched:
         return await self.inner.exec(argv, **options)
 
 
-class Local:
+class Local(SandboxBackend):
     """`unsafe-local`, which works everywhere. `opened` are its sandboxes, which `wrap` may break."""
 
     name = "unsafe-local"

@@ -35,7 +35,7 @@ TEST = "from maths import add\nassert add(2, 3) == 5\n"
 CHECK = Command(("python3", "check.py"), timeout=20.0)
 
 
-class Constant:
+class Constant(Reward):
     """A user's own reward."""
 
     name = "constant"
@@ -88,7 +88,7 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
         ({"tests": 10**400}, "tests = 1.0"),
         ("no.such.module:Class", "installed"),
         (f"{__name__}:Constnat", "Constant'?"),
-        (f"{__name__}:NotAReward", "it lacks name, __call__"),
+        (f"{__name__}:NotAReward", "define __call__, name"),
         ({f"{__name__}:Constant": 1, f"{__name__}:Twin": 1}, "a `name` of its own"),
     ],
 )
@@ -357,14 +357,16 @@ def test_score_files_refuses_by_name(task: Task, tmp_path: Path, oracle: object,
 
 
 def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:
+    patch = tmp_path / "a.diff"
+    patch.write_text("--- a/x\n+++ b/x\n@@ -1 +1 @@\n-1\n+2\n")
     with pytest.raises(UsageError, match="more than two diffs") as caught:
-        score_files("tests", tmp_path, tmp_path)
+        score_files("tests", patch, patch)
     assert "patch_edits" in caught.value.fix
 
 
 @pytest.mark.parametrize("bug", [ValueError("odd"), SystemExit(0), TimeoutError(), "high", None, 1e300, -(10**400)])
 async def test_a_bug_in_a_reward_is_a_fault_and_no_zero(task: Task, bug: object) -> None:
-    class Odd:
+    class Odd(Reward):
         name = "odd"
 
         async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:

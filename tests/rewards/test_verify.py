@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards import SHIPPED, make, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.tests import group_drawn
@@ -63,7 +63,7 @@ async def test_checks_that_pass_on_the_bug_or_fail_on_the_repair_are_refused(tas
     await verify(asked(easy, "patch_lines"), backend)
 
 
-class Generous:
+class Generous(Reward):
     """A reward of one's own that promises and pays for anything."""
 
     name = "generous"

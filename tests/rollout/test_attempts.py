@@ -99,7 +99,7 @@ async def test_an_agent_that_does_not_notice_the_time_is_stopped(
     assert (episode.ending, episode.reason, b"+x" in episode.patch) == (Ending.LIMIT, "time", True)
 
 
-class Impatient:
+class Impatient(Agent):
     """An agent with a timeout of its own, on something that is no limit of the episode."""
 
     name = "impatient"
@@ -117,7 +117,7 @@ async def test_a_timeout_of_the_agents_own_is_its_fault(miniature: Path, tmp_pat
     assert [(episode.ending, episode.reason) for episode in group.episodes] == [(Ending.VOID, "agent")]
 
 
-class Broken:
+class Broken(Agent):
     """An agent with bugs, one after the other."""
 
     name = "broken"

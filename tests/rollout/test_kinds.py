@@ -14,6 +14,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import Account, batch
 from coderepairrl.learn.account import accounts_by_kind, run_account
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Rollout, Terms, collect, slots
 from coderepairrl.runs import Log, logged_episodes
@@ -43,7 +44,7 @@ async def rollout(miniature: Path, folder: Path, kinds: Mapping[str, Terms]) -> 
         log.close()
 
 
-class Closed:
+class Closed(SandboxBackend):
     """A backend that nobody may open."""
 
     name = "closed"

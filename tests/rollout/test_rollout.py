@@ -20,7 +20,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault, SandboxFault
 from coderepairrl.gateway import Gateway
 from coderepairrl.learn import batch
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rollout import (
     Group,
     Rollout,
@@ -53,7 +53,7 @@ def closed_logs() -> Iterator[None]:
         OPEN.pop().close()
 
 
-class Chatter:
+class Chatter(Reward):
     """Reward that grows with what was said, so that groups are not flat."""
 
     name = "chatter"
@@ -62,7 +62,7 @@ class Chatter:
         return Score(self.name, float(episode.sampled))
 
 
-class Breaking:
+class Breaking(Agent):
     """An agent that says something and, on its n-th run, breaks as told."""
 
     name, placement = "breaking", "host"
@@ -81,7 +81,7 @@ class Breaking:
         return AgentReport("submitted")
 
 
-class Titling:
+class Titling(Agent):
     """An agent that asks for a title between two steps of its own, by its opinion without training on that."""
 
     name, placement, side_calls = "titling", "host", "mask"
@@ -229,7 +229,7 @@ async def test_a_sandbox_that_does_not_open(gateway: Gateway, tmp_path: Path) ->
 
 
 async def test_an_agent_out_of_time_is_scored_on_what_stands(gateway: Gateway, tmp_path: Path) -> None:
-    class Slow:
+    class Slow(Agent):
         name, placement = "slow", "host"
 
         async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:

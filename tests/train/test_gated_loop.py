@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pytest
 
-from coderepairrl import tokens
+from coderepairrl import protocols, tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.config import Config, to_toml
 from coderepairrl.engines import ScriptedEngine
@@ -64,7 +64,7 @@ class Engine(ScriptedEngine):
 
 
 @dataclass
-class Agent:
+class Agent(protocols.Agent):
     """Says something, or nothing."""
 
     fault: Fault
@@ -78,7 +78,7 @@ class Agent:
 
 
 @dataclass
-class Reward:
+class Reward(protocols.Reward):
     """Half of the attempts earn something."""
 
     fault: Fault

@@ -17,7 +17,7 @@ from coderepairrl.agents.options import parse
 from coderepairrl.agents.recipe import Recipe
 from coderepairrl.agents.texts import fill
 from coderepairrl.errors import AgentFault, PrerequisiteError
-from coderepairrl.protocols import Sandbox
+from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, ExecResult, Task
 
 _CANNOT_RUN = (126, 127)
@@ -28,7 +28,7 @@ _REMOVE = 'rm -rf -- "$@" 2>/dev/null || { chmod -R u+rwx -- "$@"; rm -rf -- "$@
 _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 
-class Program:
+class Program(Agent):
     """The program of `recipe` as an agent called `name`; `source` is what ``crrl agents install`` knows it by.
 
     Raises `PrerequisiteError` when what the recipe installs is not there.
@@ -41,8 +41,7 @@ class Program:
         self.recipe = recipe
         self.not_in = recipe.not_in
         self.side_calls = recipe.side_calls
-        self.binds: tuple[str, ...] = ()
-        """Folders of the host that the program needs to see, read-only."""
+        self.dialect = recipe.dialect
         if recipe.install:
             if installed(name, recipe) is None:
                 fix = f"crrl agents install {source}" if source else "put the recipe into a file, and install that"

@@ -16,7 +16,7 @@ from coderepairrl.agents.options import parse
 from coderepairrl.agents.texts import FULL
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import AgentFault, ConfigError
-from coderepairrl.protocols import Sandbox
+from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
 SYSTEM = """\
@@ -55,7 +55,7 @@ class DirectOptions:
             raise ConfigError("agent.options.context_chars is negative")
 
 
-class Direct:
+class Direct(Agent):
     """One turn. Takes `DirectOptions` by name."""
 
     name = "direct"

@@ -15,6 +15,7 @@ from pathlib import Path
 from coderepairrl.errors import SandboxFault
 from coderepairrl.processes.hostgit import git
 from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import ExecResult, Task
 
 _ENVIRONMENT = {"PATH": os.defpath, "HOME": "/nonexistent", "LC_ALL": "C.UTF-8", "GIT_CONFIG_NOSYSTEM": "1"}
@@ -108,7 +109,7 @@ class FolderSandbox:
         return git(*arguments, folder=self._root / ".git", tree=self._root)
 
 
-class FolderBackend:
+class FolderBackend(SandboxBackend):
     """Opens a copy of a task's folder as a `FolderSandbox`."""
 
     name = "folder"

@@ -21,7 +21,7 @@ from coderepairrl.agents.stats import command_names
 from coderepairrl.agents.texts import NANO, Texts, Wording, fill, tool_schemas
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import ConfigError
-from coderepairrl.protocols import Sandbox
+from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.registry import nearest
 from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
@@ -104,7 +104,7 @@ class NanoOptions:
         return [*system, {"role": "user", "content": fill(self.user_template, prompt=prompt)}]
 
 
-class Nano:
+class Nano(Agent):
     """The agent, a coroutine in the controller whose tools execute in the sandbox. Takes `NanoOptions` by name."""
 
     name = "nano"

@@ -12,7 +12,7 @@ from coderepairrl.agents.chat import Chat, LimitReached, Message
 from coderepairrl.agents.patching import replace_once
 from coderepairrl.agents.stats import command_names
 from coderepairrl.errors import AgentFault
-from coderepairrl.protocols import Sandbox
+from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
 
@@ -67,7 +67,7 @@ Action = Say | Shell | Patch | Write | Wait | Crash
 Script = Sequence[Action] | Callable[[Task], Sequence[Action]]
 
 
-class ScriptedAgent:
+class ScriptedAgent(Agent):
     """Performs `script`, a list of actions or a function from the task to one, and reports `exit`.
 
     A limit at which the gateway stops it ends it politely, and actions that raise in the sandbox (a file that is

@@ -39,10 +39,10 @@ def choose_place(config: Config, problems: Problems) -> Made[Place]:
     choice = problems.attempt(lambda: sandbox.choose(config.sandbox.name))
 
     def check_agent() -> None:
-        sandbox.check_agent(choice.value, agent.value.name, getattr(agent.value, "not_in", {}))
+        sandbox.check_agent(choice.value, agent.value.name, agent.value.not_in)
 
     def make() -> SandboxBackend:
-        shown = getattr(agent.value, "binds", ()) if agent else ()
+        shown = agent.value.binds if agent else ()
         try:
             backend = sandbox.make(choice.value.name, shown, **config.sandbox.options)
         except ConfigError as error:

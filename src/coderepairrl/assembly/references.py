@@ -15,12 +15,12 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
     if not (most := config.tasks.verified_references):
         return
     key = f"tasks.verified_references={most}"
-    if not any(getattr(reward, "runs_checks", False) for reward, _ in weighted):
+    if not any(reward.runs_checks for reward, _ in weighted):
         raise ConfigError(
             f"{key}, and no reward runs the tasks' checks, so no repair is ever verified",
             fix="measure them: reward.tests=0, or reward.sampled_tests=0 for a quarter of the groups",
         )
-    if not any(weight and getattr(reward, "takes_verified", False) for reward, weight in weighted):
+    if not any(weight and reward.takes_verified for reward, weight in weighted):
         raise ConfigError(
             f"{key}, and no reward with a weight compares patches with further references",
             fix="pay for patch_edits, patch_lines or hybrid, or leave it out",

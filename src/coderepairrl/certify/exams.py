@@ -132,12 +132,11 @@ async def _offer(learner: Learner, route: Route, version: int) -> Published:
 
 
 async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
-    from coderepairrl.agents.command import Program
     from coderepairrl.certify import programs
     from coderepairrl.certify.agent import examine as sit
 
     agent = agents.make(name, **options)
-    if isinstance(agent, Program):
+    if agent.placement == "sandbox":
         choice = sandbox.choose()
         sandbox.check_agent(choice, agent.name, agent.not_in)
         backend = sandbox.make(choice.name, agent.binds)

@@ -13,13 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coderepairrl.agents.command import Program
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.certify.agent import EDIT, PROMPT, command, python, said, small_repair, writes_python
 from coderepairrl.errors import AgentFault, CodeRepairError
 from coderepairrl.gateway import Remote, Server
 from coderepairrl.printable import visible
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.registry import Check
 from coderepairrl.rollout import run_agent
 from coderepairrl.types import AgentReport, Limits, Sampling, Task, Turn
@@ -76,7 +75,7 @@ class _Trial:
         return self.report.exit == "submitted" if self.report else isinstance(self.error, AgentFault)
 
 
-async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
+async def examine(agent: Agent, backend: SandboxBackend) -> list[Check]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with one bug. Takes minutes."""
     with small_repair() as (task, folder):
 
@@ -102,14 +101,14 @@ async def examine(agent: Program, backend: SandboxBackend) -> list[Check]:
     ]
 
 
-def _repaired(agent: Program, trial: _Trial) -> list[Check]:
+def _repaired(agent: Agent, trial: _Trial) -> list[Check]:
     turns, requests = trial.turns, trial.conversation
     dialects = sorted({turn.dialect for turn in turns})
     touched = re.findall(r"^diff --git a/(\S+)", trial.diff, re.M)
     edited = "+    return a + b" in trial.diff
     return [
         Check("ends by itself", trial.ending == "submitted", trial.ending),
-        Check(f"speaks {agent.recipe.dialect}", dialects == [agent.recipe.dialect], ", ".join(dialects)),
+        Check(f"speaks {agent.dialect}", dialects == [agent.dialect], ", ".join(dialects)),
         Check("states the issue", said(requests[:1], PROMPT)),
         Check("shows what is in the repository", said(requests[:2], "return a - b")),
         Check("edits arrive in the diff", edited, "" if edited else trial.diff or f"no diff; printed: {trial.printed}"),
@@ -129,7 +128,7 @@ def _kept(trial: _Trial) -> str:
 
 
 async def _attempt(
-    agent: Program, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits, folder: Path
+    agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits, folder: Path
 ) -> _Trial:
     report, error = None, None
     async with ScriptedEndpoint(script) as model, Remote(model.endpoint().base_url, model="exam", attempts=1) as remote:

@@ -42,7 +42,6 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Check
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.types import ExecResult, Task
 
 TIGHT: Mapping[str, Any] = {
@@ -369,14 +368,15 @@ async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls
     The family ``limits`` breaks what it can on this host, too, so `backend` should have small ones (`TIGHT`). Raises
     `ConfigError` for a backend that is no isolation: its attacks would hit whoever runs them.
     """
-    if not getattr(backend, "isolated", True):
+    info = backend.info()
+    if not info.isolates:
         raise ConfigError(f"{backend.name} isolates nothing: every attack succeeds", fix="attack another sandbox")
     wanted = [attack for attack in attacks() if not families or attack.family in families]
     outcomes = []
-    own, kept = getattr(backend, "limits", ResourceLimits(**TIGHT)), tight(backend.name)
-    limits = {name: getattr(own, name) if name in kept else value for name, value in TIGHT.items()}
+    kept = tight(backend.name)
+    limits = {name: info.limits.get(name, value) if name in kept else value for name, value in TIGHT.items()}
     with contextlib.ExitStack() as stack:
-        target, repository = _prepare(stack, limits, getattr(backend, "user", None))
+        target, repository = _prepare(stack, limits, info.user)
         task = Task("attack/1", "", "python", f"dir:{repository}", b"")
         shared: Sandbox | None = None
         async with contextlib.AsyncExitStack() as opened:

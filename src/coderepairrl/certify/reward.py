@@ -15,7 +15,7 @@ from coderepairrl.rewards import with_patch
 from coderepairrl.types import Checks, Command, Task
 
 
-class _NoSandbox:
+class _NoSandbox(SandboxBackend):
     """Stands in where the exam was given no sandbox: a reward that wants one fails loudly."""
 
     name = "none"

@@ -22,7 +22,6 @@ from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.registry import Check
-from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.types import Task
 
 
@@ -73,7 +72,7 @@ async def sit(backend: SandboxBackend) -> AsyncIterator[Check]:
 
 async def _ask(question: Question, scene: Scene) -> Check:
     title = (question.__doc__ or question.__name__).strip().splitlines()[0].rstrip(".")
-    if question in DANGEROUS and not getattr(scene.backend, "isolated", True):
+    if question in DANGEROUS and not scene.backend.info().isolates:
         return Check(title, False, "not tried: nothing would keep it from the rest of this machine")
     try:
         async with asyncio.timeout(120):
@@ -169,8 +168,7 @@ async def large(scene: Scene) -> str:
         patch = await box.diff()
         counts = [patch.count(b"\n" + part) for part in (b"new file", b"deleted file", b"+y")]
         _expect(counts == [100, 200, 1], f"new, deleted and edited files: {counts}")
-    how = getattr(scene.backend, "how_workspaces_open", None)
-    return "by means of its own" if how is None else str(how())
+    return scene.backend.info().workspaces
 
 
 async def bridge(scene: Scene) -> str:
@@ -233,7 +231,7 @@ async def memory(scene: Scene) -> str:
     """Memory is bounded, for one process and for many."""
     hog = "import sys, time; x = bytearray(int(sys.argv[1]) << 20); print('got it', flush=True); time.sleep(10)"
     async with scene.open() as box:
-        limit = getattr(getattr(scene.backend, "limits", None), "memory", 2 << 30) >> 20
+        limit = scene.backend.info().limits.get("memory", 2 << 30) >> 20
         one = await box.exec(["python3", "-c", hog, str(limit * 2)], timeout=15)
         _expect(not one.ok and b"got it" not in one.output, "one process got twice the limit")
         share = f'for i in 1 2 3; do python3 -c "{hog}" {limit * 6 // 10} & done; wait'
@@ -246,34 +244,33 @@ async def memory(scene: Scene) -> str:
 
 async def keepers(scene: Scene) -> str:
     """Whoever keeps the limits is named."""
-    how = getattr(scene.backend, "how_limits_are_kept", None)
-    return "by means of its own" if how is None else str(how())
+    return scene.backend.info().limits_kept
 
 
 async def disk(scene: Scene) -> str:
     """The workspace cannot fill the disk, nor can files that were deleted and are still open."""
-    if not getattr(scene.backend, "held", ()):
+    limits = scene.backend.info().limits
+    if "disk_bytes" not in limits:
         return "not bounded as a whole: one file is, and so is the number of open ones"
     async with scene.open() as box:
-        limits = getattr(scene.backend, "limits", ResourceLimits())
         code = f"""
 import os
-left = {limits.disk_bytes + (1 << 20)}
+left = {limits["disk_bytes"] + (1 << 20)}
 try:
     while left > 0:
-        f = os.open("fill", os.O_WRONLY | os.O_CREAT | os.O_EXCL); os.unlink("fill"); size = {limits.file_bytes // 2}
+        f = os.open("fill", os.O_WRONLY | os.O_CREAT | os.O_EXCL); os.unlink("fill"); size = {limits["file_bytes"] // 2}
         while size > 0: n = os.write(f, bytes(1 << 20)); size -= n; left -= n
     print("all of it")
 except OSError as error: print(error.errno)"""
         said = await _python(box, code, timeout=60)
         _expect(said == "28", f"the attempt ended with {said}")
-    return f"stopped at {limits.disk_bytes >> 20} MiB"
+    return f"stopped at {limits['disk_bytes'] >> 20} MiB"
 
 
 async def file_size(scene: Scene) -> str:
     """One file cannot fill the disk."""
     async with scene.open() as box:
-        limit = getattr(getattr(scene.backend, "limits", None), "file_bytes", 1 << 30)
+        limit = scene.backend.info().limits.get("file_bytes", 1 << 30)
         result = await box.exec(
             ["bash", "-c", f"head -c {limit + (1 << 20)} /dev/zero > big; stat -c %s big"], timeout=60
         )
@@ -324,7 +321,7 @@ for p in ("/tmp", "/dev/shm"): tries(lambda: open(os.path.join(p, probe), "w").c
 print(write(os.path.join(tmp, probe)), write(probe), tries(os.chmod, ".", 0o755))
 """
     theirs.chmod(0o777)
-    if (user := getattr(scene.backend, "user", None)) is not None:
+    if (user := scene.backend.info().user) is not None:
         os.chown(theirs, user, user)
     async with scene.open() as box:
         said = await _python(box, code, timeout=60)
@@ -438,7 +435,7 @@ for name in os.listdir("/proc/self/fd"):
 
 async def speed(scene: Scene) -> str:
     """A command costs little more than a plain `bash -c` of the host."""
-    allowed = getattr(scene.backend, "slowdown", 3.0)
+    allowed = scene.backend.info().slowdown
     async with scene.open() as box:
         plain, inside = [], []
         for _ in range(40):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Episode, Score, Task
 
 
-class AnswerReward(ABC):
+class AnswerReward(Reward, ABC):
     """Judges the text of the last reply."""
 
     name: str

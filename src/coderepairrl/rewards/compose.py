@@ -14,7 +14,6 @@ from coderepairrl.errors import CodeRepairError, ConfigError, RewardFault, Usage
 from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards.function import FunctionReward
 from coderepairrl.rewards.parse import MalformedPatch, parse
-from coderepairrl.rewards.text import TextReward
 from coderepairrl.types import Episode, Score, Task
 
 Weighted = tuple[Reward, float]
@@ -84,7 +83,7 @@ def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], lis
 def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
     """The version of each reward that `specs` name, by its own name: values of two versions do not compare.
 
-    A class without a `version` is at version 1. Raises `ConfigError` as `make` does.
+    Raises `ConfigError` as `make` does.
 
     >>> versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
     {'patch_edits': 2, 'tests': 1, 'patch_lines': 1}
@@ -94,7 +93,7 @@ def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
 
 def versions_of(rewards: Iterable[Reward]) -> dict[str, int]:
     """The version of each of `rewards`, by its name: as `versions`."""
-    return {reward.name: int(getattr(reward, "version", 1)) for reward in rewards}
+    return {reward.name: reward.version for reward in rewards}
 
 
 def _one(name: str) -> Reward:
@@ -103,10 +102,6 @@ def _one(name: str) -> Reward:
         return FunctionReward(found)
     made: Reward = registry.instance("reward", name, found, Reward, {})
     return made
-
-
-def _always(episode: Episode) -> bool:
-    return True
 
 
 def _sensible(number: object) -> bool:
@@ -119,7 +114,7 @@ async def score(
 ) -> tuple[Score, ...]:
     """What each reward says of `episode`, with its weight; `types.total` sums them.
 
-    A reward with a method ``drawn(episode)`` says nothing of an episode for which that is false.
+    A reward says nothing of an episode for which its `drawn` is false.
     Raises `RewardFault` where a reward cannot be computed, has a bug (with the traceback), takes longer than
     `SECONDS` and the task's own checks, or returns no number of sensible size; `TaskError` where the task itself is
     at fault. Who blocks the event loop instead of awaiting is not interrupted: write such a reward as a function.
@@ -127,7 +122,7 @@ async def score(
     scores = []
     limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
     for reward, weight in rewards:
-        if not getattr(reward, "drawn", _always)(episode):
+        if not reward.drawn(episode):
             continue
         try:
             async with asyncio.timeout(limit) as clock:
@@ -160,15 +155,16 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     `ConfigError` for an unknown reward.
     """
     [(chosen, _)] = make(reward)
-    if not isinstance(chosen, TextReward):
+    wanted, given = _read(oracle, "oracle"), _read(patch, "patch")
+    if not wanted.strip():
+        raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
+    value = chosen.compare(wanted, given)
+    if value is None:
         raise UsageError(
             f"reward {reward} needs more than two diffs (a repository, a reply) and cannot compare two files",
             fix="use one that compares patches, such as patch_edits or patch_similarity",
         )
-    wanted, given = _read(oracle, "oracle"), _read(patch, "patch")
-    if not wanted.strip():
-        raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
-    return chosen.compare(wanted, given)
+    return value
 
 
 def _read(path: Path, role: str) -> bytes:

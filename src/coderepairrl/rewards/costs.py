@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Episode, Score, Task
 
 
-class LengthPenalty:
+class LengthPenalty(Reward):
     """Minus the thousands of tokens that the policy sampled, in (-inf, 0].
 
     ``reward = { patch_edits = 1.0, length = 0.01 }`` takes 0.01 for every thousand tokens.
@@ -22,7 +22,7 @@ class LengthPenalty:
         return Score(self.name, -episode.sampled / 1000)
 
 
-class TimePenalty:
+class TimePenalty(Reward):
     """Minus the minutes that the model's replies and its tools took, in (-inf, 0].
 
     Unit: minutes. Source: the efficiency term that the thesis proposes as future work. Known weaknesses: that of

@@ -8,11 +8,11 @@ import inspect
 import threading
 from collections.abc import Callable
 
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Episode, Score, Task
 
 
-class FunctionReward:
+class FunctionReward(Reward):
     """What ``def function(task, episode)`` returns, a number or a `Score`, under the function's name.
 
     A plain function runs in a thread of its own, so that one that blocks neither stops other episodes nor survives

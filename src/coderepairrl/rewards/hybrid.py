@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from coderepairrl import grading
 from coderepairrl.errors import RewardFault, SandboxFault
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.edits import PatchEdits
 from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.rewards.tests import TestsReward, group_drawn
@@ -32,7 +32,7 @@ _CANNOT = (126, 127)
 _THERE = 'command -v "$0"'
 
 
-class HybridReward:
+class HybridReward(Reward):
     """`patch_edits` for every attempt, and the task's checks for a budget of them, in [0, 1] (RW13, RW14).
 
     One group of attempts in four is drawn by a hash of its name; in it the value is the mean of `patch_edits` and
@@ -71,7 +71,7 @@ class HybridReward:
         return group_drawn(episode.group, self.share)
 
 
-class BuildReward:
+class BuildReward(Reward):
     """1 if the patch applies and every file that it changes can still be read by its language, else 0 (RW13).
 
     Files are parsed, not run, in a fresh sandbox: Python, JSON, TOML, JavaScript, Ruby, PHP, Go and shell by their

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Ending, Episode, Score, Task
 
 
-class ScriptedReward:
+class ScriptedReward(Reward):
     """A reward that says what it is told: by patch, else `default`. For tests of whatever consumes rewards.
 
     An exception in place of a number is raised.

@@ -10,7 +10,7 @@ from cydifflib import SequenceMatcher
 
 from coderepairrl import grading
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.answers import last_reply
 from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.types import Episode, Score, Task
@@ -29,7 +29,7 @@ class _Unusable(Exception):
     """The reply has not the format, or its blocks do not apply."""
 
 
-class SweRL:
+class SweRL(Reward):
     """Similarity of the change that the reply's search/replace blocks make, in {-1} and [0, 1].
 
     The reply is ``<think>...</think>`` and ``<solution>...</solution>``, each tag once and the thought not empty; the

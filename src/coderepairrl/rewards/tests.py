@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, RewardFault, SandboxFault, TaskError
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Episode, Score, Task
 
 TO_INSTALL = (
@@ -19,7 +19,7 @@ TO_INSTALL = (
 """What helps where a sandbox lacks what checks need."""
 
 
-class TestsReward:
+class TestsReward(Reward):
     """1 if all checks pass on the patched repository, else 0.
 
     The checks run in a fresh sandbox: the workspace at the task's commit, then the patch without what it does to files
@@ -108,7 +108,7 @@ def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
     return hashlib.blake2b(repr(about).encode(), digest_size=16).digest()
 
 
-class StateTests:
+class StateTests(Reward):
     """1 if the task's checks pass in the attempt's own workspace as it stands at the end, else 0.
 
     For tasks that are not done by a diff of files in a repository: something is to be installed, built, downloaded or

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 from coderepairrl.errors import TaskError
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.types import Episode, Score, Task
 
@@ -16,16 +15,8 @@ LARGEST_PATCH = 16 << 20
 """Bytes; a longer one is no repair, and would keep a processor busy for minutes."""
 
 
-class TextReward(ABC):
+class TextReward(Reward, ABC):
     """Compares the episode's patch with the oracle's text."""
-
-    name: str
-    takes_verified = False
-    """Whether `Task.verified` count as references beside the task's own."""
-    repairs = False
-    """As `protocols.Reward.repairs`."""
-    version: ClassVar[int] = 1
-    """Raised when the formula changes: values of two versions do not compare."""
 
     @abstractmethod
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:

@@ -54,11 +54,7 @@ class Trial(NamedTuple):
 
 def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
     """The rewards among `weighted` that must keep the promise: they declare `repairs`, and are paid or run checks."""
-    return [
-        reward
-        for reward, weight in weighted
-        if getattr(reward, "repairs", False) and (weight or getattr(reward, "runs_checks", False))
-    ]
+    return [reward for reward, weight in weighted if reward.repairs and (weight or reward.runs_checks)]
 
 
 def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:

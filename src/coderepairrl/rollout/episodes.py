@@ -79,8 +79,7 @@ class Terms:
     @property
     def side(self) -> SideCalls:
         """Which calls beside the main conversation are trained."""
-        own: SideCalls = getattr(self.agent, "side_calls", "mask")
-        return self.side_calls or own
+        return self.side_calls or self.agent.side_calls
 
 
 class Rollout:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl import registry
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.registry import check_options, check_types, resolve
+from coderepairrl.registry import resolve
 from coderepairrl.sandbox.guarded import Guarded, guard
 from coderepairrl.sandbox.interpreter import install_command
 
@@ -48,31 +48,25 @@ REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
 def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
     """The backend `name`, one of `SHIPPED` or ``module:Class`` of your own; `options` go to its constructor.
 
-    `show` are folders of the host that its commands must see, read-only, beside its option `binds`; a backend
-    without that option hides nothing. Nothing is started or checked yet, and no other backend ever takes its
-    place. What a class of your own raises beside its contract is a `SandboxFault` that names it. Raises `ConfigError`
-    for an unknown name or option, naming the nearest.
+    `show` are folders of the host that its commands must see (`SandboxBackend.show`). Nothing is started or checked
+    yet, and no other backend ever takes its place. What a class of your own raises beside its contract is a
+    `SandboxFault` that names it. Raises `ConfigError` for an unknown name or option, naming the nearest.
     """
-    backend = resolve("sandbox", name, SHIPPED)
-    check_options("sandbox", name, backend, options)
-    check_types("sandbox", name, backend, options)
-    if show and "binds" in inspect.signature(backend).parameters:
-        options["binds"] = [*options.get("binds", ()), *show]
-    if name in SHIPPED:
-        made: SandboxBackend = backend(**options)
-        return made
-    with guard(name):
-        return cast(SandboxBackend, Guarded(registry.make("sandbox", name, SHIPPED, SandboxBackend, options), name))
+    with contextlib.nullcontext() if name in SHIPPED else guard(name):
+        backend: SandboxBackend = registry.make("sandbox", name, SHIPPED, SandboxBackend, options)
+    if name not in SHIPPED:
+        backend = Guarded(backend, name)
+    if show:
+        backend.show(show)
+    return backend
 
 
 def require(backend: SandboxBackend) -> None:
     """Raise `PrerequisiteError` at once, with the command that helps, if `backend` knows that it cannot work here.
 
-    May take a second. A backend of your own says so in a method `check`, which is optional.
+    May take a second.
     """
-    check = getattr(backend, "check", None)
-    if check is not None:
-        check()
+    backend.check()
 
 
 class Availability(NamedTuple):

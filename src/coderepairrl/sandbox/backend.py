@@ -16,11 +16,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.processes.scratch import sweep as sweep_scratch
+from coderepairrl.protocols import SandboxBackend, SandboxInfo
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
@@ -122,13 +124,15 @@ def destroy(folder: Path) -> None:
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
 
 
-class GuestBackend(ABC):
+class GuestBackend(SandboxBackend, ABC):
     """Opens a copy of the task's tree with a guest process on it. Subclasses say how the guest is started."""
 
     name: str
     startup_seconds = STARTUP_SECONDS
     unpacker = "tar"
     """The program that a guest unpacks its archive with."""
+    slowdown = 3.0
+    """As `SandboxInfo.slowdown`."""
     groups_need = DELEGATE
     """What lets limits be kept by control groups, where they are not."""
 
@@ -184,11 +188,8 @@ class GuestBackend(ABC):
     def workdir(self, box: Path) -> str:
         """``box/work`` as the guest sees it."""
 
-    def clean(self, box: Path) -> None:  # noqa: B027 (most leave nothing)
+    def clean(self, box: Path) -> None:
         """Remove what a sandbox left that was not ours to start: called when its last process was killed."""
-
-    def check(self) -> None:  # noqa: B027 (nothing to check is a valid answer)
-        """Raise `PrerequisiteError` unless this backend works on this machine. May take a second; cached."""
 
     @property
     def state(self) -> Path:
@@ -259,6 +260,13 @@ class GuestBackend(ABC):
     def ungrouped(self) -> Sequence[str]:
         """Controllers of control groups that sandboxes do without here."""
         return self.groups.missing
+
+    def info(self) -> SandboxInfo:
+        """As `SandboxBackend.info`. What the whole workspace may grow by is limited where its files are in memory."""
+        limits = {name: value for name, value in asdict(self.limits).items() if self.held or name != "disk_bytes"}
+        return SandboxInfo(
+            self.isolated, self.user, limits, self.how_limits_are_kept(), self.how_workspaces_open(), self.slowdown
+        )
 
     def how_limits_are_kept(self) -> str:
         """By what, on this machine, and what is not; for the exam and ``crrl check``."""

@@ -88,17 +88,22 @@ class Bubblewrap(GuestBackend):
         **limits: int,
     ) -> None:
         super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
-        for bind in binds:
-            _check_bind(bind)
         self._commands = tuple(commands)
         self._given = dict(env or {})
-        self._binds = tuple(binds)
+        self._binds: tuple[str, ...] = ()
+        self.show(binds)
         self._overlays = not copy
         self._no_overlay = "option copy"  # or why the kernel refuses
         self._checking = threading.Lock()
         self._python: Path | None = None
         self._arguments: list[str] = []
         self._filter = b""
+
+    def show(self, folders: Sequence[str]) -> None:
+        """As option `binds`."""
+        for folder in folders:
+            _check_bind(folder)
+        self._binds += tuple(folders)
 
     @property
     def user(self) -> int | None:

@@ -89,6 +89,10 @@ class Container(GuestBackend):
         self._checking = threading.Lock()
         self._checked = False
 
+    def show(self, folders: Sequence[str]) -> None:
+        """As option `binds`."""
+        self._binds += tuple(folders)
+
     @property
     def user(self) -> int | None:
         """As root an unprivileged id; otherwise we are unprivileged already."""

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from coderepairrl.errors import SandboxFault
+from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import ExecResult
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 Answer = Callable[[tuple[str, ...], "ScriptedSandbox"], ExecResult]
 
 
-class ScriptedSandbox:
+class ScriptedSandbox(Sandbox):
     """Files in a dict; commands answered by `script`, which maps a command line or its program to a result.
 
     A value may be an `ExecResult`, bytes (printed, exit code 0), an exception (raised), or a function of the
@@ -124,7 +125,7 @@ class ScriptedSandbox:
         return full.removeprefix(self.workdir + "/")
 
 
-class ScriptedBackend:
+class ScriptedBackend(SandboxBackend):
     """Opens a `ScriptedSandbox` per task, with the files and the script given here.
 
     `sandboxes` are those that were opened; `fault`, if set, is raised on opening instead.
@@ -140,6 +141,9 @@ class ScriptedBackend:
     ) -> None:
         self.files, self.script, self.fault = files, script, fault
         self.sandboxes: list[ScriptedSandbox] = []
+
+    def show(self, folders: Sequence[str]) -> None:
+        """Its files are those that it was given."""
 
     def open(self, task: Task) -> AbstractAsyncContextManager[ScriptedSandbox]:
         """A new `ScriptedSandbox`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, cast
 
 from coderepairrl.errors import CodeRepairError, SandboxFault
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import Sandbox, SandboxBackend, SandboxInfo
 from coderepairrl.types import ExecResult, Task
 
 _RETURNS: dict[str, type] = {"exec": ExecResult, "read": bytes, "write": type(None), "reach": str, "diff": bytes}
@@ -33,21 +33,33 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
         ) from error
 
 
-class Guarded:
+class Guarded(SandboxBackend):
     """The backend `inner`, of the class `path` (``module:Class``). Errors of it and of its sandboxes are faults."""
 
     def __init__(self, inner: SandboxBackend, path: str) -> None:
+        self.name = inner.name
         self._inner = inner
         self._path = path
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def show(self, folders: Sequence[str]) -> None:
+        """As the inner one's."""
+        with guard(f"{self._path}.show"):
+            self._inner.show(folders)
 
     def check(self) -> None:
-        """As the inner one's, which is optional. Raises `SandboxFault`, and what that raises."""
-        if (own := getattr(self._inner, "check", None)) is not None:
-            with guard(f"{self._path}.check"):
-                own()
+        """As the inner one's. Raises `SandboxFault`, and what that raises."""
+        with guard(f"{self._path}.check"):
+            self._inner.check()
+
+    def info(self) -> SandboxInfo:
+        """As the inner one's."""
+        with guard(f"{self._path}.info"):
+            return self._inner.info()
+
+    def close(self) -> None:
+        """As the inner one's."""
+        with guard(f"{self._path}.close"):
+            self._inner.close()
 
     def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
         """As `SandboxBackend.open`."""

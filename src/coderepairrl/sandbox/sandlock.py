@@ -109,6 +109,10 @@ class Sandlock(GuestBackend):
         self._package = ""
         self._readable: list[str] = []
 
+    def show(self, folders: Sequence[str]) -> None:
+        """As option `binds`."""
+        self._binds += tuple(folders)
+
     @property
     def user(self) -> int | None:
         """As root an unprivileged id; otherwise we are unprivileged already."""

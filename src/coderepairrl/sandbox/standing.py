@@ -58,7 +58,7 @@ class Nothing:
         return b""
 
 
-class Standing:
+class Standing(SandboxBackend):
     """In place of a backend: whoever opens it gets `box` as it stands, and leaves it open."""
 
     def __init__(self, backend: SandboxBackend, box: Sandbox) -> None:

@@ -29,7 +29,7 @@ async def verify(plan: Plan, progress: Progress) -> None:
         plan.place.sandbox,
         about=(
             sorted(map(repr, plan.config.sandbox.options.items())),
-            tuple(getattr(plan.place.agent, "binds", ())),
+            tuple(plan.place.agent.binds),
         ),
         cache=user_cache() / "verified",
         on_trial=lambda trial: progress.advance(),

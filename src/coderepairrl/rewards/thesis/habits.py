@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from coderepairrl.protocols import SandboxBackend
+from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.types import Episode, Score, Task
 
 _LIST = re.compile(r"\bls\b")
@@ -69,7 +69,7 @@ def _outputs(episode: Episode) -> list[str]:
     return outputs
 
 
-class TerminalHabits:
+class TerminalHabits(Reward):
     """Habits of debugging in a shell, in [0, 1].
 
     0.3 for a successful ``ls`` among the first two commands, 0.4 for rg, grep or find among the first ten, and 0.3
@@ -89,7 +89,7 @@ class TerminalHabits:
         )
 
 
-class ExplorationDepth:
+class ExplorationDepth(Reward):
     """How purposefully a shell was used to look around, in [0, 1].
 
     0.25 if the first successful search of the first ten commands printed a path that a later sed, head or tail reads;

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from cydifflib import SequenceMatcher
 
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
-from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.rewards.thesis.similarity import PatchSimilarity, files, ratio
@@ -93,7 +93,7 @@ def _headings(patch: Sequence[FilePatch]) -> set[Place]:
     return {(path, heading) for path, heading in found if heading}
 
 
-class FunctionMatch:
+class FunctionMatch(Reward):
     """Share of functions in common, in [0, 1]: |P_a & P_g| / max(|P_a|, |P_g|) over (file, function).
 
     A Python file is read at the task's commit, in a fresh sandbox, and each changed place belongs to the innermost
@@ -174,7 +174,7 @@ def _enclosing(tree: ast.AST, line: int) -> str:
     return ""
 
 
-class TestPatchSimilarity:
+class TestPatchSimilarity(Reward):
     """`patch_similarity` with the change of the tests in place of the oracle, in [0, 1].
 
     That change is the diff of a fresh sandbox in which the files of the task's `Checks.restore` are put in place.

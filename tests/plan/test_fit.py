@@ -224,6 +224,23 @@ def test_a_cache_of_8_bits_takes_half(tmp_path: Path) -> None:
     assert halved["gpu 0 (engine)"] == plain["gpu 0 (engine)"]
 
 
+def test_what_ends_an_episode_first_bounds_sampling_and_training(tmp_path: Path) -> None:
+    """A row that no episode reaches in its time is not trained on either."""
+    by_tokens, by_time = (planned(config(tmp_path, f"rollout.seconds={seconds}")) for seconds in (3600, 20))
+    tokens = by_tokens.config.rollout.tokens
+    assert by_tokens.longest == tokens and by_tokens.step()["limit"] == f"rollout.tokens={tokens}"
+    assert by_time.longest < tokens / 2
+    step, shorter = by_tokens.step(), by_time.step()
+    assert shorter["limit"] == f"rollout.seconds=20: an episode gets to {by_time.longest} of {tokens} tokens"
+    assert shorter["tokens_at_most"] == shorter["episodes"] * by_time.longest
+    assert shorter["training_s"] < step["training_s"] * by_time.longest / tokens  # attention shrinks by its square
+    waves = shorter["sampling_s"] / 20
+    assert waves == pytest.approx(round(waves), abs=0.01) and waves > 0.5
+    run = by_time.run()
+    assert run["hours"] == pytest.approx(run["steps"] * shorter["seconds"] / 3600, abs=0.06)
+    assert run["gpu_hours"] == pytest.approx(2 * run["hours"], abs=0.2)
+
+
 def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
     """Of adapters with checkpointing: forward, again, and the gradient of activations."""
     given = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2"))

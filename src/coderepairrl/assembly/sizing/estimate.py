@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,50 +117,79 @@ class Estimate:
             server = self.server.settings
             plan["kv_tokens"] = tokens * server.replicas
             plan["longest_sequences_at_once"] = server.replicas * min(server.slots, tokens // server.context)
-        return plan | {"step": self.step()}
+        return plan | {"step": self.step()} | ({"run": run} if (run := self.run()) else {})
 
     def step(self) -> dict[str, Any]:
-        """Episodes, tokens and seconds of a step at most: of episodes that are all as long as they may be.
+        """Episodes, tokens and seconds of a step at most: of episodes that are all as long as they may get.
 
         The seconds are an estimate that was never checked on a GPU, without time in tools and for new weights.
         """
-        rollout, gpu = self.config.rollout, self.config.gpu
+        rollout, gpu, longest = self.config.rollout, self.config.gpu, self.longest
         episodes = rollout.tasks_per_step * rollout.group_size
-        step: dict[str, Any] = {"episodes": episodes, "tokens_at_most": episodes * rollout.tokens}
+        step: dict[str, Any] = {"episodes": episodes, "tokens_at_most": episodes * longest}
         if self.memory is None:
             return step
         training = self.training_flops() / (self.config.train.processes * gpu.tflops * 1e12 * gpu.utilisation)
         step["training_s"] = round(training, 1)
-        if self.server is None or (tokens := self.server.kv_tokens) is None:
+        if self._slots is None:
             return step
-        step["sampling_s"] = round(self._sampling(self.server, tokens, episodes), 1)
-        return step | {"seconds": round(training + step["sampling_s"], 1)}
+        sampling = self._waves * self._wave(longest)
+        step |= {"sampling_s": round(sampling, 1), "seconds": round(training + sampling, 1)}
+        by_time = f"rollout.seconds={rollout.seconds:g}: an episode gets to {longest} of {rollout.tokens} tokens"
+        return step | {"limit": by_time if longest < rollout.tokens else f"rollout.tokens={rollout.tokens}"}
+
+    def run(self) -> dict[str, Any]:
+        """Hours of all steps, without evaluations, and those of all GPUs; empty where a step's are not known."""
+        if (seconds := self.step().get("seconds")) is None:
+            return {}
+        hours = self.config.run.steps * seconds / 3600
+        gpus = len({*self.serving, *self.learning})
+        return {"steps": self.config.run.steps, "hours": round(hours, 1), "gpu_hours": round(hours * gpus, 1)}
+
+    @property
+    def longest(self) -> int:
+        """Tokens that an episode can get to: `rollout.tokens`, or fewer where `rollout.seconds` end it before."""
+        tokens, seconds = self.config.rollout.tokens, self.config.rollout.seconds
+        if self.memory is None or self._slots is None or self._wave(tokens) <= seconds:
+            return tokens
+        return bisect(range(1, tokens), seconds, key=self._wave)
 
     def training_flops(self) -> float:
         """Of a step, what checkpointing computes again, the KL term's reference and old logprobs included; as products
         in bfloat16, so that what is slower counts for more."""
-        rollout, model, settings = self.config.rollout, self.model, self.settings
-        tokens = rollout.tasks_per_step * rollout.group_size * rollout.tokens
+        rollout, model, settings, longest = self.config.rollout, self.model, self.settings, self.longest
+        tokens = rollout.tasks_per_step * rollout.group_size * longest
         looks = (settings.beta > 0) + (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
         extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
         passes = (2 if settings.lora else 3) + extra
-        square = 2 * rollout.tokens * model.queries * model.layers * (3 + extra)  # half of it, scores and values
+        square = 2 * longest * model.queries * model.layers * (3 + extra)  # half of it, scores and values
         tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed
         scoring = SAMPLED * 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
         return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
 
-    def _sampling(self, server: PlannedServer, tokens: int, episodes: int) -> float:
-        """Seconds with a cache of `tokens`: for every one, decoding reads the weights and a cache that is half full on
-        average."""
-        rollout, gpu, replicas = self.config.rollout, self.config.gpu, server.settings.replicas
-        fitting = replicas * min(server.settings.slots, tokens // rollout.tokens)
-        together = min(episodes, rollout.concurrency, fitting)
-        waves = -(-episodes // together)
-        cache = together / replicas * rollout.tokens / 2 * server.memory.kv_token
+    @property
+    def _slots(self) -> int | None:
+        """Episodes of `rollout.tokens` that the servers hold at once; None where there is no server of ours."""
+        if self.server is None or (tokens := self.server.kv_tokens) is None:
+            return None
+        server, rollout = self.server.settings, self.config.rollout
+        fitting = server.replicas * min(server.slots, tokens // rollout.tokens)
+        return min(rollout.tasks_per_step * rollout.group_size, rollout.concurrency, fitting)
+
+    @property
+    def _waves(self) -> int:
+        assert self._slots
+        return -(-self.config.rollout.tasks_per_step * self.config.rollout.group_size // self._slots)
+
+    def _wave(self, length: int) -> float:
+        """Seconds until episodes that run together have `length` tokens: for every sampled one, decoding reads the
+        weights and a cache that is half full on average, and what is given is computed."""
+        assert self.server and self._slots
+        gpu, server, slots = self.config.gpu, self.server, self._slots
+        cache = slots / server.settings.replicas * length / 2 * server.memory.kv_token
         token = (server.memory.weights + cache) / (gpu.bandwidth_gb * GB * gpu.utilisation)
-        given = (1 - SAMPLED) * episodes * rollout.tokens * 2 * self.model.layers * self.model.products
-        prefill = given / (server.settings.gpus * gpu.tflops * 1e12 * gpu.utilisation)
-        return min(waves * rollout.seconds, waves * SAMPLED * rollout.tokens * token + prefill)
+        given = (1 - SAMPLED) * slots * length * 2 * self.model.layers * self.model.products
+        return SAMPLED * length * token + given / (server.settings.gpus * gpu.tflops * 1e12 * gpu.utilisation)
 
     def _parts(self, gpu: int) -> list[tuple[str, float]]:
         return [(name, size) for name, size in self._all_parts(gpu) if size]

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from coderepairrl.config.schema import Config
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, several
 
 _SOURCES = ("tasks.source", "eval.source")
 _BEFORE: dict[str, dict[str, Any]] = {
@@ -35,7 +35,8 @@ def shipped() -> dict[str, Path]:
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config in file `source` (or a shipped one of that name) with ``a.b=c`` overrides applied.
 
-    Raises `ConfigError` that names the file, the key and, for an unknown key, the nearest known one.
+    Raises `ConfigError` that names the file, the key and, for an unknown key, the nearest known one; for more mistakes
+    `Several`.
     """
     path = _find(source)
     data: dict[str, Any] = {}
@@ -69,20 +70,33 @@ def _layer_name(path: Path) -> str:
 
 
 def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
-    """`data` as a `Config`. It came from `where`, but for what `overrides` set. Raises `ConfigError`."""
-    for key, nearest in _unknown(data, Config):
-        fix = f"did you mean {nearest!r}?" if nearest else "see docs/reference/config.md for the known keys"
-        raise ConfigError(f"{_origin(key, where, overrides)}: unknown key {key!r}", fix=fix)
+    """`data` as a `Config`. It came from `where`, but for what `overrides` set.
+
+    Raises `ConfigError`, or with unknown keys `Several`: one for each of them, and one for all values that are wrong.
+    """
+    unknown = dict(_unknown(data, Config))
+    wrong = [
+        ConfigError(
+            f"{_origin(key, where, overrides)}: unknown key {key!r}",
+            fix=f"did you mean {nearest!r}?" if nearest else "see docs/reference/config.md for the known keys",
+        )
+        for key, nearest in unknown.items()
+    ]
     try:
-        return Config.model_validate(data)
+        return Config.model_validate(data)  # no section takes a key that it does not know
     except ValidationError as error:
         found: dict[str, list[str]] = {}
         for each in error.errors():
             key, what = ".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")
+            if unknown and each["type"] == "extra_forbidden":
+                continue  # reported above
+            if key in unknown.values() and each["type"] == "missing":
+                continue  # misspelt, not missing
             origin = _origin(key or what, where, overrides)
             found.setdefault(origin, []).append(f"{key}: {what}" if key else what)
-        lines = (f"{origin}: {'; '.join(messages)}" for origin, messages in found.items())
-        raise ConfigError("; ".join(lines), fix="see docs/reference/config.md") from None
+        if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in found.items()]:
+            wrong.append(ConfigError("; ".join(lines), fix="see docs/reference/config.md"))
+        raise several(wrong) from None
 
 
 def of_run(data: dict[str, Any], where: str) -> Config:

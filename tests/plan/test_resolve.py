@@ -140,5 +140,7 @@ def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None
     shown, problem = stages.dry_run(load(file, ["reward=patch_line", "tasks.split=nix"]))
     assert shown["needs"]["parameters"] > 0 and "steps" not in shown
     assert isinstance(problem, Several) and len(problem.problems) == 2
+    _, problem = stages.dry_run(load(file, ["engine=tyni", "tasks.split=nix"]))
+    assert isinstance(problem, Several) and len({*map(str, problem.problems)}) == len(problem.problems) == 2
     shown, problem = stages.dry_run(load(file))
     assert problem is None and shown["steps"] == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from coderepairrl.errors import CodeRepairError, several
+from coderepairrl.errors import CodeRepairError, Several, several
 
 T = TypeVar("T")
 
@@ -61,8 +61,9 @@ class Problems:
 
     def add(self, error: CodeRepairError) -> None:
         """Report `error`, too; once, however many steps meet it."""
-        if str(error) not in map(str, self.found):
-            self.found.append(error)
+        for each in error.problems if isinstance(error, Several) else (error,):
+            if str(each) not in map(str, self.found):
+                self.found.append(each)
 
     def report(self) -> None:
         """Raise what was found: the error itself where it is the only one, else `Several`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,6 +28,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "bin").mkdir()
+        (folder / "pyvenv.cfg").touch()
         (folder / "bin/greet").write_text("#!/bin/sh\necho hello from $VIRTUAL_ENV\n")
         (folder / "bin/greet").chmod(0o755)
         yield folder
@@ -53,10 +55,20 @@ async def test_one_that_cannot_be_shown_is_named(bwrap: Bubblewrap, task: Task, 
         async with bwrap.open(missing):
             pass
     (tmp_path / "gone/bin").mkdir(parents=True)
+    (tmp_path / "gone/pyvenv.cfg").touch()
     with pytest.raises(ConfigError, match="of its own") as caught:
         async with bwrap.open(missing):
             pass
     assert "CRRL_CACHE" in caught.value.fix
+
+
+async def test_a_file_of_tasks_cannot_show_any_folder(backend: GuestBackend, task: Task, environment: Path) -> None:
+    """Nor one of which it names the environment by a path from wherever the command was started."""
+    (environment / "pyvenv.cfg").unlink()
+    for where in ("/", "/usr", str(environment), os.path.relpath(environment)):
+        with pytest.raises(TaskError, match="no virtual environment"):
+            async with backend.open(replace(task, environment=f"venv:{where}")):
+                pass
 
 
 def test_a_container_has_another_python(task: Task, tmp_path: Path) -> None:

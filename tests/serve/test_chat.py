@@ -47,7 +47,13 @@ def test_whom_it_does_not_answer(start: Start) -> None:
     for headers in ({"Origin": "http://evil.example"}, {"Authorization": f"Bearer {'0' * 32}"}):
         assert httpx.post(url, json=question, headers=headers).status_code == 401
     assert httpx.post(url.replace("/v1", f"/s/{'0' * 32}/v1"), json=question).status_code == 401
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000"):
+        assert httpx.post(url, json=question, headers={"Host": host}).status_code == 401, "DNS rebinding"
+        assert httpx.get(url.replace("chat/completions", "models"), headers={"Host": host}).status_code == 401
     assert httpx.post(url, content=b"[" * 100_000).status_code == 400
+    large = b'{"messages": [' + b"{}," * 400_000 + b"{}]}"
+    assert httpx.post(url, content=large).status_code == 413, "who has no session is not read at length"
+    assert httpx.post(url, content=iter([large])).status_code == 413
     assert served.host.get("/sessions").json()["sessions"] == []
 
     closed = start("builtin:tiny", "--keys-only")

@@ -67,9 +67,10 @@ class Body:
 
 
 class Incoming:
-    """What a session is sending, and by which connections."""
+    """What a session is sending, and by which connections; a body of it has at most `most` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_BODY) -> None:
+        self._most = most
         self._connections: set[web.RequestHandler] = set()
         self._bodies = 0
         self._bytes = 0
@@ -90,8 +91,8 @@ class Incoming:
         self._bodies += 1
         body = Body(dialect)
         try:
-            if (request.content_length or 0) > MAX_BODY:
-                raise _too_large()
+            if (request.content_length or 0) > self._most:
+                raise _too_large(self._most)
             async with asyncio.timeout(BODY_SECONDS):
                 async for data in request.content.iter_any():
                     self._add(body, data)
@@ -113,9 +114,9 @@ class Incoming:
     def _add(self, body: Body, data: bytes) -> None:
         self._bytes += len(data)
         body.add(data)
-        if self._bytes > MAX_BODY:
-            raise _too_large()
+        if body.size > self._most or self._bytes > MAX_BODY:
+            raise _too_large(self._most)
 
 
-def _too_large() -> ApiError:
-    return ApiError(413, "request_too_large", f"a request has at most {MAX_BODY >> 20} MiB")
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, "request_too_large", f"a request has at most {most >> 20} MiB")

@@ -25,7 +25,7 @@ from coderepairrl.gateway import chat, messages, responses
 from coderepairrl.gateway.body import stream
 from coderepairrl.gateway.call import Call
 from coderepairrl.gateway.dialects import DIALECTS, Dialect
-from coderepairrl.gateway.incoming import Body, Incoming
+from coderepairrl.gateway.incoming import LARGE, Body, Incoming
 from coderepairrl.gateway.request import ApiError, Counter, Request
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import Policy, Source
@@ -66,6 +66,7 @@ class _Quiet(logging.LoggerAdapter):  # type: ignore[type-arg]
 Visit = Callable[[Mapping[str, Any], bool], Session]
 """The session of a request without a key, by its body and whether its client says that it sent it before."""
 _KEY = re.compile("[0-9a-f]{32}")
+_LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 class Server:
@@ -100,7 +101,7 @@ class Server:
         self.url = ""
         self.socket: Path | None = None
         self.visit: Visit | None = None
-        self._visiting = Incoming()
+        self._visiting = Incoming(LARGE)  # they are read here, and all sessions wait meanwhile
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
         self._closed: dict[str, None] = {}
@@ -228,6 +229,7 @@ class Server:
             and "key" not in request.match_info
             and not any(_KEY.fullmatch(key) for key in keys)
             and "Origin" not in request.headers
+            and _LOCAL.fullmatch(request.host) is not None  # a web page can let its own name lead here
             and isinstance(peer, tuple)
             and ipaddress.ip_address(peer[0]).is_loopback
         )

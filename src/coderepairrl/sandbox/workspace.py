@@ -292,7 +292,10 @@ def _plain(folder: Path) -> Iterator[Entry]:
 
 
 def environment_of(task: Task) -> Path | None:
-    """The virtual environment that the task's commands need, if it names one. Raises `TaskError` where it is not."""
+    """The virtual environment that the task's commands need, if it names one. Raises `TaskError` where it is not.
+
+    A folder with a ``bin`` is not enough: a file of tasks from elsewhere could show an agent the home of its user.
+    """
     kind, _, where = task.environment.partition(":")
     if kind != "venv":
         return None
@@ -300,6 +303,11 @@ def environment_of(task: Task) -> Path | None:
         raise TaskError(
             f"task {task.id}: its environment {where} is not there",
             fix="prepare its source again (crrl data prepare), or export it again on this machine",
+        )
+    if not where.startswith("/") or not (Path(where) / "pyvenv.cfg").is_file():
+        raise TaskError(
+            f"task {task.id}: its environment {where} is no virtual environment",
+            fix="name one by its whole path (python -m venv): sandboxes are shown all of it",
         )
     return Path(where)
 

@@ -40,7 +40,9 @@ class Visitors:
             session = self._known(_digest(messages[: replies[-1]]), messages[replies[-1]])
         if session is None:
             session = self._begin()
-        self._asked.setdefault(_digest(messages), []).append(session.episode_id)
+        digest = _digest(messages)
+        still = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
+        self._asked[digest] = [*still, session.episode_id]
         if len(self._asked) > _REMEMBERED:
             del self._asked[next(iter(self._asked))]
         return session

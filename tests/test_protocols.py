@@ -85,6 +85,12 @@ async def test_the_exam_of_sandboxes_asks_no_more(narrow: None, tmp_path: Path) 
     backend.close()
 
 
+def test_rewards_that_judge_a_workspace_declare_it(narrow: None) -> None:
+    on_state, on_patch = rewards.on_state_and_patch(rewards.make({"state_tests": 1.0, "tests": 1.0}))
+    assert [reward.name for reward, _ in on_state] == ["state_tests"]
+    assert [reward.name for reward, _ in on_patch] == ["tests"]
+
+
 @pytest.mark.slow
 async def test_the_exam_of_engines_asks_no_more(narrow: None) -> None:
     assert all([entry.ok async for entry in exams.examine("engine", "tiny")])
@@ -114,6 +120,6 @@ def test_what_a_class_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match=r"is no Agent: it lacks run") as lacking:
         agents.make(f"{__name__}:Bare")
     assert "define run" in lacking.value.fix
-    with pytest.raises(ConfigError, match="it lacks compare, drawn, repairs") as underived:
+    with pytest.raises(ConfigError, match="it lacks compare, drawn, on_state, repairs") as underived:
         rewards.make(f"{__name__}:Unrelated")
     assert "derive it from coderepairrl.protocols.Reward" in underived.value.fix

@@ -85,7 +85,7 @@ class Sandbox(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """What a backend says of its sandboxes on this machine, for whoever examines or attacks them.
+    """What a backend says of its sandboxes on this machine, for exams and attacks.
 
     >>> SandboxInfo(isolates=True, limits={"memory": 1 << 30}).limits["memory"] >> 20
     1024
@@ -113,6 +113,11 @@ class SandboxBackend(Protocol):
     """
 
     name: str
+
+    @property
+    def opens_images(self) -> bool:
+        """Whether it opens the workspaces of tasks that name an image (``image:NAME@DIGEST``)."""
+        return True
 
     @abstractmethod
     def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
@@ -318,6 +323,8 @@ class Reward(Protocol):
     """Whether it runs the task's checks, so that its `Score.passed` verifies repairs."""
     takes_verified: bool = False
     """Whether it compares patches with `Task.verified`, too."""
+    on_state: bool = False
+    """Whether it judges the attempt's own workspace, as it stands at the end: `sandbox` then opens that one."""
     version: int = 1
     """Raised when the formula changes: values of two versions do not compare."""
 

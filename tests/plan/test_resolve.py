@@ -136,6 +136,23 @@ def test_images_without_a_sandbox_for_them_are_refused_before_the_run_folder(
     assert not Path("runs").exists()
 
 
+def test_a_source_with_two_splits_is_evaluated_once(file: Path) -> None:
+    """Two entries of one source train on a split each; its held-out tasks are the same ones, and count once."""
+    halves = "{source='handmade', split='train'}, {source='handmade', split='test'}"
+    plan = resolve(load(_several(file, halves)))
+    assert [len(share.tasks) for share in plan.sources] == [6, 2]
+    ids = [task.id for task in plan.eval_tasks["eval"]]
+    assert len(ids) == 6 and len(set(ids)) == 6
+    with pytest.raises(ConfigError, match="'handmade' has two kinds"):
+        load(_several(file, halves.replace("split='test'", "split='test', kind='b'")))
+
+
+def _several(file: Path, sources: str) -> Path:
+    here = file.with_name("several.toml")
+    here.write_text(file.read_text().replace('source = "handmade"', f"sources = [{sources}]"))
+    return here
+
+
 def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None:
     shown, problem = stages.dry_run(load(file, ["reward=patch_line", "tasks.split=nix"]))
     assert shown["needs"]["parameters"] > 0 and "steps" not in shown

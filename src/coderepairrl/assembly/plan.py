@@ -27,7 +27,6 @@ from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, Terms
-from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Limits, Task
@@ -265,6 +264,7 @@ def _tasks(
             named = [(there.source, there.options)]
             if not there.source:  # that of the training tasks, or all of them
                 named = [(each.source, there.options or each.options) for each in sources]
+            named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
             everything = [task for source, options in named for task in read(source, options).value]
             found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
         return found
@@ -288,8 +288,7 @@ def _or(made: Made[T], otherwise: T) -> T:
 
 def _check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
     """Each workspace that cannot be opened, by its first task; beyond a few, how many there are."""
-    backend = place.value.sandbox if place else None
-    images = not isinstance(backend, GuestBackend) or backend.images is not None
+    images = place.value.sandbox.opens_images if place else True
     refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), images))
     for error in refused[:_TASKS_NAMED]:
         problems.add(error)

@@ -145,6 +145,10 @@ class Tasks(Section):
     def _one_or_several(self) -> Tasks:
         if self.sources and (self.source != "jsonl" or self.options):
             raise ValueError("sources stand in place of source and options: leave these out")
+        kinds: dict[tuple[str, str], str] = {}
+        for each in self.sources:  # held-out tasks of the source have its kind, too: it must be one
+            if kinds.setdefault((each.source, repr(each.options)), each.kind) != each.kind:
+                raise ValueError(f"source {each.source!r} has two kinds with the same options: give its tasks theirs")
         return self
 
 

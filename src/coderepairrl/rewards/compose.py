@@ -75,8 +75,8 @@ def make(spec: str | Mapping[str, float]) -> list[Weighted]:
 
 
 def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
-    """Those that judge an attempt's own workspace before it is closed (a true attribute `on_state`), and the others."""
-    on_state = [each for each in rewards if getattr(each[0], "on_state", False)]
+    """Those that judge an attempt's own workspace before it is closed (`Reward.on_state`), and the others."""
+    on_state = [each for each in rewards if each[0].on_state]
     return on_state, [each for each in rewards if each not in on_state]
 
 

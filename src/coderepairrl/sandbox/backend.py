@@ -169,6 +169,11 @@ class GuestBackend(SandboxBackend, ABC):
         return None
 
     @property
+    def opens_images(self) -> bool:
+        """As `SandboxBackend.opens_images`."""
+        return self.images is not None
+
+    @property
     def held(self) -> Sequence[str]:
         """File systems in memory, as the guest sees them."""
         return ()

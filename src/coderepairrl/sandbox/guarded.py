@@ -41,6 +41,12 @@ class Guarded(SandboxBackend):
         self._inner = inner
         self._path = path
 
+    @property
+    def opens_images(self) -> bool:
+        """As the inner one's."""
+        with guard(f"{self._path}.opens_images"):
+            return self._inner.opens_images
+
     def show(self, folders: Sequence[str]) -> None:
         """As the inner one's."""
         with guard(f"{self._path}.show"):

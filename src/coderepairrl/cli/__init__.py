@@ -56,7 +56,7 @@ app.add_typer(agents.app, name="agents")
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Unwind, wherever we are, so that children and temporary folders go, too; `train.signals` has gentler ways.
+    """Unwind, wherever we are, so that children and temporary folders go, too; `processes.signals` has gentler ways.
 
     Once: a second signal must not tear what the first is tidying up.
 

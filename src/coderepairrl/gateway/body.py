@@ -95,26 +95,26 @@ class Telling(Protocol):
     """One reply as its dialect tells it in server-sent events, from its first delta on."""
 
     def add(self, delta: Delta) -> bytes:
-        """What tells of `delta`."""
+        """The events of `delta`."""
         ...
 
     def alive(self) -> bytes:
-        """What tells of nothing."""
+        """A keep-alive that is legal in the dialect."""
         ...
 
     def end(self, outcome: Outcome) -> bytes:
-        """What tells of the end."""
+        """The events of the end."""
         ...
 
     def fail(self, failure: ApiError) -> bytes:
-        """What tells of a failure: once a stream has begun, there is no status to answer with."""
+        """The event of a failure: once a stream has begun, there is no status to answer with."""
         ...
 
 
 async def stream(telling: Telling, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
     """The reply as it is sampled, `Telling.alive` after `heartbeat` seconds of silence, its end once it is committed.
 
-    Raises the call's `ApiError` only before anything is told.
+    Raises the call's `ApiError` only before the first event.
     """
     begun = False
     try:

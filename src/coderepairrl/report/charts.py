@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from coderepairrl.report.analysis import Report
 from coderepairrl.report.ledger import ROLLOUT
@@ -16,7 +15,6 @@ OTHER, TOOLS = 0.01, 0.05
 _CROWD = 4
 
 Section = tuple[str, list[Panel]]
-Getter = Callable[[Mapping[str, Any]], float | None]
 
 
 def sections(reports: Sequence[Report]) -> list[Section]:

@@ -16,7 +16,6 @@ from coderepairrl.errors import UsageError
 from coderepairrl.grading.steering import unquoted
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
-_REGULAR = "100644"
 
 
 class MalformedPatch(UsageError):

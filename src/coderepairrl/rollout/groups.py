@@ -65,7 +65,7 @@ def schedule(sources: Sequence[Share], per_step: int, step: int, seed: int) -> l
 
 
 def _spread(weights: Sequence[float], positions: int) -> list[tuple[int, int]]:
-    """Of each position the source, by its number, and the place among those of that source: whoever lags most.
+    """Of each position the source, by its number, and the place among those of that source: the one that lags most.
 
     >>> [source for source, _ in _spread([2, 1], 6)]
     [0, 1, 0, 0, 1, 0]

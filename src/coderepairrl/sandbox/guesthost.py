@@ -118,7 +118,7 @@ class GuestProcess:
         return guest
 
     async def _accept(self) -> None:
-        """Take the guest's connection, the first of all: it runs nothing before it was told to."""
+        """Take the guest's connection, the first of all: it runs nothing before it is asked."""
         loop, listener = asyncio.get_running_loop(), self._socket
         ended = os.pidfd_open(self.process.pid)
         accepting = loop.create_task(loop.sock_accept(listener))

@@ -1,4 +1,4 @@
-"""The training loop: `loop` is the page to read."""
+"""What runs do: training, evaluation, dry runs. The page to read is `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_told
 from coderepairrl.stages.command import dry_run, folder_of, named, needs, plan, run, summary

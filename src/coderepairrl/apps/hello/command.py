@@ -36,7 +36,7 @@ SHOWN = {
 
 
 def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run the shipped ``hello`` config and return what to print. Raises what `train.run` raises.
+    """Run the shipped ``hello`` config and return what to print. Raises what `stages.run` raises.
 
     Each call is a run of its own (``hello``, ``hello-2``, ...) unless it is named or resumed.
     """

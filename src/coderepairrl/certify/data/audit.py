@@ -130,10 +130,10 @@ def _cheap(reward: TextReward, references: Sequence[Judged], seed: int) -> dict[
 def figure(audits: Sequence[RewardAudit]) -> str:
     """An SVG of the trade-off: how each reward ranks, against the most that a kind of junk earns on average."""
     panels = []
-    for title, kind in (("AUC overall", "overall"), ("AUC within a task", "within")):
+    overall, within = [each.overall for each in audits], [each.within for each in audits]
+    for title, aucs in (("AUC overall", overall), ("AUC within a task", within)):
         series = []
-        for colour, found in enumerate(audits):
-            auc: stats.Interval = getattr(found, kind)
+        for colour, (found, auc) in enumerate(zip(audits, aucs, strict=True)):
             dearest = 100 * max(value for name, value in found.cheap.items() if name.startswith("junk"))
             series.append(plots.Series(found.reward, [dearest], [auc.value], colour, low=[auc.low], high=[auc.high]))
         panels.append(plots.Panel(title, series, x_label="junk in place earns, %", include=(0.4, 1.0)))

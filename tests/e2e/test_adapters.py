@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from coderepairrl import tokens
+from coderepairrl import models, tokens
 from coderepairrl.apps.serve import DEFAULTS, USED, choose, replying
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import Policy
@@ -84,6 +85,16 @@ def test_full_weights_are_exported_without_the_learners_state(project: Project, 
     assert {file.name for file in checkpoint.iterdir()} - {file.name for file in plain.iterdir()} >= {"learner.json"}
     assert not [file.name for file in plain.iterdir() if file.name.startswith(("learner", "optimizer"))]
     transformers.AutoModelForCausalLM.from_pretrained(plain)
+
+
+def test_an_export_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path: Path) -> None:
+    """A limit on the size of files fails as a full disk does; the same command works once there is room."""
+    command = [sys.executable, "-m", "coderepairrl.cli", "export", "builtin:tiny", str(tmp_path / "plain")]
+    done = subprocess.run(["sh", "-c", 'ulimit -f 16; exec "$@"', "sh", *command], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr and f"cannot write {tmp_path}" in done.stderr
+    assert not list((tmp_path / "plain").iterdir())
+    subprocess.run(command, check=True, capture_output=True)
+    assert weights.checksum(tmp_path / "plain") == weights.checksum(models.folder("builtin:tiny"))
 
 
 async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:

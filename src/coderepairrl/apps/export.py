@@ -9,7 +9,7 @@ from typing import Literal
 
 from coderepairrl import config as configs
 from coderepairrl import models
-from coderepairrl.errors import UsageError
+from coderepairrl.errors import RunError, UsageError
 from coderepairrl.learn import merge
 from coderepairrl.processes.scratch import scratch
 
@@ -21,17 +21,30 @@ async def export(model: str, target: Path, precision: Literal["fp32", "bf16"] | 
     """Write the model that `model` names (`models.named`) to the folder `target`, which must be new or empty.
 
     Adapters are merged, added in float32; the weights have `precision`, by default that of the run that trained them,
-    or of the model below adapters of others. Full weights are copied as they are. Raises `UsageError` for a model or
-    folder that cannot be used, `LearnerFault` and `RunError` where merging fails.
+    or of the model below adapters of others. Full weights are copied as they are. What fails leaves an empty folder.
+    Raises `UsageError` for a model or folder that cannot be used, `LearnerFault` and `RunError` where merging or
+    writing fails.
     """
     found = models.named(model)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already", fix="name a new folder")
+    if found.adapter is None and precision is not None:
+        raise UsageError(f"{found.folder} has full weights, which are copied as they are", fix="no --precision")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        await _write(found, target, precision)
+    except BaseException as error:
+        for file in target.glob("*"):  # half a model looks like one
+            file.unlink()
+        if isinstance(error, OSError):
+            raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
+        raise
+    return target
+
+
+async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> None:
     if found.adapter is None:
-        if precision is not None:
-            raise UsageError(f"{found.folder} has full weights, which are copied as they are", fix="no --precision")
-        _copy(found.folder, target)
-        return target
+        return _copy(found.folder, target)
     if precision is None:
         precision = configs.load(found.run).train.precision if found.run else _precision_of(found.folder)
     with scratch("export") as logs:
@@ -43,14 +56,12 @@ async def export(model: str, target: Path, precision: Literal["fp32", "bf16"] | 
             and not (target / file.name).exists()
         ):
             shutil.copyfile(file, target / file.name)
-    return target
 
 
 def _copy(folder: Path, target: Path) -> None:
     kept = [file for file in models.files(folder) if not file.name.startswith(_OF_THE_LEARNER)]
     if not any(file.suffix == ".safetensors" for file in kept):
         raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors")
-    target.mkdir(parents=True, exist_ok=True)
     for file in kept:
         shutil.copyfile(file, target / file.name)
 

@@ -50,6 +50,8 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
     episodes = len(list(folder.records()))
     assert await evaluation.measure(chosen(miniature, *more), folder, resume=True, quiet=True) == found
     assert len(list(folder.records())) == episodes + 2, "nothing was measured again"
+    with pytest.raises(UsageError, match=r"another evaluation was begun there \(rollout\)"):
+        await evaluation.measure(chosen(miniature, *more, "rollout.calls=3"), folder, resume=True, quiet=True)
 
 
 async def test_where_there_is_nothing_to_measure_no_folder_is_made(miniature: Path, tmp_path: Path) -> None:

@@ -153,6 +153,20 @@ def _several(file: Path, sources: str) -> Path:
     return here
 
 
+def test_a_task_is_evaluated_once(file: Path) -> None:
+    """Two held-out tasks of one id would be taken for attempts at the same one."""
+    row = {"prompt": "?", "language": "c", "answer": "x", "kind": "label"}
+    for name in "ab":
+        rows = {"id": name, **row}, {"id": "same", "split": "test", **row}
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    both = ", ".join(f"{{source='jsonl', options={{path='{name}.jsonl'}}}}" for name in "ab")
+    label = "[kinds.label]\nagent = { name = 'direct', options = { system = '' } }\nreward = 'classification'\n"
+    mixed = _several(file, both)
+    mixed.write_text(mixed.read_text() + label)
+    with pytest.raises((TaskError, Several), match="task same is in two sources"):
+        resolve(load(mixed, ["eval.split=test"]))
+
+
 def test_a_dry_run_shows_what_is_known_and_all_that_is_wrong(file: Path) -> None:
     shown, problem = stages.dry_run(load(file, ["reward=patch_line", "tasks.split=nix"]))
     assert shown["needs"]["parameters"] > 0 and "steps" not in shown

@@ -252,10 +252,8 @@ def _tasks(
                     f"{each.source} has no task in split {each.split!r}", fix=f"splits it has: {splits or 'none'}"
                 )
             shares.append(Share(found, each.weight))
-        counts = Counter(task.id for share in shares for task in share.tasks)
-        doubles = [name for name, count in counts.items() if count > 1]
-        if doubles and len(shares) > 1:
-            raise TaskError(f"task {doubles[0]} is in two sources", fix="leave it out of one: ids are unique in a run")
+        if len(shares) > 1:
+            _once(task for share in shares for task in share.tasks)
         return tuple(shares)
 
     def held_out() -> Mapping[str, tuple[Task, ...]]:
@@ -267,6 +265,7 @@ def _tasks(
             named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
             everything = [task for source, options in named for task in read(source, options).value]
             found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
+            _once(found[name])
         return found
 
     return problems.attempt(train) if training else Made([]), problems.attempt(held_out)
@@ -280,6 +279,12 @@ def _read(source: str, options: Mapping[str, Any], kind: str) -> list[Task]:
 
 def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
     return tuple(task for task in everything if task.split == split)
+
+
+def _once(some: Iterable[Task]) -> None:
+    for name, count in Counter(task.id for task in some).items():
+        if count > 1:
+            raise TaskError(f"task {name} is in two sources", fix="leave it out of one: ids are unique in a run")
 
 
 def _or(made: Made[T], otherwise: T) -> T:

@@ -8,6 +8,7 @@ from typing import Any
 from coderepairrl.assembly.plan import resolve_evaluation
 from coderepairrl.assembly.policy import Choice, replying
 from coderepairrl.config import to_toml
+from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Server
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.rewards import versions_of
@@ -31,13 +32,13 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
     There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
     and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`.
 
-    Raises what `resolve_evaluation` and `replying` raise, `UsageError` for a folder that is taken, and
-    `HealthGateError` where too many episodes are void.
+    Raises what `resolve_evaluation` and `replying` raise, `UsageError` for a folder that is taken or, with `resume`,
+    that measured something else, and `HealthGateError` where too many episodes are void.
     """
     config = choice.config
     plan = resolve_evaluation(config)
     if resume:
-        open_run(folder.path)
+        _require_the_same(open_run(folder.path), choice)
     else:
         made = (each for terms in plan.kinds.values() for name in plan.eval_tasks for each in terms.rewards[name])
         about = {
@@ -88,3 +89,16 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
     finally:
         log.close()
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
+
+
+def _require_the_same(folder: RunFolder, choice: Choice) -> None:
+    """Raise `UsageError` if what `folder` holds was measured of another policy, or by other settings."""
+    about = folder.about()
+    config = choice.config.model_dump(mode="json")
+    other = ["the policy"] if about["policy"] != choice.name else []
+    other += [name for name, section in about["config"].items() if section != config.get(name)]
+    if other:
+        raise UsageError(
+            f"{folder.path} cannot be resumed: another evaluation was begun there ({', '.join(other)})",
+            fix="name a new folder",
+        )

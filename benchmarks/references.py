@@ -43,7 +43,7 @@ from coderepairrl.rewards.text import TextReward
 from coderepairrl.rewards.verified import Identity, identity, unfit
 from coderepairrl.runs import open_run
 from coderepairrl.stats import pair
-from coderepairrl.stats.clusters import cluster_of
+from coderepairrl.stats.clusters import clusters_of
 from coderepairrl.types import Task
 from workshop.tiny.bar import SHOWN, Episodes, evaluations, pooled
 
@@ -245,6 +245,7 @@ def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
         if name not in sides[1]:
             continue
         changed = [pair(*side[name]) for side in sides]
+        clusters = clusters_of(episode for side in sides for part in side[name] for episode in part)
         for measure in SHOWN:
             if measure not in changed[0] or measure not in changed[1]:
                 continue
@@ -252,7 +253,7 @@ def ablation(further: Sequence[Path], alone: Sequence[Path]) -> str:
             rows = [dict(zip(each.tasks, zip(each.before, each.after, strict=True), strict=True)) for each in (a, b)]
             both = [task for task in a.tasks if task in rows[1]]
             gains = [[after - before for before, after in (row[task] for task in both)] for row in rows]
-            value = stats.paired_difference(gains[1], gains[0], [cluster_of(task) for task in both], share=False)
+            value = stats.paired_difference(gains[1], gains[0], [clusters[task] for task in both], share=False)
             means = [f"{fmean(r[t][0] for t in both):.3f}, {fmean(r[t][1] for t in both):.3f}" for r in rows]
             lines.append(f"| {name} | {measure} | {len(both)} | {means[0]} | {means[1]} | {value.text('+.3f')} |")
     return "\n".join(lines)

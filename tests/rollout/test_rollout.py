@@ -213,11 +213,13 @@ async def test_an_engine_fault_is_the_engines_though_the_agent_saw_it(miniature:
 
 
 async def test_a_reward_that_cannot_be_computed_is_no_zero(gateway: Gateway, tmp_path: Path) -> None:
-    async def broken(task: Task, episode: Episode, box: SandboxBackend) -> Score:
-        raise RewardFault("its sandbox died")
+    class Broken(Reward):
+        name = "broken"
 
-    broken.name = "broken"  # type: ignore[attr-defined]
-    [group] = await groups_of(make(gateway, tmp_path, Breaking({}), reward=broken), TASKS[:1], retries=0)
+        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+            raise RewardFault("its sandbox died")
+
+    [group] = await groups_of(make(gateway, tmp_path, Breaking({}), reward=Broken()), TASKS[:1], retries=0)
     assert {(e.ending, e.reason) for e in group.episodes} == {(Ending.VOID, "reward")}
 
 

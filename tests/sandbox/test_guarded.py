@@ -14,6 +14,7 @@ from coderepairrl.types import Task
 MODULE = """
 import os
 from contextlib import asynccontextmanager
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.sandbox.fake import ScriptedBackend, ScriptedSandbox
 
 
@@ -30,7 +31,7 @@ class Broken(ScriptedSandbox):
         raise PermissionError(path)
 
 
-class Box:
+class Box(SandboxBackend):
     name = "mine"
 
     def __init__(self, fails: str = "") -> None:

@@ -49,10 +49,10 @@ class Own(ScriptedSource):
         ("handmad", {}, "did you mean 'handmade'?"),
         ("json", {}, "did you mean 'jsonl'?"),
         ("jsonl", {"file": "x"}, "path"),
-        ("jsonl", {}, "options of the task source"),
+        ("jsonl", {}, "tasks.options"),
         ("handmade", {"splits": "train"}, "did you mean 'split'?"),
         (f"{__name__}:Onw", {}, "did you mean 'Own'?"),
-        ("coderepairrl.types:Checks", {}, "prepare"),
+        ("coderepairrl.types:Checks", {}, "define name"),
     ],
 )
 def test_bad_names_say_what_to_do(source: str, options: dict[str, Any], says: str) -> None:

@@ -479,6 +479,24 @@ async def test_no_session_takes_all_processes(world: World) -> None:
         await pool.close()
 
 
+async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> None:
+    """Else it has a processor to itself for as long as it likes, and who has none to spare waits longer."""
+    pool = Workers(most=1)
+    desk = Desk(pool, world.gateway.source.codec, 1 << 20)
+    messages = tuple({"role": "user", "content": f"{n} " * 4000} for n in range(2))
+    try:
+        await desk.render(messages, ())
+        assert desk.rests_until == 0.0
+        desk.seconds = workers.GRACE
+        await desk.render(messages, ())
+        assert desk.rests_until > 0.0
+        until = desk.rests_until = time.monotonic() + 0.2
+        await desk.render(messages, ())
+        assert time.monotonic() >= until
+    finally:
+        await pool.close()
+
+
 async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> None:
     """A session sends sixteen bodies at a time, each of which may take a minute: the gateway did them all first."""
     pool = Workers(most=1)

@@ -31,6 +31,8 @@ MOST = max(2, min(4, (os.cpu_count() or 2) // 2))
 """Processes of one gateway."""
 LARGE = 1 << 20
 """Bytes of a job beyond which it leaves one process to others."""
+GRACE, REST = 1.0, 0.1
+"""Seconds of processes that a session has before it rests between jobs, as long as the last took, at most `REST`."""
 SECONDS = 60.0
 """What a job may take: beyond, its process is killed, and the request refused."""
 LIGHT_TEXT = 8 << 10
@@ -93,6 +95,7 @@ class Workers:
 
     async def _job(self, desk: Desk, pieces: list[bytes], large: bool) -> list[bytes]:
         async with desk.busy:
+            await asyncio.sleep(max(0.0, desk.rests_until - time.monotonic()))
             await self._turn(desk, large)
             began = time.monotonic()
             try:
@@ -117,7 +120,10 @@ class Workers:
                 log.warning("a request of %d bytes was given up", sum(map(len, pieces)))
                 return [b"too large"]
             finally:
-                desk.seconds += time.monotonic() - began
+                took = time.monotonic() - began
+                desk.seconds += took
+                if desk.seconds > GRACE:
+                    desk.rests_until = time.monotonic() + min(took, REST)
                 self._used -= 1
                 self._used_by_large -= large
                 self._next()
@@ -177,6 +183,8 @@ class Desk:
     def __init__(self, workers: Workers, codec: Codec | None, most: int | None) -> None:
         self.seconds = 0.0
         """Of workers, used so far."""
+        self.rests_until = 0.0
+        """By `time.monotonic`."""
         self.busy = asyncio.Lock()
         self._workers = workers
         self._codec = codec

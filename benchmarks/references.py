@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl import config as configs
 from coderepairrl import rewards, stats, tasks
-from coderepairrl.errors import UsageError, told
+from coderepairrl.errors import UsageError, exit_on_error
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.rewards.verified import Identity, identity, unfit
 from coderepairrl.runs import open_run
@@ -297,5 +297,5 @@ def _kept(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    with told():
+    with exit_on_error():
         main()

@@ -35,8 +35,8 @@ class ExitCode(IntEnum):
 class CodeRepairError(Exception):
     """Base of every error that this project raises on purpose.
 
-    `fix` is one sentence that tells the user what to do; the command line prints it under the message. Neither has the
-    login of a URL: they are shown and recorded.
+    `fix` is one sentence on what to do about it; the command line prints it under the message. Logins in URLs are
+    removed from both, since they are printed and recorded.
     """
 
     exit_code: ExitCode = ExitCode.RUN_FAILED
@@ -47,7 +47,7 @@ class CodeRepairError(Exception):
 
 
 class Several(CodeRepairError):
-    """Several things are wrong, each with its own fix; the exit code is that of the first."""
+    """Several problems, each with its own fix; the exit code is that of the first."""
 
     def __init__(self, problems: Sequence[CodeRepairError]) -> None:
         super().__init__("\n".join(map(str, problems)), fix="\n".join(filter(None, (each.fix for each in problems))))
@@ -66,13 +66,16 @@ def several(problems: Sequence[CodeRepairError]) -> CodeRepairError:
     return flat[0] if len(flat) == 1 else Several(flat)
 
 
-_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
+_INACCESSIBLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP}
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """End the process on this project's errors, with a message, a fix and the exit code, on Ctrl-C, and on paths that
-    this user may not go."""
+def exit_on_error() -> Iterator[None]:
+    """Turn errors into an exit code and a line on stderr.
+
+    Caught are this project's own errors (message, fix, their exit code), Ctrl-C, and file system errors on a path that
+    this user may not access. Anything else is a bug and keeps its traceback.
+    """
     try:
         yield
     except CodeRepairError as error:
@@ -81,8 +84,8 @@ def told() -> Iterator[None]:
             if each.fix:
                 print(f"  fix: {logged(as_called(each.fix))}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except OSError as error:  # of paths that a user names, which are looked at in many places
-        if error.errno not in _CLOSED or error.filename is None:
+    except OSError as error:  # user-supplied paths are opened in many places; this is the one that catches
+        if error.errno not in _INACCESSIBLE or error.filename is None:
             raise
         print(f"error: {logged(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
@@ -91,7 +94,7 @@ def told() -> Iterator[None]:
 
 
 def as_called(text: str) -> str:
-    """`text` with its ``crrl`` commands as this shell finds them: ``make hello`` runs one that is not on its PATH."""
+    """`text` with ``crrl`` spelled so that it pastes into this shell: ``make hello`` runs one that is not on PATH."""
     called = Path(sys.argv[0])
     if called.name != "crrl" or shutil.which("crrl"):
         return text
@@ -145,13 +148,13 @@ class SandboxFault(Fault):
 
 
 class EngineFault(Fault):
-    """The inference engine died, refused a load, or answered something that cannot be true."""
+    """The inference engine died, refused a load, or answered with something impossible."""
 
     boundary = "engine"
 
 
 class RemoteFault(Fault):
-    """Somebody else's model server cannot be reached, refuses, or answers what is no answer."""
+    """A third-party model server cannot be reached, refuses, or sends an invalid answer."""
 
     boundary = "remote"
 
@@ -163,8 +166,9 @@ class GatewayFault(Fault):
 
 
 class AgentFault(Fault):
-    """The agent program itself broke (crash, missing executable). `how` says so in a word: ``exit 1``, ``SIGSEGV``;
-    `printed` is what the program printed.
+    """The agent program itself broke (crash, missing executable).
+
+    `how` is ``exit 1``, ``SIGSEGV`` or the like; `printed` is the program's output.
 
     Before the model's first reply this says nothing about the policy, and the episode is VOID. Afterwards it may be the
     policy's doing, and the episode ends in CRASH, with a score.

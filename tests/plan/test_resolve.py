@@ -15,7 +15,16 @@ import pytest
 from coderepairrl import registry, stages
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.config import Config, load
-from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError, Several, TaskError, UsageError, several, told
+from coderepairrl.errors import (
+    ConfigError,
+    ExitCode,
+    PrerequisiteError,
+    Several,
+    TaskError,
+    UsageError,
+    exit_on_error,
+    several,
+)
 
 CONFIG = """
 [run]
@@ -89,7 +98,7 @@ def test_all_that_is_wrong_is_reported_together(file: Path, capsys: pytest.Captu
     named = ("nothing to correct", "Qwen3-14B", "patch_line", "nanoo", "slotz", "absent.jsonl")
     assert [sum(name in str(each) for each in problems) for name in named] == [1] * len(named)
     assert len(problems) == len(named), "what depends on a part that failed is not reported again"
-    with pytest.raises(SystemExit) as ended, told():
+    with pytest.raises(SystemExit) as ended, exit_on_error():
         raise refused.value
     assert ended.value.code == ExitCode.USAGE
     printed = capsys.readouterr().err

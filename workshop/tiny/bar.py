@@ -21,7 +21,7 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import models, stages
 from coderepairrl.config import Config
-from coderepairrl.errors import told
+from coderepairrl.errors import exit_on_error
 from coderepairrl.runs import open_run
 from coderepairrl.stats import compare, pair
 from coderepairrl.stats.clusters import clusters_of, slice_of
@@ -218,5 +218,5 @@ def as_json(found: Mapping[str, Mapping[str, Episodes]], checks: Sequence[BarChe
 
 
 if __name__ == "__main__":
-    with told():
+    with exit_on_error():
         main()

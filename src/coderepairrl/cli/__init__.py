@@ -20,7 +20,7 @@ import typer
 from coderepairrl import __version__
 from coderepairrl.cli import agents, data, reading, running, serving
 from coderepairrl.cli.output import show
-from coderepairrl.errors import ExitCode, told
+from coderepairrl.errors import ExitCode, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
 
 app = typer.Typer(
@@ -85,7 +85,7 @@ def main() -> None:
     logs.setFormatter(LogFormatter())
     logging.basicConfig(handlers=[logs])
     try:
-        with told():
+        with exit_on_error():
             app()
     except BrokenPipeError:  # `crrl view RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

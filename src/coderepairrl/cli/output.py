@@ -34,9 +34,9 @@ def counts(splits: dict[str, int]) -> str:
 
 def run(job: Coroutine[Any, Any, T]) -> T:
     """What `job` returns; a signal that stops it lets it tidy up. Raises what it raises."""
-    from coderepairrl.stages import until_told
+    from coderepairrl.stages import until_interrupted
 
-    return asyncio.run(until_told(job))
+    return asyncio.run(until_interrupted(job))
 
 
 def table(data: dict[Any, Any], indent: str = "") -> str:

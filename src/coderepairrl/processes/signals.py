@@ -1,4 +1,4 @@
-"""Being told to stop: what long commands do about signals."""
+"""How long commands end on signals: cancelled once, in order."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 
 class Interrupted(CodeRepairError):
-    """One of `STOPPING` ended the command, in order. A run of `crrl train` can be resumed."""
+    """One of `STOPPING` ended the command cleanly. A run of `crrl train` can be resumed."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def stoppable() -> Iterator[list[str]]:
-    """Each of `STOPPING` cancels the task, once: a second one must not tear what the first is tidying up.
+    """Within, the first of `STOPPING` cancels the current task; later ones must not interrupt its cleanup.
 
-    Schedulers send SIGUSR1 some time before they take the machine away (Slurm: ``--signal=USR1@300``). SIGHUP says
-    that the terminal was closed, which nobody can read any more; under ``nohup`` it means nothing.
+    Schedulers send SIGUSR1 some time before they take the machine away (Slurm: ``--signal=USR1@300``). SIGHUP means
+    that the terminal is gone, so output to it is discarded; under ``nohup`` it is ignored.
 
-    Yields the names of those that arrived.
+    Yields the names of the signals received so far.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -53,13 +53,11 @@ def stoppable() -> Iterator[list[str]]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-            signal.signal(
-                number, before[number] or signal.SIG_DFL
-            )  # which asyncio would leave to end the process at once
+            signal.signal(number, before[number] or signal.SIG_DFL)  # asyncio would leave the default
 
 
-async def until_told(job: Coroutine[Any, Any, T]) -> T:
-    """The result of `job`. Raises `Interrupted` when one of `STOPPING` has ended it, in order."""
+async def until_interrupted(job: Coroutine[Any, Any, T]) -> T:
+    """The result of `job`. Raises `Interrupted` when one of `STOPPING` cancelled it."""
     with stoppable() as received:
         try:
             return await job
@@ -70,7 +68,7 @@ async def until_told(job: Coroutine[Any, Any, T]) -> T:
 
 
 def _silence(descriptor: int) -> None:
-    """What is written there from now on is lost; to a terminal that is gone it would be an error."""
+    """Discard what is written there from now on: writing to a closed terminal is an error."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)

@@ -35,18 +35,18 @@ test-programs: .venv/.dev  ## Codex CLI, Claude Code, mini-swe-agent and the ori
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
 
 test-pages: .venv/.dev  ## reports and viewed episodes in a real Chromium
-	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/view
+	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/report/view
 
 test-tutorials: .venv/.dev  ## the commands of docs/start, as they are printed
 	$(BIN)/python -m pytest -m slow tests/docs
 
 test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes, installed into .venv: what they share and round changes nothing
 	scripts/setup.sh dev,deepspeed,bitsandbytes
-	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/learn tests/plan
+	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/learn tests/assembly
 
 test-vllm: .venv/.dev .venv/.vllm  ## the real vLLM server on this CPU: exam, adapters, weights, two steps of hello
 	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -n 1 -m "slow and not by_hand" --durations=0 \
-		tests/engines tests/sync/test_streamed_real.py tests/serve/test_vllm.py tests/hello/test_vllm.py
+		tests/engines tests/sync/test_streamed_real.py tests/apps/serve/test_vllm.py tests/apps/hello/test_vllm.py
 
 benchmarks: .venv/.dev  ## ratios, each measured in one run
 	for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

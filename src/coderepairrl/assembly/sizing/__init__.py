@@ -1,7 +1,7 @@
 """What a run will need, by arithmetic: memory on each GPU, and about how long a step takes (``crrl train --dry-run``).
 
-Nothing here loads a model or torch. Memory is compared with what small models take (tests/plan); times are estimates
-that were never checked on a GPU.
+Nothing here loads a model or torch. Memory is compared with what small models take (tests/assembly/test_memory.py);
+times are estimates that were never checked on a GPU.
 """
 
 from coderepairrl.assembly.sizing.architecture import KNOWN, Architecture

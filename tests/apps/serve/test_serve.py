@@ -30,7 +30,7 @@ from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHOWN, Served, Start, command
 
-DOCS = Path(__file__).parents[2] / "docs" / "guides" / "serve.md"
+DOCS = Path(__file__).parents[3] / "docs" / "guides" / "serve.md"
 ASK: Any = [{"role": "user", "content": "Repair it."}]
 KEY = "sk-very-secret-key"
 

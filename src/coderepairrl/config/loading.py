@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from coderepairrl.config.schema import Config
+from coderepairrl.config.secrets import FIX, secrets
 from coderepairrl.errors import ConfigError, several
 
 _SOURCES = ("tasks.source", "eval.source")
@@ -72,10 +73,15 @@ def _layer_name(path: Path) -> str:
 def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
     """`data` as a `Config`. It came from `where`, but for what `overrides` set.
 
-    Raises `ConfigError`, or with unknown keys `Several`: one for each of them, and one for all values that are wrong.
+    Raises `ConfigError`, or `Several`: one for each unknown key, one for each secret in clear, and one for all values
+    that are wrong.
     """
     unknown = dict(_unknown(data, Config))
     wrong = [
+        ConfigError(f"{_origin(key, where, overrides)}: {key} is a secret in clear", fix=FIX)
+        for key in dict.fromkeys(secrets(data))
+    ]
+    wrong += [
         ConfigError(
             f"{_origin(key, where, overrides)}: unknown key {key!r}",
             fix=f"did you mean {nearest!r}?" if nearest else "see docs/reference/config.md for the known keys",
@@ -83,7 +89,7 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
         for key, nearest in unknown.items()
     ]
     try:
-        return Config.model_validate(data)  # no section takes a key that it does not know
+        config = Config.model_validate(data)  # no section takes a key that it does not know
     except ValidationError as error:
         found: dict[str, list[str]] = {}
         for each in error.errors():
@@ -97,6 +103,9 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
         if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in found.items()]:
             wrong.append(ConfigError("; ".join(lines), fix="see docs/reference/config.md"))
         raise several(wrong) from None
+    if wrong:
+        raise several(wrong)
+    return config
 
 
 def of_run(data: dict[str, Any], where: str) -> Config:
@@ -109,8 +118,13 @@ def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
-            return f"override {text!r}"
+            return f"override {_without_secret(text)!r}"
     return where
+
+
+def _without_secret(text: str) -> str:
+    key, value = parse_override(text)
+    return f"{key}=..." if any(secrets({key: value})) else text
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:

@@ -29,6 +29,12 @@ the nearest known one. `crrl train FILE --dry-run` prints the resolved configura
 and `crrl config FILE` every setting with its value, its default and what set it. All that is wrong or missing
 is reported together, each with its fix; the exit code is that of the first: mistakes (2) come before what the machine
 lacks (3).
+
+A configuration is printed and kept in the run folder, so a secret in clear is refused: a value in `options` whose name
+ends in `key`, `token`, `password`, `secret` or `authorization` (`api_key`, `env.GITHUB_TOKEN`, the word behind
+`--api-key` in a list of arguments), a URL with a login, and what looks like the key of a well-known service. Name an
+environment variable instead (`engine.options.key_env` of a relay), or read one in a class of your own; programs in a
+sandbox are given `"{api_key}"`, the key of their episode.
 """
 
 

@@ -1,0 +1,79 @@
+"""Keys and passwords have no place in a configuration: it is printed, kept in the run folder, and passed on with it.
+
+An agent in a sandbox would also give them to the policy, and reaches nothing that they open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+FIX = (
+    "a configuration is kept in the run folder and shown: put the secret into an environment variable, and name that "
+    "(engine.options.key_env of a relay), or let a class of your own read it; programs are given {api_key}"
+)
+
+_WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
+_ALWAYS = frozenset({"password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential"})
+_MOSTLY = frozenset({"key", "apikey", "token"})
+"""Numbers under these names count or order something."""
+_NAMES_ELSEWHERE = frozenset({"env", "var", "variable", "file", "path"})
+"""``key_env`` and ``env_key`` say where a secret is."""
+_OF_TEXT = frozenset({"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "special", "sort"})
+"""Tokens of a tokenizer and keys of a list: ``eos_token``, ``sort_key``."""
+_FILLED_IN = re.compile(r"(\s*(Bearer\s+)?(\{[A-Za-z_]+\}|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)\s*)?")
+"""Nothing, or a placeholder of a recipe, or a variable of a shell."""
+_LOGIN = re.compile(r"://[^/?#\s@:]*:[^/?#\s@]+@|\bhttps?://[^/?#\s@]+@", re.IGNORECASE)
+_KNOWN = re.compile(
+    r"\bsk-(?=[\w-]*[0-9])[\w-]{20,}|\bhf_[A-Za-z0-9]{30,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}"
+    r"|\bglpat-[\w-]{20,}|\b[Bb]earer\s+[\w.~+/-]{12,}"
+)
+"""Keys that look like those of well-known services."""
+
+
+def secrets(value: Any, key: str = "") -> Iterator[str]:
+    """The dotted keys below `key` under which `value` has a secret in clear, by its name or by its looks.
+
+    >>> list(secrets({"options": {"env": {"OPENAI_API_KEY": "s3cret", "HOST_KEY": "{api_key}"}, "key_env": "MINE"}}))
+    ['options.env.OPENAI_API_KEY']
+    """
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from secrets(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        if any(map(_argument, value, [None, *value])) or is_secret(key, " ".join(map(str, value))):
+            yield key
+        else:
+            for number, inner in enumerate(value):
+                yield from secrets(inner, f"{key}.{number}" if isinstance(inner, Mapping) else key)
+    elif is_secret(key, value):
+        yield key
+
+
+def is_secret(key: str, value: Any) -> bool:
+    """Whether `value`, which is no table and no list, is a secret under `key`.
+
+    >>> is_secret("agent.options.env.MY_TOKEN", "abc"), is_secret("max_tokens", 512), is_secret("key", "{api_key}")
+    (True, False, False)
+    """
+    if isinstance(value, str):
+        named = _named(key, _ALWAYS | _MOSTLY) and not _FILLED_IN.fullmatch(value)
+        return named or bool(_LOGIN.search(value) or _KNOWN.search(value))
+    return isinstance(value, int | float) and not isinstance(value, bool) and _named(key, _ALWAYS)
+
+
+def _argument(word: Any, before: Any) -> bool:
+    """Whether `word` of a command line is a secret: ``--api-key=X``, ``API_KEY=X``, or ``X`` after ``--api-key``."""
+    if not isinstance(word, str):
+        return False
+    name, equals, value = word.partition("=")
+    if equals and re.fullmatch(r"[\w.-]+", name):
+        return is_secret(name, value)
+    option = isinstance(before, str) and before.startswith("-") and "=" not in before
+    return option and not word.startswith("-") and is_secret(before, word)
+
+
+def _named(key: str, last: frozenset[str]) -> bool:
+    words = [word.lower() for word in _WORD.findall(key.rpartition(".")[2])]
+    return bool(words) and words[-1] in last and not {*words[:-1]} & (_NAMES_ELSEWHERE | _OF_TEXT)

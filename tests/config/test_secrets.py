@@ -1,0 +1,84 @@
+"""No secret gets into a run folder or onto a screen by way of a configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.assembly.policy import choose
+from coderepairrl.config import explain, load, override, shipped
+from coderepairrl.config.secrets import secrets
+from coderepairrl.errors import ConfigError, UsageError
+
+SECRET = "s3cr3t-of-mine"
+LOOKS_LIKE_ONE = "sk-proj-a1B2c3D4e5F6g7H8i9J0k1L2"
+_USED = ("engine", "agent", "tasks", "eval", "kinds")
+HIDDEN = [
+    f"engine.options.api_key={SECRET}",
+    f"engine.options.apiKey={SECRET}",
+    f"engine.options.key={SECRET}",
+    f'engine.options.extra_body={{auth={{token="{SECRET}"}}}}',
+    f'engine.options.headers={{Authorization="Basic {SECRET}"}}',
+    f'engine.options.args=["--hf-token", "{SECRET}"]',
+    f'engine.options.args=["--hf-token={SECRET}"]',
+    f'agent.options.env={{OPENAI_API_KEY="{SECRET}"}}',
+    f"agent.options.env.DB_PASSWORD={SECRET}",
+    "agent.options.env.DB_PASSWORD=12345678",
+    f'agent.options.argv=["env", "WANDB_API_KEY={SECRET}", "my-agent"]',
+    f'agent.options.argv=["sh", "-c", "OPENAI={LOOKS_LIKE_ONE} my-agent"]',
+    f"tasks.options.client_secret={SECRET}",
+    f"tasks.options.url=https://me:{SECRET}@example.org/x",
+    f'eval.also={{other={{options={{password="{SECRET}"}}}}}}',
+    f'kinds.hard.agent={{name="command",options={{env={{MY_TOKEN="{SECRET}"}}}}}}',
+]
+
+
+@pytest.mark.parametrize("given", HIDDEN)
+def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="secret in clear") as refused:
+        load("hello", [given])
+    shown = f"{refused.value} {refused.value.fix}"
+    assert SECRET not in shown and LOOKS_LIKE_ONE not in shown and "12345678" not in shown
+    assert given.partition("=")[0] in shown and "environment variable" in shown
+    for refuse in (
+        lambda: override(load("hello"), [given]),
+        lambda: explain("hello", [given]),
+        lambda: choose("builtin:tiny", [given], command="crrl serve", used=_USED, defaults=("run.name=a",)),
+    ):
+        with pytest.raises((ConfigError, UsageError)) as again:
+            refuse()
+        assert SECRET not in str(again.value)
+
+
+def test_a_file_with_one_is_refused_by_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'[run]\nname = "a"\n[engine.options]\napi_key = {json.dumps(SECRET)}\n')
+    with pytest.raises(ConfigError, match=r"mine\.toml: engine\.options\.api_key is a secret in clear") as refused:
+        load(file)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "engine.options.key_env=MY_KEY",
+        "engine.options.env_key=MY_KEY",
+        'agent.options.env={OPENAI_API_KEY="{api_key}",HOST_API_KEY="$OPENAI_API_KEY"}',
+        'agent.options.argv=["my-agent", "--api-key", "{api_key}", "--max-tokens", "512"]',
+        'engine.options.args=["--enable-prefix-caching", "--key-file", "/etc/key"]',
+        "engine.options.max_tokens=512",
+        "engine.options.key=3",
+        "engine.options.eos_token=</s>",
+        "tasks.options.url=ssh://git@example.org/x",
+        "model.path=models/hf-qwen2-instruct-merged-v1",
+    ],
+)
+def test_names_of_variables_placeholders_and_counts_are_none(given: str) -> None:
+    load("hello", [given])
+
+
+def test_nothing_that_ships_has_one() -> None:
+    for path in shipped().values():
+        assert not list(secrets(load(path).model_dump()))

@@ -22,7 +22,7 @@ from coderepairrl.apps.fix import Trace
 from coderepairrl.certify import data, machine
 from coderepairrl.errors import SandboxFault
 from coderepairrl.printable import LogFormatter, logged, printable, visible, without_login
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.stages.progress import Progress
 from coderepairrl.types import AgentReport, Ending, Episode
 
@@ -113,8 +113,8 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_tables() -> None:
-    shown(data.table([data.TaskExam(HOSTILE, (Check(HOSTILE, False, HOSTILE),))]))
-    shown(machine.line(machine.Entry("x", False, HOSTILE, "a fix")))
+    shown(data.table([data.TaskExam(HOSTILE, (Finding(HOSTILE, False, HOSTILE),))]))
+    shown(machine.line(Finding("x", False, HOSTILE, "a fix")))
 
 
 def test_logs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """Implementations by name: shipped ones from a table, a user's own by import path ``module:Class``.
 
-Also what every exam answers with, since each seam is examined by name.
+Also `Finding`, what exams return: each seam is examined by name.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ from coderepairrl.errors import ConfigError
 _TO_FIND = "is it installed, or in the current folder?"
 
 
-class Check(NamedTuple):
-    """One question of an exam (``crrl check KIND NAME``): what was asked, and what was seen."""
+class Finding(NamedTuple):
+    """What ``crrl check`` found: of one question of an exam, or one prerequisite of a run.
+
+    >>> Finding("ids are unique", False, "bug/1").ok
+    False
+    """
 
     name: str
     ok: bool
     detail: str = ""
+    fix: str = ""
+    required: bool = True
+    """False: it may fail without consequence."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.certify.engine import CHECKS, Check, Reference, examine
+from coderepairrl.certify.engine import QUESTIONS, Finding, Reference, examine
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
@@ -15,11 +15,11 @@ from coderepairrl.types import Sampling
 
 async def test_tiny_passes(engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path) -> None:
     checks = await examine(engine, miniature, reference=reference, work=tmp_path)
-    assert [check.name for check in checks] == list(CHECKS)
+    assert [check.name for check in checks] == list(QUESTIONS)
     assert [check for check in checks if not check.ok] == []
 
 
-def failed(checks: list[Check]) -> set[str]:
+def failed(checks: list[Finding]) -> set[str]:
     return {check.name for check in checks if not check.ok}
 
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 import torch
 
 from coderepairrl.certify import engine as exam
-from coderepairrl.certify.engine import CHECKS, TOLERANCE, Reference, examine
+from coderepairrl.certify.engine import QUESTIONS, TOLERANCE, Reference, examine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.sync import weights
@@ -41,7 +41,7 @@ async def test_it_passes_the_exam(
 ) -> None:
     monkeypatch.setattr(exam, "PATIENCE", 900.0)  # however busy the machine is
     checks = await examine(real, miniature, reference=reference, work=tmp_path)
-    assert [check.name for check in checks] == list(CHECKS)
+    assert [check.name for check in checks] == list(QUESTIONS)
     assert [check for check in checks if not check.ok] == []
 
 

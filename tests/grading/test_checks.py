@@ -335,7 +335,7 @@ async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_pa
         *(NAMES.format(n) for n in ("low", "in side")),
         "test_limits.py::test_types",
     }
-    [agree] = [check for check in found.checks if check.name == "3 runs say the same"]
+    [agree] = [check for check in found.findings if check.name == "3 runs say the same"]
     assert not agree.ok
     assert "test_limits.py::test_now_and_then" in agree.detail
     write_jsonl([found.settled], tmp_path / "settled.jsonl")
@@ -351,10 +351,10 @@ async def test_lists_that_lie_are_found(repository: Repository, backend: Local) 
     high, low = task.checks.fail_to_pass[0], task.checks.pass_to_pass[0]
     swapped = replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=(high,)))
     found = await study(swapped, backend)
-    wrong = {check.name: check.detail for check in found.checks if not check.ok}
+    wrong = {check.name: check.detail for check in found.findings if not check.ok}
     assert wrong == {"tests of fail_to_pass fail on the bug": low, "tests of pass_to_pass pass on the bug": high}
     assert found.settled is not None
     assert (found.settled.checks.fail_to_pass, found.settled.checks.pass_to_pass) == ((high,), (low,))
     only = await study(replace(task, checks=replace(task.checks, fail_to_pass=(low,), pass_to_pass=())), backend)
     assert only.settled is None, "nothing tells the bug from its repair"
-    assert "the checks fail on the bug" in {check.name for check in only.checks if not check.ok}
+    assert "the checks fail on the bug" in {check.name for check in only.findings if not check.ok}

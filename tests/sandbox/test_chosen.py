@@ -16,6 +16,7 @@ from coderepairrl import sandbox
 from coderepairrl.agents import recipe
 from coderepairrl.certify import machine
 from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError
+from coderepairrl.registry import Finding
 from coderepairrl.runs import open_run
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.interpreter import install_command
@@ -152,7 +153,7 @@ def test_check_names_what_a_run_would_take_instead_of_bwrap_sandlock(
 
 def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("bwrap", "sandlock", "docker")
-    here = [sandbox.Availability(name, name == "docker", "", f"install {name}") for name in names]
+    here = [Finding(name, name == "docker", "", f"install {name}") for name in names]
     monkeypatch.setattr(sandbox, "_isolating", lambda: iter(here[:2]))
     for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
         monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)

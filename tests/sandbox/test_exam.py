@@ -12,6 +12,7 @@ import pytest
 
 import coderepairrl
 from coderepairrl.certify import sandbox as exam
+from coderepairrl.registry import Finding
 from coderepairrl.sandbox import make
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -52,7 +53,7 @@ async def test_answers_come_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(exam, "QUESTIONS", (question, question))
     sitting = exam.sit(ScriptedBackend())
-    assert [await anext(sitting), len(asked)] == [("Asked", True, "number 1"), 1]
+    assert [await anext(sitting), len(asked)] == [Finding("Asked", True, "number 1"), 1]
     assert [check.detail async for check in sitting] == ["number 2"] and "CRRL_EXAM_KEY" not in os.environ
 
 

@@ -141,7 +141,7 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(
     backend = sandbox.make(sandbox.choose().name)
     for task in exported:
         found = await study(task, backend)
-        assert all(check.ok for check in found.checks), found.checks
+        assert all(check.ok for check in found.findings), found.findings
         assert task.checks.named
     folder = made[0].environment.removeprefix("venv:")
     async with backend.open(made[0]) as box:

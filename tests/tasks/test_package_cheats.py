@@ -113,7 +113,7 @@ async def test_the_tests_that_count_are_named(kind: str, tmp_path: Path) -> None
         assert {*task.checks.named} == names
         assert not {*task.checks.fail_to_pass} & {*task.checks.pass_to_pass}
         found = await study(task, Local())
-        assert all(check.ok for check in found.checks), found.checks
+        assert all(check.ok for check in found.findings), found.findings
         assert any(name.endswith("test_nothing") for name in task.checks.pass_to_pass)
     write_jsonl(tasks, tmp_path / "tasks.jsonl")
     assert list(JsonlSource(tmp_path / "tasks.jsonl")) == tasks

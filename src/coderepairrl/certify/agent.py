@@ -21,7 +21,7 @@ from coderepairrl.agents.folder import FolderBackend
 from coderepairrl.errors import CodeRepairError, Fault
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.types import AgentReport, Limits, Task
 
 PROMPT = "add(a, b) in add.py subtracts. Repair it."
@@ -52,7 +52,7 @@ class _Trial:
         return self.report.exit if self.report else repr(self.error)
 
 
-async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[Check]:
+async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with one bug.
 
     Without a backend the commands run in a temporary folder of the host: they are the exam's own. An agent that is
@@ -64,8 +64,8 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[C
         async def attempt(script: Behaviour, limits: Limits) -> _Trial:
             return await _attempt(agent, task, opened, script, limits)
 
-        checks = [_repair, _calls, _several_calls, _tokens, _refused, _time, _slow_model, _dead]
-        return [result for check in checks for result in await check(attempt)]
+        questions = [_repair, _calls, _several_calls, _tokens, _refused, _time, _slow_model, _dead]
+        return [finding for question in questions for finding in await question(attempt)]
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def said(requests: list[Request], text: str) -> bool:
     return any(text in str(message) for request in requests for message in request["messages"])
 
 
-async def _repair(attempt: _Attempt) -> list[Check]:
+async def _repair(attempt: _Attempt) -> list[Finding]:
     steps = iter([[_COUNT], ["cat add.py"], [EDIT]])
 
     def script(request: Request) -> Answer:
@@ -157,52 +157,52 @@ async def _repair(attempt: _Attempt) -> list[Check]:
         later["messages"][: len(earlier["messages"])] == earlier["messages"] for earlier, later in pairwise(requests)
     )
     return [
-        Check("submits", trial.ending == "submitted", trial.ending),
-        Check("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
-        Check("names the model", all(request.get("model") == "policy" for request in requests)),
-        Check("states the issue", said(requests[:1], PROMPT)),
-        Check("shows what commands print", said(requests, "return a - b")),
-        Check("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
-        Check("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
+        Finding("submits", trial.ending == "submitted", trial.ending),
+        Finding("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
+        Finding("names the model", all(request.get("model") == "policy" for request in requests)),
+        Finding("states the issue", said(requests[:1], PROMPT)),
+        Finding("shows what commands print", said(requests, "return a - b")),
+        Finding("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
+        Finding("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
     ]
 
 
-async def _calls(attempt: _Attempt) -> list[Check]:
+async def _calls(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: command(request, _COUNT), Limits(calls=3))
     exact = trial.executed == 3 and trial.ending == "calls"
-    return [Check("a limit of 3 calls allows 3", exact, f"{trial.executed} executed, {trial.ending}")]
+    return [Finding("a limit of 3 calls allows 3", exact, f"{trial.executed} executed, {trial.ending}")]
 
 
-async def _several_calls(attempt: _Attempt) -> list[Check]:
+async def _several_calls(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: command(request, _COUNT, _COUNT), Limits(calls=3))
     held = trial.executed <= 3 and trial.ending == "calls"
-    return [Check("several calls in a reply do not overshoot", held, f"{trial.executed} executed, {trial.ending}")]
+    return [Finding("several calls in a reply do not overshoot", held, f"{trial.executed} executed, {trial.ending}")]
 
 
-async def _tokens(attempt: _Attempt) -> list[Check]:
+async def _tokens(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: command(request, _COUNT, tokens=5000), Limits(tokens=5000))
     held = len(trial.requests) == 1 and trial.ending == "tokens"
-    return [Check("spent tokens end it", held, f"{len(trial.requests)} requests, {trial.ending}")]
+    return [Finding("spent tokens end it", held, f"{len(trial.requests)} requests, {trial.ending}")]
 
 
-async def _refused(attempt: _Attempt) -> list[Check]:
+async def _refused(attempt: _Attempt) -> list[Finding]:
     full = Answer(status=400, code="context_length_exceeded")
     trial = await attempt(lambda request: full, Limits())
-    return [Check("a full context is an ending, not an error", trial.ending == "tokens", trial.ending)]
+    return [Finding("a full context is an ending, not an error", trial.ending == "tokens", trial.ending)]
 
 
-async def _time(attempt: _Attempt) -> list[Check]:
+async def _time(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: command(request, "sleep 30"), Limits(seconds=1.0))
     held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
-    return [Check("a long command ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
+    return [Finding("a long command ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
 
 
-async def _slow_model(attempt: _Attempt) -> list[Check]:
+async def _slow_model(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer("Late.", delay=5.0), Limits(seconds=1.0))
     held = trial.seconds < 1.0 + _SLACK and trial.ending == "time"
-    return [Check("a slow model ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
+    return [Finding("a slow model ends with the time limit", held, f"{trial.seconds:.1f} s, {trial.ending}")]
 
 
-async def _dead(attempt: _Attempt) -> list[Check]:
+async def _dead(attempt: _Attempt) -> list[Finding]:
     trial = await attempt(lambda request: Answer(status=502), Limits(seconds=5.0))
-    return [Check("a broken endpoint is a fault", isinstance(trial.error, Fault), trial.ending)]
+    return [Finding("a broken endpoint is a fault", isinstance(trial.error, Fault), trial.ending)]

@@ -31,7 +31,7 @@ from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.printable import logged
-from coderepairrl.registry import Check, nearest
+from coderepairrl.registry import Finding, nearest
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import SUMS
 from coderepairrl.sandbox import cgroups
@@ -93,7 +93,7 @@ class Kill:
     problems: list[str] = field(default_factory=list)
 
 
-async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterator[Check]:
+async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterator[Finding]:
     """Kill `kills` times, whom `victim` names, or ``each`` in turn, at moments drawn from `seed`.
 
     Raises `UsageError` for an unknown victim, `PrerequisiteError` where nothing can be learned of it, and `RunError`
@@ -113,7 +113,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
         whole = time.monotonic() - began
         expected = RunResult.of(untouched.folder)
         trained = all(step["account"]["trained"] for step in expected.steps)
-        yield Check("untouched", trained, f"{STEPS} steps in {whole:.1f} s, weights {expected.weights[:12]}")
+        yield Finding("untouched", trained, f"{STEPS} steps in {whole:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
         planned = _planned(victim, kills, whole, chance)
@@ -138,10 +138,10 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
         half = sum(kill.half_started for kill in done)
         late = [f"{half} of a bubblewrap that had just begun, with the next start"] if half else []
         said = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
-        yield Check("orphans end", slowest <= GONE, said)
+        yield Finding("orphans end", slowest <= GONE, said)
         if wrong:
             kept = work.rename(work.with_name(f"{work.name}-failed"))
-            yield Check("runs", False, f"those that went wrong are kept in {kept}")
+            yield Finding("runs", False, f"those that went wrong are kept in {kept}")
 
 
 def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
@@ -324,12 +324,12 @@ def _until_it_went_on(folder: RunFolder, at: float) -> float:
     return min(later) - at if later else 0.0
 
 
-def _row(victim: str, kills: list[Kill]) -> Check:
+def _row(victim: str, kills: list[Kill]) -> Finding:
     recovered = [kill for kill in kills if not kill.problems]
     seconds = [kill.seconds for kill in kills]
     wrong = sorted({problem for kill in kills for problem in kill.problems})
     said = f"{len(kills):3d} kills, {len(recovered):3d} recovered, next step after {sum(seconds) / len(kills):.1f} s"
-    return Check(victim, not wrong, "; ".join([f"{said} (at most {max(seconds):.1f})", *wrong]))
+    return Finding(victim, not wrong, "; ".join([f"{said} (at most {max(seconds):.1f})", *wrong]))
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault
 from coderepairrl.protocols import Chunk, Engine
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.types import Sampling
 
 Reference = Callable[[list[list[int]], float], Awaitable[list[list[float]]]]
@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 """In nats: the engine and the learner may sum in another order, and no more."""
 
 PATIENCE = 120.0
-"""Seconds for one check."""
+"""Seconds for one question."""
 
 GREEDY = Sampling(temperature=0.0, max_tokens=32)
 
@@ -54,31 +54,31 @@ class Failed(Exception):
 
 async def examine(
     engine: Engine, model: Path, *, reference: Reference, work: Path, publish: Publish | None = None
-) -> list[Check]:
+) -> list[Finding]:
     """Examine `engine`, which serves the folder `model` and nobody else meanwhile.
 
     `reference` gives the learner's logprobs under the weights in `model` (fp32). Weights of about the model's size are
     written to the folder `work`. With `publish`, the learner's own new weights are loaded, too.
     Ends with the engine serving the model's own weights again, under a later version.
-    Raises `ConfigError` when the weights cannot be read; what the engine does wrong is a failed `Check`.
+    Raises `ConfigError` when the weights cannot be read; what the engine does wrong is a failed `Finding`.
     """
     candidate = _Candidate(engine, model, reference, work)
-    questions = dict(CHECKS)
+    questions = dict(QUESTIONS)
     if publish is not None:
         questions["the learner's own weights go live"] = lambda candidate: _learned(candidate, publish)
-    checks: list[Check] = []
+    findings: list[Finding] = []
     for name, examiner in questions.items():
         try:
             async with asyncio.timeout(PATIENCE):
                 detail = await examiner(candidate)
-            checks.append(Check(name, True, detail))
+            findings.append(Finding(name, True, detail))
         except Failed as failure:
-            checks.append(Check(name, False, str(failure)))
+            findings.append(Finding(name, False, str(failure)))
         except TimeoutError:
-            checks.append(Check(name, False, f"not done within {PATIENCE:.0f} s"))
+            findings.append(Finding(name, False, f"not done within {PATIENCE:.0f} s"))
         except (CodeRepairError, ValueError) as error:
-            checks.append(Check(name, False, f"{type(error).__name__}: {error}"))
-    return checks
+            findings.append(Finding(name, False, f"{type(error).__name__}: {error}"))
+    return findings
 
 
 class _Candidate:
@@ -364,7 +364,7 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
     return f"refused under another checksum, then served: logprobs, which moved by {moved:.1g}, are equal to {off:.1e}"
 
 
-CHECKS: dict[str, Callable[[_Candidate], Awaitable[str]]] = {
+QUESTIONS: dict[str, Callable[[_Candidate], Awaitable[str]]] = {
     "logprobs are the learner's": _agreement,
     "concurrent output equals serial": _concurrency,
     "a seed fixes a stream": _seeds,

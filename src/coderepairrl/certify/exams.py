@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from coderepairrl import agents, engines, models, rewards, sandbox, tasks
-from coderepairrl.certify.machine import Entry
 from coderepairrl.config.schema import Route
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import EngineSpec, TaskSource
-from coderepairrl.registry import Check, check_options, check_types, nearest
+from coderepairrl.registry import Finding, check_options, check_types, nearest
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
@@ -23,17 +22,17 @@ from coderepairrl.types import Sample
 Options = Mapping[str, Any]
 
 
-async def examine_sandboxes() -> AsyncIterator[Entry]:
+async def examine_sandboxes() -> AsyncIterator[Finding]:
     """The exams of all sandboxes that isolate and work here; for the others, what is missing (not `required`)."""
-    for name, ok, detail, fix in sandbox.available():
-        yield Entry(name, ok, detail, fix, required=False)
-        if ok and name != "unsafe-local":
-            async for entry in examine("sandbox", name):
-                yield entry._replace(name=f"{name}: {entry.name}")
+    for backend in sandbox.available():
+        yield backend
+        if backend.ok and backend.name != "unsafe-local":
+            async for finding in examine("sandbox", backend.name):
+                yield finding._replace(name=f"{backend.name}: {finding.name}")
 
 
-def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Entry]:
-    """The exam of implementation `name` of seam `kind`, made with `options`, one entry per question.
+def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
+    """The exam of implementation `name` of seam `kind`, made with `options`, one `Finding` per question.
 
     Those of sandboxes come as they are answered, the others at the end. Raises `UsageError` for an unknown seam,
     `ConfigError` for an unknown implementation or option.
@@ -41,7 +40,7 @@ def examine(kind: str, name: str | None, options: Options | None = None) -> Asyn
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
     default, sit = KINDS[kind]
-    return _entries(sit(name or default, _plain(kind, options or {})))
+    return sit(name or default, _plain(kind, options or {}))
 
 
 def _plain(kind: str, options: Options) -> Options:
@@ -53,24 +52,19 @@ def _plain(kind: str, options: Options) -> Options:
     return options
 
 
-async def _entries(checks: AsyncIterator[Check]) -> AsyncIterator[Entry]:
-    async for check in checks:
-        yield Entry(check.name, check.ok, check.detail)
-
-
-async def _sandbox(name: str, options: Options) -> AsyncIterator[Check]:
+async def _sandbox(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.certify import redteam
     from coderepairrl.certify.sandbox import sit
 
     backend = sandbox.make(name, **options)
     sandbox.require(backend)
-    async for check in sit(backend):
-        yield check
-    async for check in redteam.examine(backend):
-        yield check
+    async for finding in sit(backend):
+        yield finding
+    async for finding in redteam.examine(backend):
+        yield finding
 
 
-async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
+async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
     """Against the real learner on a random policy, since engine and learner must agree to the fourth digit.
 
     With ``engine.weights`` among the options, the learner also sends it weights by that route.
@@ -95,9 +89,9 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Check]:
             publish: Publish | None = None
             if route is not None:
                 engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
-            checks = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish)
-    for check in checks:
-        yield check
+            findings = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish)
+    for finding in findings:
+        yield finding
 
 
 def _route(name: str, options: Options) -> tuple[Route | None, Options]:
@@ -131,7 +125,7 @@ async def _offer(learner: Learner, route: Route, version: int) -> Published:
     return await learner.offer(route)
 
 
-async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
+async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.certify import programs
     from coderepairrl.certify.agent import examine as sit
 
@@ -141,24 +135,24 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Check]:
         sandbox.check_agent(choice, agent.name, agent.not_in)
         backend = sandbox.make(choice.name, agent.binds)
         sandbox.require(backend)
-        checks = await programs.examine(agent, backend)
+        findings = await programs.examine(agent, backend)
     else:
-        checks = await sit(agent)
-    for check in checks:
-        yield check
+        findings = await sit(agent)
+    for finding in findings:
+        yield finding
 
 
-async def _reward(name: str, options: Options) -> AsyncIterator[Check]:
+async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.certify.reward import examine as sit
 
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
     [(reward, _)] = rewards.make(name)
-    for check in await sit(reward, sandbox.make(sandbox.choose().name)):
-        yield check
+    for finding in await sit(reward, sandbox.make(sandbox.choose().name)):
+        yield finding
 
 
-def _tasks(name: str, options: Options) -> AsyncIterator[Check]:
+def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
     """The source prepares itself before an event loop runs, which would keep signals from ending that: it may take
     minutes."""
     source = tasks.make(name, **options)
@@ -166,22 +160,22 @@ def _tasks(name: str, options: Options) -> AsyncIterator[Check]:
     return _prepared(source)
 
 
-async def _prepared(source: TaskSource) -> AsyncIterator[Check]:
+async def _prepared(source: TaskSource) -> AsyncIterator[Finding]:
     from coderepairrl.certify.task_source import examine as sit
 
-    for check in await sit(source, sandbox.make(sandbox.choose().name)):
-        yield check
+    for finding in await sit(source, sandbox.make(sandbox.choose().name)):
+        yield finding
 
 
-async def _model(name: str, options: Options) -> AsyncIterator[Check]:
+async def _model(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.certify.model import examine as sit
 
     check_options("model", name, sit, options)
-    for check in sit(models.folder(name), **options):
-        yield check
+    for finding in sit(models.folder(name), **options):
+        yield finding
 
 
-def _crash(name: str, options: Options) -> AsyncIterator[Check]:
+def _crash(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.certify.crash import examine as sit
 
     check_options("crash", name, sit, options)
@@ -189,7 +183,7 @@ def _crash(name: str, options: Options) -> AsyncIterator[Check]:
     return sit(name, **options)
 
 
-KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Check]]]] = {
+KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Finding]]]] = {
     "sandbox": ("bwrap", _sandbox),
     "engine": ("tiny", _engine),
     "agent": ("nano", _agent),

@@ -9,94 +9,85 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
 from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.printable import logged
 from coderepairrl.processes import hostgit
+from coderepairrl.registry import Finding
 from coderepairrl.sandbox.interpreter import install_command
 
 
-class Entry(NamedTuple):
-    """One line of a report. An entry that is not `required` may fail without consequence."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""
-    required: bool = True
-
-
-def machine() -> list[Entry]:
+def machine() -> list[Finding]:
     """Everything that a run on this machine depends on."""
     return [_python(), _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
 
 
-def line(entry: Entry) -> str:
-    """One entry as text, with its fix below it if it fails."""
-    mark = "ok  " if entry.ok else "FAIL" if entry.required else "no  "
-    fix = f"\n      {'':<28} fix: {entry.fix}" if entry.fix and not entry.ok else ""
-    name = entry.name if len(entry.name) <= 28 else f"{entry.name}:"
-    return f"{mark}  {name:<28} {logged(entry.detail)}{fix}"
+def line(finding: Finding) -> str:
+    """`finding` as text, with its fix below it if it fails."""
+    mark = "ok  " if finding.ok else "FAIL" if finding.required else "no  "
+    fix = f"\n      {'':<28} fix: {finding.fix}" if finding.fix and not finding.ok else ""
+    name = finding.name if len(finding.name) <= 28 else f"{finding.name}:"
+    return f"{mark}  {name:<28} {logged(finding.detail)}{fix}"
 
 
-def _python() -> Entry:
-    return Entry("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
+def _python() -> Finding:
+    return Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} at {sys.executable}")
 
 
-def _git() -> Entry:
+def _git() -> Finding:
     version = hostgit.version()
     if version is None:
-        return Entry("git", False, "not found", install_command("git"))
-    return Entry("git", True, version)
+        return Finding("git", False, "not found", install_command("git"))
+    return Finding("git", True, version)
 
 
-def _packages() -> list[Entry]:
-    entries = []
+def _packages() -> list[Finding]:
+    findings = []
     for package in ("torch", "transformers", "renderers", "aiohttp"):
         try:
-            entries.append(Entry(package, True, metadata.version(package)))
+            findings.append(Finding(package, True, metadata.version(package)))
         except metadata.PackageNotFoundError:
-            entries.append(Entry(package, False, "not installed", "scripts/setup.sh"))
-    return entries
+            findings.append(Finding(package, False, "not installed", "scripts/setup.sh"))
+    return findings
 
 
-def _sandboxes() -> list[Entry]:
-    found = [Entry(f"sandbox {name}", ok, detail, fix, required=False) for name, ok, detail, fix in sandbox.available()]
-    return [_isolation([entry.name.removeprefix("sandbox ") for entry in found if entry.ok]), *found]
+def _sandboxes() -> list[Finding]:
+    found = sandbox.available()
+    usable = [finding.name for finding in found if finding.ok]
+    return [_isolation(usable), *(finding._replace(name=f"sandbox {finding.name}") for finding in found)]
 
 
-def _isolation(usable: Sequence[str]) -> Entry:
+def _isolation(usable: Sequence[str]) -> Finding:
     """What a run takes that names no sandbox; `usable` are all that work here."""
     name = "a sandbox that isolates"
     try:
         choice = sandbox.choose()
     except PrerequisiteError as error:
         if named := [other for other in usable if other != "unsafe-local"]:
-            return Entry(name, True, f"only when named: sandbox={named[0]}")
-        return Entry(name, False, "none", error.fix)
-    return Entry(name, True, f"{choice.name}, {choice.why}")
+            return Finding(name, True, f"only when named: sandbox={named[0]}")
+        return Finding(name, False, "none", error.fix)
+    return Finding(name, True, f"{choice.name}, {choice.why}")
 
 
-def _memory() -> Entry:
+def _memory() -> Finding:
     lines = Path("/proc/meminfo")
     if not lines.exists():
-        return Entry("memory", True, "unknown on this system", required=False)
+        return Finding("memory", True, "unknown on this system", required=False)
     available = next(line for line in lines.read_text().splitlines() if line.startswith("MemAvailable"))
     gib = int(available.split()[1]) / (1 << 20)
-    return Entry("memory", gib >= 2, f"{gib:.1f} GiB available", "close other programs: 2 GiB are needed")
+    return Finding("memory", gib >= 2, f"{gib:.1f} GiB available", "close other programs: 2 GiB are needed")
 
 
-def _disk() -> Entry:
+def _disk() -> Finding:
     gib = shutil.disk_usage(Path.cwd()).free / (1 << 30)
-    return Entry("disk", gib >= 1, f"{gib:.1f} GiB free here", "free 1 GiB, or set run.dir to another disk")
+    return Finding("disk", gib >= 1, f"{gib:.1f} GiB free here", "free 1 GiB, or set run.dir to another disk")
 
 
-def _gpu() -> Entry:
+def _gpu() -> Finding:
     path = shutil.which("nvidia-smi")
     if path is None:
-        return Entry("gpu", False, "no NVIDIA driver; the tiny engine runs on the CPU", required=False)
+        return Finding("gpu", False, "no NVIDIA driver; the tiny engine runs on the CPU", required=False)
     query = [path, "--query-gpu=name,memory.total", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True)
-    return Entry("gpu", result.returncode == 0, result.stdout.strip() or result.stderr.strip(), required=False)
+    return Finding("gpu", result.returncode == 0, result.stdout.strip() or result.stderr.strip(), required=False)

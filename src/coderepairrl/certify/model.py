@@ -7,11 +7,11 @@ from pathlib import Path
 from coderepairrl import tokens
 from coderepairrl.engines.tiny.config import ModelConfig, weights_of
 from coderepairrl.errors import ConfigError, EngineFault
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.sync import weights
 
 
-def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Check]:
+def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
     """The model in `folder`, used with `renderer` and `thinking` as `tokens.load` has them.
 
     Raises `ConfigError` for one that cannot be used at all, with what is missing.
@@ -21,12 +21,12 @@ def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> 
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"
     ends = ", ".join(codec.decode([stop]) for stop in codec.stop_ids)
     return [
-        Check("prompts are written", True, f"by {writer}, reasoning {'on' if thinking else 'off'}"),
-        Check("tool calls are read", True, f"format {codec.format.name}; replies end with {ends}"),
-        Check("recorded ids are extended", True, _listed("but for rendering again: ", found.forks)),
-        Check("conversations it knows", True, _listed("its template refuses ", found.refused)),
+        Finding("prompts are written", True, f"by {writer}, reasoning {'on' if thinking else 'off'}"),
+        Finding("tool calls are read", True, f"format {codec.format.name}; replies end with {ends}"),
+        Finding("recorded ids are extended", True, _listed("but for rendering again: ", found.forks)),
+        Finding("conversations it knows", True, _listed("its template refuses ", found.refused)),
         _embedding(folder, codec),
-        Check("engines", True, _engines(folder)),
+        Finding("engines", True, _engines(folder)),
     ]
 
 
@@ -34,16 +34,16 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
     return what + "; ".join(names) if names else "all"
 
 
-def _embedding(folder: Path, codec: tokens.Codec) -> Check:
+def _embedding(folder: Path, codec: tokens.Codec) -> Finding:
     """Rows that no token names are padding; a row too few, and a prompt could not be read."""
     name = "its weights fit"
     try:
         shapes = weights.tensors(folder)
     except EngineFault as fault:
-        return Check(name, False, f"{fault}: only model.init=random can use it")
+        return Finding(name, False, f"{fault}: only model.init=random can use it")
     rows = next((each.shape[0] for key, each in shapes.items() if key.endswith("embed_tokens.weight")), None)
     detail = f"{codec.tokenizer.largest + 1} tokens, {codec.vocab_size} by its config, {rows} rows of its embedding"
-    return Check(name, rows == codec.vocab_size, detail)
+    return Finding(name, rows == codec.vocab_size, detail)
 
 
 def _engines(folder: Path) -> str:

@@ -19,7 +19,7 @@ from coderepairrl.errors import AgentFault, CodeRepairError
 from coderepairrl.gateway import Remote, Server
 from coderepairrl.printable import visible
 from coderepairrl.protocols import Agent, SandboxBackend
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.rollout import run_agent
 from coderepairrl.types import AgentReport, Limits, Sampling, Task, Turn
 
@@ -75,7 +75,7 @@ class _Trial:
         return self.report.exit == "submitted" if self.report else isinstance(self.error, AgentFault)
 
 
-async def examine(agent: Agent, backend: SandboxBackend) -> list[Check]:
+async def examine(agent: Agent, backend: SandboxBackend) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with one bug. Takes minutes."""
     with small_repair() as (task, folder):
 
@@ -94,26 +94,28 @@ async def examine(agent: Agent, backend: SandboxBackend) -> list[Check]:
     spent = tokens.stopped and tokens.limit in ("tokens", "calls")
     return [
         *_repaired(agent, repaired),
-        Check("a limit of calls ends it", held, refused),
-        Check("spent tokens end it", spent, tokens.limit or tokens.ending),
-        Check("a slow model ends with the time limit", in_time, time.limit or time.ending),
-        Check("a broken endpoint is a fault", broken.stopped and bool(broken.fault), broken.fault or broken.ending),
+        Finding("a limit of calls ends it", held, refused),
+        Finding("spent tokens end it", spent, tokens.limit or tokens.ending),
+        Finding("a slow model ends with the time limit", in_time, time.limit or time.ending),
+        Finding("a broken endpoint is a fault", broken.stopped and bool(broken.fault), broken.fault or broken.ending),
     ]
 
 
-def _repaired(agent: Agent, trial: _Trial) -> list[Check]:
+def _repaired(agent: Agent, trial: _Trial) -> list[Finding]:
     turns, requests = trial.turns, trial.conversation
     dialects = sorted({turn.dialect for turn in turns})
     touched = re.findall(r"^diff --git a/(\S+)", trial.diff, re.M)
     edited = "+    return a + b" in trial.diff
+    shown = trial.diff or f"no diff; printed: {trial.printed}"
+    recorded = bool(turns) and all(turn.masked == "relayed" for turn in turns)
     return [
-        Check("ends by itself", trial.ending == "submitted", trial.ending),
-        Check(f"speaks {agent.dialect}", dialects == [agent.dialect], ", ".join(dialects)),
-        Check("states the issue", said(requests[:1], PROMPT)),
-        Check("shows what is in the repository", said(requests[:2], "return a - b")),
-        Check("edits arrive in the diff", edited, "" if edited else trial.diff or f"no diff; printed: {trial.printed}"),
-        Check("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
-        Check("its calls are recorded", bool(turns) and all(turn.masked == "relayed" for turn in turns), _kept(trial)),
+        Finding("ends by itself", trial.ending == "submitted", trial.ending),
+        Finding(f"speaks {agent.dialect}", dialects == [agent.dialect], ", ".join(dialects)),
+        Finding("states the issue", said(requests[:1], PROMPT)),
+        Finding("shows what is in the repository", said(requests[:2], "return a - b")),
+        Finding("edits arrive in the diff", edited, "" if edited else shown),
+        Finding("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
+        Finding("its calls are recorded", recorded, _kept(trial)),
     ]
 
 

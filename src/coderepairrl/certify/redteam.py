@@ -40,7 +40,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError, SandboxFault
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.types import ExecResult, Task
 
@@ -524,14 +524,14 @@ def _repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
     return fixed
 
 
-async def examine(backend: SandboxBackend) -> AsyncIterator[Check]:
-    """One `Check` per family, but for the limits, which the exam asks for."""
+async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
+    """One `Finding` per family, but for the limits, which the exam asks for."""
     for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
         title = f"No attack of the family {family!r} succeeds"
         try:
             outcomes = await run(backend, [family])
         except (CodeRepairError, OSError) as error:
-            yield Check(title, False, str(error))
+            yield Finding(title, False, str(error))
             continue
         bad = [f"{outcome.name} succeeds" for outcome in outcomes if outcome.succeeded]
         bad += [
@@ -541,7 +541,7 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Check]:
         ]
         shown = sum(outcome.control is True for outcome in outcomes)
         detail = ", ".join(bad) or f"{len(outcomes)}, of which {shown} were seen to succeed where nothing stops them"
-        yield Check(title, not bad, detail)
+        yield Finding(title, not bad, detail)
 
 
 def table(results: Mapping[str, Sequence[AttackResult]]) -> str:

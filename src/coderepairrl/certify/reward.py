@@ -10,7 +10,7 @@ from pathlib import Path
 from coderepairrl.errors import SandboxFault
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.rewards import with_patch
 from coderepairrl.types import Checks, Command, Task
 
@@ -58,7 +58,7 @@ _WRONG = {
 }
 
 
-async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Check]:
+async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
     """Ask `reward` what every reward must answer, about a small repository with one bug.
 
     The oracle earns 1, an empty patch 0, edits that mean nothing 0; junk earns less than the oracle; all values
@@ -82,10 +82,10 @@ async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list
         wrong = {name: await value(patch) for name, patch in _WRONG.items()}
     values = (oracle, empty, *noops.values(), *wrong.values())
     return [
-        Check("the oracle earns 1", oracle == 1.0, f"{oracle:g}"),
-        Check("an empty patch earns 0", empty == 0.0, f"{empty:g}"),
-        *(Check(f"{name} earns 0", found == 0.0, f"{found:g}") for name, found in noops.items()),
-        *(Check(f"{name} earns less than the oracle", found < oracle, f"{found:g}") for name, found in wrong.items()),
-        Check("values lie in [0, 1]", all(math.isfinite(v) and 0.0 <= v <= 1.0 for v in values), f"{values}"),
-        Check("the same patch earns the same", oracle == again, f"{oracle:g}, then {again:g}"),
+        Finding("the oracle earns 1", oracle == 1.0, f"{oracle:g}"),
+        Finding("an empty patch earns 0", empty == 0.0, f"{empty:g}"),
+        *(Finding(f"{name} earns 0", found == 0.0, f"{found:g}") for name, found in noops.items()),
+        *(Finding(f"{name} earns less than the oracle", found < oracle, f"{found:g}") for name, found in wrong.items()),
+        Finding("values lie in [0, 1]", all(math.isfinite(v) and 0.0 <= v <= 1.0 for v in values), f"{values}"),
+        Finding("the same patch earns the same", oracle == again, f"{oracle:g}, then {again:g}"),
     ]

@@ -1,6 +1,6 @@
 """The exam that every sandbox sits: ``crrl check sandbox NAME|module:Class``.
 
-Each isolation check has a control: the same probe must succeed on the host, or it would prove nothing.
+Each question about isolation has a control: the same probe must succeed on the host, or it would prove nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from coderepairrl import grading
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.types import Task
 
 
 class Failed(Exception):
-    """What a check found wrong."""
+    """What is wrong."""
 
 
 class Scene(NamedTuple):
-    """What checks work with."""
+    """What questions work with."""
 
     backend: SandboxBackend
     task: Task
@@ -47,13 +47,13 @@ class Scene(NamedTuple):
 Question = Callable[[Scene], Awaitable[str]]
 
 
-async def examine(backend: SandboxBackend) -> list[Check]:
+async def examine(backend: SandboxBackend) -> list[Finding]:
     """All that `sit` yields."""
-    return [check async for check in sit(backend)]
+    return [finding async for finding in sit(backend)]
 
 
-async def sit(backend: SandboxBackend) -> AsyncIterator[Check]:
-    """Ask `backend` everything; one `Check` per question, in order. A failed one says what happened instead."""
+async def sit(backend: SandboxBackend) -> AsyncIterator[Finding]:
+    """Ask `backend` everything; one `Finding` per question, in order. A failed one says what happened instead."""
     with scratch("exam") as folder:
         folder.chmod(0o755)
         repository = folder / "repository"
@@ -70,15 +70,15 @@ async def sit(backend: SandboxBackend) -> AsyncIterator[Check]:
             del os.environ["CRRL_EXAM_KEY"]
 
 
-async def _ask(question: Question, scene: Scene) -> Check:
+async def _ask(question: Question, scene: Scene) -> Finding:
     title = (question.__doc__ or question.__name__).strip().splitlines()[0].rstrip(".")
     if question in DANGEROUS and not scene.backend.info().isolates:
-        return Check(title, False, "not tried: nothing would keep it from the rest of this machine")
+        return Finding(title, False, "not tried: nothing would keep it from the rest of this machine")
     try:
         async with asyncio.timeout(120):
-            return Check(title, True, await question(scene))
+            return Finding(title, True, await question(scene))
     except (Failed, CodeRepairError, OSError) as error:
-        return Check(title, False, str(error) or type(error).__name__)
+        return Finding(title, False, str(error) or type(error).__name__)
 
 
 def _expect(condition: bool, otherwise: str) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from coderepairrl import grading
 from coderepairrl.grading import Verdict, lacking
 from coderepairrl.protocols import SandboxBackend, TaskSource
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.types import Task
 
 _NAMED = 5
@@ -18,40 +18,40 @@ _NAMED = 5
 
 async def examine(
     source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0, on_task: Callable[[Task], None] = lambda task: None
-) -> list[Check]:
+) -> list[Finding]:
     """Ask of `source` what training on it takes for granted; of its first `limit` tasks, 0 for all.
 
     `on_task` is told each task before its questions. Raises `TaskError` and `SandboxFault`.
     """
-    checks, tasks = about_source(source, limit)
+    findings, tasks = about_source(source, limit)
     for task in tasks:
         on_task(task)
         found = await study(task, sandbox)
-        checks += [check._replace(name=f"{task.id}: {check.name}") for check in found.checks]
-    return checks
+        findings += [finding._replace(name=f"{task.id}: {finding.name}") for finding in found.findings]
+    return findings
 
 
-def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Check], list[Task]]:
+def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], list[Task]]:
     """There are tasks, and ids are unique and the same when asked again; and the tasks. Raises `TaskError`."""
     source.prepare()
     tasks, again = (list(islice(source, limit or None)) for _ in range(2))
     ids = [task.id for task in tasks]
     doubles = sorted({task_id for task_id in ids if ids.count(task_id) > 1})
-    checks = [
-        Check("there are tasks", bool(tasks), f"{len(tasks)}"),
-        Check("ids are unique", not doubles, ", ".join(doubles)),
-        Check("asking twice gives the same tasks", tasks == again),
+    findings = [
+        Finding("there are tasks", bool(tasks), f"{len(tasks)}"),
+        Finding("ids are unique", not doubles, ", ".join(doubles)),
+        Finding("asking twice gives the same tasks", tasks == again),
     ]
-    return checks, tasks
+    return findings, tasks
 
 
 class Study(NamedTuple):
     """What is found of a task, and the task as it may be trained on: only tests that held in every run, or nothing."""
 
-    checks: list[Check]
+    findings: list[Finding]
     settled: Task | None
     lacks: str = ""
-    """Where nothing shows that the checks began, not even on the reference: what the check said."""
+    """Where nothing shows that the checks began, not even on the reference: what the grader reports."""
 
 
 async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
@@ -61,21 +61,21 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     counts: one that does not is flaky. Raises `SandboxFault`.
     """
     judged = bool(task.reference or task.answer)
-    checks = [Check("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
+    findings = [Finding("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
     if not task.reference:
-        return Study(checks, task if judged and checks[0].ok else None)
+        return Study(findings, task if judged and findings[0].ok else None)
     async with backend.open(task) as fresh:
         refused = await grading.apply(fresh, task.reference)
-    checks.append(Check("the reference applies", not refused, refused))
+    findings.append(Finding("the reference applies", not refused, refused))
     settled: Task | None = task
     lacks = ""
     if task.checks and not refused:
         bug = [await _graded(task, backend, b"") for _ in range(repeat)]
         repaired = [await _graded(task, backend, task.reference) for _ in range(repeat)]
-        checks += _answers(task, bug, repaired)
+        findings += _answers(task, bug, repaired)
         settled = _settled(task, bug, repaired)
         lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
-    return Study(checks, settled if all(check.ok for check in checks[:2]) else None, lacks)
+    return Study(findings, settled if all(finding.ok for finding in findings[:2]) else None, lacks)
 
 
 async def _graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
@@ -83,19 +83,19 @@ async def _graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
         return await (grading.grade(fresh, task, patch) if patch else grading.judge(fresh, task.checks))
 
 
-def _answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Check]:
+def _answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
-    found = [Check("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
+    found = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
     if task.checks.named:
         passing = [name for name in task.checks.fail_to_pass if any(_passed(verdict, name) for verdict in bug)]
         failing = [name for name in task.checks.pass_to_pass if not all(_passed(verdict, name) for verdict in bug)]
-        found.append(Check("tests of fail_to_pass fail on the bug", not passing, _some(passing)))
-        found.append(Check("tests of pass_to_pass pass on the bug", not failing, _some(failing)))
-    found.append(Check("the checks pass on the reference", not problems, next(iter(problems), "")))
+        found.append(Finding("tests of fail_to_pass fail on the bug", not passing, _some(passing)))
+        found.append(Finding("tests of pass_to_pass pass on the bug", not failing, _some(failing)))
+    found.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
         unsure = sorted(_flaky(task, bug) | _flaky(task, repaired))
-        found.append(Check(f"{len(bug)} runs say the same", not unsure, _some(unsure)))
+        found.append(Finding(f"{len(bug)} runs say the same", not unsure, _some(unsure)))
     return found
 
 

@@ -88,29 +88,30 @@ def check(
     """What this machine has and lacks; with KIND NAME, the exam of one implementation."""
     from coderepairrl import config
     from coderepairrl.certify import exams
-    from coderepairrl.certify.machine import Entry, line, machine
+    from coderepairrl.certify.machine import line, machine
+    from coderepairrl.registry import Finding
 
     if every and (kind != "sandbox" or name is not None or options):
         raise UsageError("--all examines sandboxes, as they are by default", fix="crrl check sandbox --all")
-    report: list[Entry] = []
+    report: list[Finding] = []
 
-    def tell(entry: Entry) -> None:
-        report.append(entry)
+    def tell(finding: Finding) -> None:
+        report.append(finding)
         if not as_json:
-            show(line(entry))
+            show(line(finding))
 
-    async def sit(entries: AsyncIterator[Entry]) -> None:
-        async for entry in entries:
-            tell(entry)
+    async def sit(findings: AsyncIterator[Finding]) -> None:
+        async for finding in findings:
+            tell(finding)
 
     if every:
         run(sit(exams.examine_sandboxes()))
     elif kind is not None:
         run(sit(exams.examine(kind, name, config.parse_options(options or [], "path" if kind == "tasks" else "KEY"))))
     else:
-        for entry in machine():
-            tell(entry)
+        for finding in machine():
+            tell(finding)
     if as_json:
-        show(json.dumps([entry._asdict() for entry in report]))
-    if not all(entry.ok for entry in report if entry.required):
+        show(json.dumps([finding._asdict() for finding in report]))
+    if not all(finding.ok for finding in report if finding.required):
         raise typer.Exit(ExitCode.PREREQUISITE if kind is None else ExitCode.RUN_FAILED)

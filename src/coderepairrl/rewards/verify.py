@@ -18,7 +18,7 @@ from typing import NamedTuple
 import coderepairrl
 from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.rewards.compose import Weighted, score
 from coderepairrl.rewards.scripted import with_patch
 from coderepairrl.types import Task
@@ -84,7 +84,7 @@ def environment(task: Task) -> tuple[object, ...]:
     return (task.environment, task.language, kind, place, programs)
 
 
-async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Check]:
+async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
     """What one trial is asked, and whether it holds: 1 for the reference, 0 for each patch of `nothing`, by its name.
 
     Raises `GraderFault` where the sandbox lacks what the checks need, and what else a reward raises (`compose.score`).
@@ -98,7 +98,7 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
         [scored] = await score([(reward, 1.0)], task, episode, backend)
         held = abs(scored.value - wanted) <= NEAR
         note = f" ({scored.note})" if scored.note else ""
-        found.append(Check(f"{name} earns {wanted:g} by {reward.name}", held, f"{scored.value:g}{note}"))
+        found.append(Finding(f"{name} earns {wanted:g} by {reward.name}", held, f"{scored.value:g}{note}"))
     return found
 
 
@@ -123,8 +123,8 @@ async def verify(
     known = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where nobody may look
     room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
-    async def one(trial: Trial, mark: Path | None, kept: bool) -> list[Check]:
-        broken: list[Check] = []
+    async def one(trial: Trial, mark: Path | None, kept: bool) -> list[Finding]:
+        broken: list[Finding] = []
         if not kept:
             async with room:
                 broken = [check for check in await answers(trial, backend) if not check.ok]

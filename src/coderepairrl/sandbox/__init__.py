@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from coderepairrl import registry
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.registry import resolve
+from coderepairrl.registry import Finding, resolve
 from coderepairrl.sandbox.guarded import Guarded, guard
 from coderepairrl.sandbox.interpreter import install_command
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SHIPPED",
-    "Availability",
     "Choice",
     "available",
     "check_agent",
@@ -69,19 +68,10 @@ def require(backend: SandboxBackend) -> None:
     backend.check()
 
 
-class Availability(NamedTuple):
-    """What one backend says of this machine; `fix` is the command that would help."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str
-
-
-def available() -> list[Availability]:
-    """Try every backend here, strongest first, for ``crrl check``. Takes up to two seconds."""
+def available() -> list[Finding]:
+    """Whether each backend works here, strongest first, with the command that would help. Takes up to two seconds."""
     detail = "no isolation: commands run as you; only when named"
-    return [*_isolating(), *_containers(), Availability("unsafe-local", True, detail, "")]
+    return [*_isolating(), *_containers(), Finding("unsafe-local", True, detail, required=False)]
 
 
 class Choice(NamedTuple):
@@ -107,7 +97,7 @@ def choose(name: str = "auto") -> Choice:
     """
     if name != "auto":
         return Choice(name, "as sandbox.name asks")
-    lacking: list[Availability] = []
+    lacking: list[Finding] = []
     for entry in _isolating():
         if not entry.ok:
             lacking.append(entry)
@@ -137,7 +127,7 @@ def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
         )
 
 
-def _containers() -> Iterator[Availability]:
+def _containers() -> Iterator[Finding]:
     """With their default image; another is an option, so neither is ever chosen for you."""
     from coderepairrl.sandbox.container import IMAGE, Docker, Podman
 
@@ -145,7 +135,7 @@ def _containers() -> Iterator[Availability]:
         yield _availability(backend, "; only when named")
 
 
-def _isolating() -> Iterator[Availability]:
+def _isolating() -> Iterator[Finding]:
     from coderepairrl.sandbox.bwrap import Bubblewrap
     from coderepairrl.sandbox.sandlock import Sandlock
 
@@ -153,11 +143,11 @@ def _isolating() -> Iterator[Availability]:
         yield _availability(backend, but)
 
 
-def _availability(backend: GuestBackend, but: str) -> Availability:
+def _availability(backend: GuestBackend, but: str) -> Finding:
     try:
         backend.check()
-        return Availability(backend.name, True, f"works here; {backend.how_limits_are_kept()}{but}", "")
+        return Finding(backend.name, True, f"works here; {backend.how_limits_are_kept()}{but}", required=False)
     except PrerequisiteError as error:
-        return Availability(backend.name, False, str(error), error.fix)
+        return Finding(backend.name, False, str(error), error.fix, required=False)
     finally:
         backend.close()

@@ -14,7 +14,7 @@ from coderepairrl.certify import task_source
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
-from coderepairrl.registry import Check
+from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.rewards.verify import Trial, answers, measuring_repair
 from coderepairrl.types import Task
@@ -24,20 +24,21 @@ class TaskExam(NamedTuple):
     """All questions about one task, or (`task` is empty) about the source as a whole."""
 
     task: str
-    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...]
     settled: Task | None = None
     """The task as it may be trained on (`certify.task_source.study`); nothing where it may not."""
     lacks: str = ""
-    """What its checks need and the sandbox has not, in the words of the check that could not run."""
+    """What its checks need and the sandbox has not, in the words of the grader."""
 
     @property
     def ok(self) -> bool:
         """Whether every answer was the right one."""
-        return all(check.ok for check in self.checks)
+        return all(finding.ok for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
         """As plain data."""
-        return {"task": self.task, "ok": self.ok, "checks": [check._asdict() for check in self.checks]}
+        checks = [{"name": one.name, "ok": one.ok, "detail": one.detail} for one in self.findings]
+        return {"task": self.task, "ok": self.ok, "checks": checks}
 
 
 async def verify(
@@ -63,14 +64,14 @@ async def verify(
             f"reward {silent[0]} does not declare that it measures repair",
             fix="leave it out, or give it repairs = True",
         )
-    checks, chosen = task_source.about_source(source, limit)
-    found = [TaskExam("", tuple(checks))]
+    findings, chosen = task_source.about_source(source, limit)
+    found = [TaskExam("", tuple(findings))]
     with _progress(len(chosen), quiet) as on_task:
         for task in chosen:
             on_task(task)
             studied = await task_source.study(task, sandbox, repeat)
-            own = list(studied.checks)
-            if task.reference and asked and all(check.ok for check in own):
+            own = list(studied.findings)
+            if task.reference and asked and all(finding.ok for finding in own):
                 nothing = {"an empty patch": b"", "a blank line": await _noop(task, sandbox)}
                 for one in asked:
                     own += await answers(Trial(task, one), sandbox, nothing)
@@ -112,12 +113,11 @@ def table(exams: Sequence[TaskExam]) -> str:
     """One line per task, and beneath it each question that failed."""
     lines = []
     for exam in exams:
-        passed = sum(check.ok for check in exam.checks)
+        passed = sum(finding.ok for finding in exam.findings)
         name = printable(exam.task) or "the source"
-        lines.append(f"{'ok  ' if exam.ok else 'FAIL'}  {name}  {passed}/{len(exam.checks)}")
-        lines += [
-            f"        {printable(check.name)}: no ({logged(check.detail)})" for check in exam.checks if not check.ok
-        ]
+        lines.append(f"{'ok  ' if exam.ok else 'FAIL'}  {name}  {passed}/{len(exam.findings)}")
+        wrong = [finding for finding in exam.findings if not finding.ok]
+        lines += [f"        {printable(finding.name)}: no ({logged(finding.detail)})" for finding in wrong]
     failed = sum(not exam.ok for exam in exams[1:])
     lines.append(f"{len(exams) - 1} tasks, {failed} failed")
     if any(exam.lacks for exam in exams):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from coderepairrl import engines, models, rewards, tasks, tokens
+from coderepairrl import engines, models, rewards, tokens
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.kinds import check_kinds, of_kind
 from coderepairrl.assembly.learner import settings
@@ -19,15 +17,13 @@ from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
-from coderepairrl.assembly.sample import sample
+from coderepairrl.assembly.tasks import check_workspaces, read_tasks
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Source
 from coderepairrl.errors import PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, Terms
-from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Limits, Task
 
@@ -57,8 +53,6 @@ class Plan:
     """How tasks are attempted and judged, by their kind; ``""`` is for all others."""
     engine: EngineSpec
     """With room for the run's adapters, on its own GPUs."""
-    train_rewards: Sequence[Weighted]
-    eval_rewards: Sequence[Weighted]
     learner: LearnSettings
     devices: devices.Split
     in_turn: bool
@@ -77,7 +71,7 @@ class Plan:
     def reward_versions(self) -> dict[str, int]:
         """The version of each reward's formula, by its name."""
         made = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
-        return rewards.versions_of(reward for reward, _ in (*self.train_rewards, *self.eval_rewards, *made))
+        return rewards.versions_of(reward for reward, _ in made)
 
     def require(self) -> None:
         """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
@@ -101,11 +95,11 @@ def resolve_evaluation(config: Config) -> EvaluationPlan:
     problems = Problems()
     measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
     place = choose_place(config, problems)
-    _, eval_tasks = _tasks(config, problems, training=False)
+    _, eval_tasks = read_tasks(config, problems, training=False)
     kinds = _kinds(config, (measured, measured, place), eval_tasks, problems)
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
     problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
-    _check_workspaces(everything, place, problems)
+    check_workspaces(everything, place, problems)
     if eval_tasks and not everything:
         problems.add(
             TaskError("no evaluation has a held-out task", fix="name a source and a split that has: eval.split")
@@ -135,12 +129,12 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     place = choose_place(config, problems)
     engine, split = _engine(config, model, problems)
-    sources, eval_tasks = _tasks(config, problems)
+    sources, eval_tasks = read_tasks(config, problems)
     kinds = _kinds(config, (paid, measured, place), eval_tasks, problems)
     problems.attempt(lambda: check_references(config, [t for s in sources.value for t in s.tasks], paid.value))
     everything = (*chain(*_or(eval_tasks, {}).values()), *chain(*(source.tasks for source in _or(sources, ()))))
     problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
-    _check_workspaces(everything, place, problems)
+    check_workspaces(everything, place, problems)
     lacking = _lacking(engine, learner)
     if problems.found:
         for each in lacking:
@@ -157,8 +151,6 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         limits=limits(config),
         kinds=kinds.value,
         engine=engine.value,
-        train_rewards=paid.value,
-        eval_rewards=measured.value,
         learner=learner.value,
         devices=split.value,
         in_turn=bool(devices.shared(config, engine.value.takes_gpus)),
@@ -223,91 +215,5 @@ def _kinds(
     return problems.attempt(terms)
 
 
-def _tasks(
-    config: Config, problems: Problems, *, training: bool = True
-) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
-    """Training tasks by source, and held-out ones by evaluation. Each source is read once for the same options."""
-    here, known = config.tasks, dict[str, Made[list[Task]]]()
-    sources = here.sources or (Source(source=here.source, options=here.options, split=here.split),)
-
-    def key(source: str, options: Mapping[str, Any]) -> str:
-        return json.dumps([source, options], sort_keys=True, default=repr)
-
-    kinds = {key(each.source, each.options): each.kind for each in sources}
-
-    def read(source: str, options: Mapping[str, Any]) -> Made[list[Task]]:
-        at = key(source, options)
-        if at not in known:
-            known[at] = problems.attempt(lambda: _read(source, options, kinds.get(at, "")))
-        return known[at]
-
-    def train() -> tuple[Share, ...]:
-        shares = []
-        for each in sources:
-            everything = read(each.source, each.options).value
-            found = _split(everything, each.split)
-            if not found:
-                splits = ", ".join(sorted({task.split for task in everything}))
-                raise TaskError(
-                    f"{each.source} has no task in split {each.split!r}", fix=f"splits it has: {splits or 'none'}"
-                )
-            shares.append(Share(found, each.weight))
-        if len(shares) > 1:
-            _once(task for share in shares for task in share.tasks)
-        return tuple(shares)
-
-    def held_out() -> Mapping[str, tuple[Task, ...]]:
-        found = {}
-        for name, there in config.eval.each.items():
-            named = [(there.source, there.options)]
-            if not there.source:  # that of the training tasks, or all of them
-                named = [(each.source, there.options or each.options) for each in sources]
-            named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
-            everything = [task for source, options in named for task in read(source, options).value]
-            found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
-            _once(found[name])
-        return found
-
-    return problems.attempt(train) if training else Made([]), problems.attempt(held_out)
-
-
-def _read(source: str, options: Mapping[str, Any], kind: str) -> list[Task]:
-    made = tasks.make(source, **options)
-    made.prepare()
-    return [replace(task, kind=task.kind or kind) for task in made] if kind else list(made)
-
-
-def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
-    return tuple(task for task in everything if task.split == split)
-
-
-def _once(some: Iterable[Task]) -> None:
-    for name, count in Counter(task.id for task in some).items():
-        if count > 1:
-            raise TaskError(f"task {name} is in two sources", fix="leave it out of one: ids are unique in a run")
-
-
 def _or(made: Made[T], otherwise: T) -> T:
     return made.value if made else otherwise
-
-
-def _check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
-    """Each workspace that cannot be opened, by its first task; beyond a few, how many there are."""
-    images = place.value.sandbox.opens_images if place else True
-    refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), images))
-    for error in refused[:_TASKS_NAMED]:
-        problems.add(error)
-    if (more := len(refused) - _TASKS_NAMED) > 0:
-        problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them"))
-
-
-def _refused(some: Iterable[Task], images: bool) -> Iterator[TaskError]:
-    for task in some:
-        try:
-            environment_of(task)
-        except TaskError as error:
-            yield error
-        try:
-            check_workspace(task.workspace, images=images)
-        except TaskError as error:
-            yield TaskError(f"task {task.id}: {error}", fix=error.fix)

@@ -17,6 +17,7 @@ from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.sizing import DoesNotFit, require
+from coderepairrl.assembly.verify import as_planned, verify
 from coderepairrl.config import Config, run_of, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError, several
 from coderepairrl.learn.account import accounts_by_kind
@@ -30,7 +31,6 @@ from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import Parts, assemble
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluation_due, train
-from coderepairrl.stages.verify import as_planned, verify
 from coderepairrl.types import Episode
 
 _ENOUGH_DISK = 64 << 20
@@ -101,7 +101,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         folder.require_free()  # before the minutes that references may take
     _check_disk(folder)
     doubt = _what_may_not_fit(plan.config)
-    await verify(plan, progress)
+    await verify(plan, say=progress.say, begin=lambda count: progress.phase("verify", count), advance=progress.advance)
     progress.phase("start")
     if resume:
         await _check_model(folder, plan)

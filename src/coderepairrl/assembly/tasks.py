@@ -1,0 +1,109 @@
+"""The tasks of a run: read from their sources once, split, drawn, and checked that their workspaces can be opened."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from coderepairrl import tasks
+from coderepairrl.assembly.place import Place
+from coderepairrl.assembly.problems import Made, Problems
+from coderepairrl.assembly.sample import sample
+from coderepairrl.config import Config
+from coderepairrl.config.schema import Source
+from coderepairrl.errors import TaskError
+from coderepairrl.rollout import Share
+from coderepairrl.sandbox.workspace import check_workspace, environment_of
+from coderepairrl.types import Task
+
+_TASKS_NAMED = 3
+"""Tasks that cannot be opened, of which each is a message; the others are counted."""
+
+
+def read_tasks(
+    config: Config, problems: Problems, *, training: bool = True
+) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
+    """Training tasks by source, and held-out ones by evaluation. Each source is read once for the same options."""
+    here, known = config.tasks, dict[str, Made[list[Task]]]()
+    sources = here.sources or (Source(source=here.source, options=here.options, split=here.split),)
+
+    def key(source: str, options: Mapping[str, Any]) -> str:
+        return json.dumps([source, options], sort_keys=True, default=repr)
+
+    kinds = {key(each.source, each.options): each.kind for each in sources}
+
+    def read(source: str, options: Mapping[str, Any]) -> Made[list[Task]]:
+        at = key(source, options)
+        if at not in known:
+            known[at] = problems.attempt(lambda: _read(source, options, kinds.get(at, "")))
+        return known[at]
+
+    def train() -> tuple[Share, ...]:
+        shares = []
+        for each in sources:
+            everything = read(each.source, each.options).value
+            found = _split(everything, each.split)
+            if not found:
+                splits = ", ".join(sorted({task.split for task in everything}))
+                raise TaskError(
+                    f"{each.source} has no task in split {each.split!r}", fix=f"splits it has: {splits or 'none'}"
+                )
+            shares.append(Share(found, each.weight))
+        if len(shares) > 1:
+            _once(task for share in shares for task in share.tasks)
+        return tuple(shares)
+
+    def held_out() -> Mapping[str, tuple[Task, ...]]:
+        found = {}
+        for name, there in config.eval.each.items():
+            named = [(there.source, there.options)]
+            if not there.source:  # that of the training tasks, or all of them
+                named = [(each.source, there.options or each.options) for each in sources]
+            named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
+            everything = [task for source, options in named for task in read(source, options).value]
+            found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
+            _once(found[name])
+        return found
+
+    return problems.attempt(train) if training else Made([]), problems.attempt(held_out)
+
+
+def _read(source: str, options: Mapping[str, Any], kind: str) -> list[Task]:
+    made = tasks.make(source, **options)
+    made.prepare()
+    return [replace(task, kind=task.kind or kind) for task in made] if kind else list(made)
+
+
+def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
+    return tuple(task for task in everything if task.split == split)
+
+
+def _once(some: Iterable[Task]) -> None:
+    for name, count in Counter(task.id for task in some).items():
+        if count > 1:
+            raise TaskError(f"task {name} is in two sources", fix="leave it out of one: ids are unique in a run")
+
+
+def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
+    """Each workspace that cannot be opened, by its first task; beyond a few, how many there are."""
+    images = place.value.sandbox.opens_images if place else True
+    refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), images))
+    for error in refused[:_TASKS_NAMED]:
+        problems.add(error)
+    if (more := len(refused) - _TASKS_NAMED) > 0:
+        problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them"))
+
+
+def _refused(some: Iterable[Task], images: bool) -> Iterator[TaskError]:
+    for task in some:
+        try:
+            environment_of(task)
+        except TaskError as error:
+            yield error
+        try:
+            check_workspace(task.workspace, images=images)
+        except TaskError as error:
+            yield TaskError(f"task {task.id}: {error}", fix=error.fix)

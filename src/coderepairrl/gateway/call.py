@@ -87,6 +87,11 @@ class Call:
         """Committed or failed."""
         return self.outcome is not None or self.failure is not None
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether its client went away without the whole response."""
+        return self._followers == 0 and not self.delivered
+
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
         """The id of the reply's tool call at `position`: the model's own, or one that is unique in the session."""
         return call.id or f"call_{self.ordinal}_{position}"

@@ -234,26 +234,25 @@ class Server:
             and ipaddress.ip_address(peer[0]).is_loopback
         )
 
-    async def _enter(self, request: web.Request, dialect: str) -> tuple[Session, Body | None]:
-        """The session of a call, and its body if that had to be read to know it."""
+    async def _enter(self, request: web.Request, dialect: Dialect) -> tuple[Session, Body | None]:
+        """The session of a call, and its body if that had to be read to know it.
+
+        Who has no key gets a session only for what would be answered.
+        """
         if self.visit is None or not self._visits(request):
             return self._session(request), None
         if (timer := self._strangers.pop(request.protocol, None)) is not None:
             timer.cancel()
-        body = await self._visiting.body(request, dialect)
-        try:
-            data = await asyncio.to_thread(json.loads, body.whole())
-        except (ValueError, RecursionError):
-            data = None
-        if not isinstance(data, dict):
-            raise ApiError(400, "invalid_json", "the body is no JSON object")
+        body = await self._visiting.body(request, dialect.name)
+        self._known((await asyncio.to_thread(dialect.parse, body.whole())).model)
+        data = await asyncio.to_thread(json.loads, body.whole())
         session = self.visit(data, bool(_retry_count(request)))
         session.incoming.greet(request.protocol)
         return session, body
 
     def _completion(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session, body = await self._enter(request, dialect.name)
+            session, body = await self._enter(request, dialect)
             with _ours(session):
                 with _charged(session):
                     body = body or await session.incoming.body(request, dialect.name)

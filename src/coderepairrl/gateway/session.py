@@ -82,6 +82,7 @@ class Session:
         self._started = 0
         self._requests = 0
         self._calls: dict[str, Call] = {}
+        self._latest: Call | None = None
         self._named: dict[str, tuple[Call, Request]] = {}
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
@@ -96,6 +97,23 @@ class Session:
     def limits(self) -> Limits:
         """What the episode may spend."""
         return self.endpoint.limits
+
+    @property
+    def spent(self) -> bool:
+        """Whether it answers no further call."""
+        ended = self.closed or self.fault is not None or bool(self.limit)
+        late = asyncio.get_running_loop().time() >= self._deadline
+        return ended or late or self._started >= self.limits.calls + 2
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was recorded in it, and nothing runs."""
+        return not self._tree.turns and not self._running
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the client of its latest call went away without the whole response."""
+        return self._latest is not None and self._latest.abandoned
 
     @property
     def _most(self) -> tuple[str, int]:
@@ -130,7 +148,7 @@ class Session:
         request = self._whole(request)
         call = Call(digest, self._started)
         self._start(call, request)  # before it can be joined
-        self._calls[digest] = call
+        self._calls[digest] = self._latest = call
         self._named[call.name] = call, self._remembered(request)
         self._started += 1
         return call

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import httpx
 from openai import OpenAI
 
-from serve.conftest import Start
+from coderepairrl.apps.serve.visitors import CONVERSATIONS
+from serve.conftest import Served, Start
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_plain_client_needs_no_session(start: Start) -> None:
@@ -59,3 +70,83 @@ def test_whom_it_does_not_answer(start: Start) -> None:
     closed = start("builtin:tiny", "--keys-only")
     assert "chat" not in closed.where
     assert httpx.post(f"{closed.where['gateway']}/v1/chat/completions", json=question).status_code == 401
+
+
+def _turns(served: Served) -> dict[str, int]:
+    return {each["id"]: each["turns"] for each in served.host.get("/sessions").json()["sessions"]}
+
+
+def _said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def test_what_is_refused_opens_no_session_and_ends_no_conversation(start: Start) -> None:
+    served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.tokens=256", 'gateway.accept=["mine"]')
+    url = f"{served.where['gateway']}/v1"
+
+    def post(path: str, body: object) -> int:
+        return httpx.post(f"{url}/{path}", json=body).status_code
+
+    for path, body in (
+        ("chat/completions", {"model": "mine", "messages": []}),
+        ("chat/completions", {"model": "mine", "messages": "Hello."}),
+        ("chat/completions", {"model": "mine", "messages": [_said("Hello.")], "n": 2}),
+        ("chat/completions", {"model": "other", "messages": [_said("Hello.")]}),
+        ("messages", {"model": "mine", "messages": [_said("Hello.")], "max_tokens": 0}),
+        ("responses", {"model": "mine", "input": 3}),
+        ("responses", ["no", "object"]),
+    ):
+        assert 400 <= post(path, body) < 500, body
+    assert _turns(served) == {}, "who is refused has no session"
+
+    assert post("chat/completions", {"model": "mine", "messages": [_said("Hello.")]}) == 200
+    [first] = _turns(served)
+    with httpx.Client() as client:
+        for number in range(CONVERSATIONS + 1):
+            long = {"model": "mine", "messages": [_said(f"{number} " + "much too long " * 200)]}
+            assert client.post(f"{url}/chat/completions", json=long).status_code == 400
+    assert first in _turns(served), "an idle conversation outlives what was never answered"
+    assert len(_turns(served)) <= CONVERSATIONS
+
+
+def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(start: Start) -> None:
+    served = start("builtin:tiny", "rollout.turn_tokens=200")
+    url = f"{served.where['gateway']}/v1/chat/completions"
+    question = {"model": "policy", "messages": [_said("Hello.")]}
+    again = {"x-stainless-retry-count": "1"}
+    assert httpx.post(url, json=question).status_code == 200
+    assert httpx.post(url, json=question, headers=again).status_code == 200, "whose first attempt never came"
+    assert list(_turns(served).values()) == [1, 1], "another client was answered in whole: it has nothing to retry"
+
+    streamed = {**question, "stream": True}
+    with httpx.stream("POST", url, json=streamed, headers={"x-stainless-retry-count": "0"}) as lost:
+        next(lost.iter_raw())
+    until(lambda: len(_turns(served)) == 3 and 0 not in _turns(served).values())  # what came of it is recorded
+    assert httpx.post(url, json=streamed, headers=again).status_code == 200
+    assert sorted(_turns(served).values()) == [1, 1, 2], "its own"
+
+
+def test_conversations_that_begin_alike_go_on_apart(start: Start) -> None:
+    served = start("builtin:tiny", "rollout.turn_tokens=8")
+    url = f"{served.where['gateway']}/v1/chat/completions"
+
+    def ask(*messages: dict[str, str]) -> dict[str, str]:
+        answer = httpx.post(url, json={"model": "policy", "messages": messages}).raise_for_status().json()
+        return {"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}
+
+    mine, yours = ask(_said("Hello.")), ask(_said("Hello."))
+    assert mine == yours, "the seed of a conversation is the same"
+    ask(_said("Hello."), mine, _said("I go on."))
+    ask(_said("Hello."), yours, _said("You go on."))
+    assert list(_turns(served).values()) == [2, 2]
+
+
+def test_a_conversation_beyond_its_time_goes_on_in_a_new_session(start: Start) -> None:
+    served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.seconds=1")
+    url = f"{served.where['gateway']}/v1/chat/completions"
+    begun = [_said("Hello.")]
+    answer = httpx.post(url, json={"model": "policy", "messages": begun}).raise_for_status().json()
+    time.sleep(1.1)
+    begun += [{"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}, _said("Go on.")]
+    assert httpx.post(url, json={"model": "policy", "messages": begun}).status_code == 200
+    assert list(_turns(served).values()) == [1, 1]

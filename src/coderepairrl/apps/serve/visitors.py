@@ -13,33 +13,37 @@ from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.gateway import Session
 
 CONVERSATIONS = 256
-"""Open at a time: of more, the oldest is closed."""
+"""Open at a time: of more, one without a turn is closed, or else the one that was asked least recently."""
 _REMEMBERED = 1 << 14
 
 
 class Visitors:
     """Finds the session of a request without a key, or opens one in `sessions`.
 
-    A request goes on with the conversation whose last request it repeats, with the reply and new messages behind it;
-    any other begins a conversation. A conversation whose session has reached a limit goes on in a new one.
+    A request goes on with the conversation whose last request it repeats, with the reply and new messages behind it:
+    of several, with one that has not gone on yet. A retry goes on with a conversation whose client went away before it
+    was answered; any other request begins one. A conversation whose session has reached a limit goes on in a new one.
     """
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._asked: dict[str, list[str]] = {}
         """Sessions by the messages of their requests."""
-        self._open: list[str] = []
+        self._open: dict[str, None] = {}
+        """The one that was asked least recently first."""
         self._closing: set[asyncio.Task[Any]] = set()
 
     def __call__(self, request: Mapping[str, Any], again: bool) -> Session:
         """The session of `request`, a body of any dialect; `again` if its client says that it sent it before."""
         messages = _messages(request)
         replies = [place for place, message in enumerate(messages) if _by_model(message)]
-        session = self._known(_digest(messages), None) if again else None
+        session = next((each for each in self._asked_so(messages) if each.abandoned), None) if again else None
         if session is None and replies:
-            session = self._known(_digest(messages[: replies[-1]]), messages[replies[-1]])
+            session = self._replied(messages[: replies[-1]], messages[replies[-1]])
         if session is None:
             session = self._begin()
+        self._open.pop(session.episode_id, None)
+        self._open[session.episode_id] = None
         digest = _digest(messages)
         still = [name for name in self._asked.get(digest, ()) if name in self._sessions and name != session.episode_id]
         self._asked[digest] = [*still, session.episode_id]
@@ -47,23 +51,38 @@ class Visitors:
             del self._asked[next(iter(self._asked))]
         return session
 
-    def _known(self, digest: str, reply: Any) -> Session | None:
-        """The newest session that was asked this and can go on, of several the one that replied so."""
-        found = [self._sessions.session(name) for name in dict.fromkeys(self._asked.get(digest, ()))]
-        able = [each for each in found if each and not (each.closed or each.limit or each.fault)]
-        said = [each for each in able if any(_text(turn.messages[-1]) == _text(reply) for turn in each.turns)]
-        return next(reversed(said or able), None)
+    def _asked_so(self, messages: Sequence[Any]) -> list[Session]:
+        """The sessions that were asked this and can go on, the newest first."""
+        names = reversed(self._asked.get(_digest(messages), ()))
+        found = [self._sessions.session(name) for name in names if name in self._open]
+        return [each for each in found if each is not None and not each.spent]
+
+    def _replied(self, messages: Sequence[Any], reply: Any) -> Session | None:
+        """The newest of them that replied so and has not gone on from there; else that replied so; else that is."""
+        able = self._asked_so(messages)
+        said = {
+            each.episode_id: [turn.index for turn in each.turns if _text(turn.messages[-1]) == _text(reply)]
+            for each in able
+        }
+        rested = [each for each in able if {*said[each.episode_id]} - {turn.base for turn in each.turns}]
+        return next(iter(rested or [each for each in able if said[each.episode_id]] or able), None)
 
     def _begin(self) -> Session:
+        there = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}
+        self._open = dict.fromkeys(there)
+        if len(there) >= CONVERSATIONS:
+            self._close(next((name for name, each in there.items() if each.untouched), next(iter(there))))
         name = str(self._sessions.open(Asked(id=f"chat-{secrets.token_hex(8)}"))["id"])
-        self._open = [each for each in self._open if each in self._sessions] + [name]
-        if len(self._open) > CONVERSATIONS:
-            closing = asyncio.create_task(self._sessions.close(self._open.pop(0)))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+        self._open[name] = None
         session = self._sessions.session(name)
         assert session is not None  # it was opened just now
         return session
+
+    def _close(self, name: str) -> None:
+        del self._open[name]
+        closing = asyncio.create_task(self._sessions.close(name))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 def _messages(request: Mapping[str, Any]) -> Sequence[Any]:

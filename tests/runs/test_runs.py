@@ -138,6 +138,27 @@ def test_tasks_leave_a_trace(tmp_path: Path) -> None:
     assert run.tasks() == {}
 
 
+def test_a_torn_task_is_written_again_and_any_other_damage_is_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    first, second = Task("a", "x", "c", "dir:/x", b""), Task("b", "y", "c", "dir:/x", b"")
+    run.add_tasks([first, second])
+    path = run.path / "tasks.jsonl"
+    whole = path.read_bytes()
+    for end in (len(whole) - 1, len(whole) - 9, len(whole.splitlines(keepends=True)[0]) + 1):
+        path.write_bytes(whole[:end])
+        assert run.tasks() == {"a": first}, "as the log: what a crash tore is not there"
+        run.add_tasks([first, second])
+        assert path.read_bytes() == whole
+    for damage in (b"{}", b"null", b"5", b"[1]", b"\xff", b"", b"nonsense", b"[" * 9999, whole.split(b"\n")[0][:-5]):
+        path.write_bytes(damage + b"\n" + whole)
+        for read in (run.tasks, lambda: run.add_tasks([second])):
+            with pytest.raises(RunError, match=r"tasks\.jsonl:1 is no task") as refused:
+                read()
+            assert "from a copy" in refused.value.fix
+        assert path.read_bytes() == damage + b"\n" + whole, "nothing is lost that a user might restore"
+
+
 def test_a_run_of_schema_1_opens_and_goes_on_as_schema_2(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create("", {"name": "old"})

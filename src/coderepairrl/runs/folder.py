@@ -125,18 +125,34 @@ class RunFolder:
             write_atomic(self.path / "run.json", json.dumps({**about, "schema": SCHEMA}, indent=2) + "\n")
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
-        """Add to tasks.jsonl what it does not have yet (atomically). A task that has changed stands there twice."""
-        path = self.path / "tasks.jsonl"
-        known = path.read_text("utf-8").splitlines() if path.exists() else []
+        """Add to tasks.jsonl what it does not have yet (atomically). A task that has changed stands there twice.
+
+        A last line that a crash tore is cut off. Raises `RunError` for any other damage.
+        """
+        known = [line for line, _ in self._tasks()]
         lines = dict.fromkeys([*known, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
         if len(lines) > len(known):
-            write_atomic(path, "".join(f"{line}\n" for line in lines))
+            write_atomic(self.path / "tasks.jsonl", "".join(f"{line}\n" for line in lines))
 
     def tasks(self) -> dict[str, Task]:
-        """The run's tasks by id, each as it was last; none of a run of schema 1."""
+        """The run's tasks by id, each as it was last; none of a run of schema 1. Raises `RunError` for damage."""
+        return {task.id: task for _, task in self._tasks()}
+
+    def _tasks(self) -> Iterator[tuple[str, Task]]:
+        """The lines of tasks.jsonl, but for a last one that a crash tore, and what they say."""
         path = self.path / "tasks.jsonl"
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-        return {task.id: task for task in (codec.load(Task, json.loads(line)) for line in lines)}
+        *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        for number, line in enumerate(lines, 1):
+            try:
+                task = codec.load(Task, json.loads(line))
+                if not isinstance(task, Task):
+                    raise ValueError("it is null")
+                yield line.decode(), task
+            except (ValueError, TypeError, RecursionError) as error:
+                raise RunError(
+                    f"{path}:{number} is no task: {error}",
+                    fix="restore the file from a copy, or delete it: --resume writes the tasks that it is given",
+                ) from None
 
     def records(self) -> Iterator[dict[str, Any]]:
         """The log's records."""

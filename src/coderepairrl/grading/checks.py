@@ -1,4 +1,4 @@
-"""A patch and the task's checks in a fresh sandbox: apply, restore, run. What a task's exam and the rewards share.
+"""A patch and the task's checks in a fresh sandbox: apply, restore, run. The exam of tasks and the rewards share it.
 
 Faults of the sandbox are raised as `SandboxFault`; everything else is a verdict on the patch.
 """
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from coderepairrl.errors import SandboxFault
-from coderepairrl.grading import witness
+from coderepairrl.grading import programs, witness
 from coderepairrl.grading.reports import PARSERS, Outcome, Outcomes, lacking, worst
 from coderepairrl.grading.steering import (
     left_out,
@@ -34,24 +34,13 @@ _APPLY = (
 _LIST = (*_APPLY, "--numstat", "-z")
 _LISTED = re.compile(rb"(?:.*?\n)??(?:\d+|-)\t(?:\d+|-)\t(.+)", re.DOTALL)
 """What `_LIST` prints of one file, perhaps after a warning."""
-_NEW = """
-for path; do
-    [ -e "$path" ] || [ -L "$path" ] && continue
-    folder=$path inside=
-    while case $folder in */*) folder=${folder%/*} ;; *) false ;; esac; do
-        [ -f "$folder/__init__.py" ] && inside=1
-    done
-    [ "$inside" ] || printf '%s\\0' "$path"
-done
-"""
-"""Says which of its arguments are not there and would lie in no package that is."""
 _MISSING = """for path; do [ -e "$path" ] || [ -L "$path" ] || printf '%s\\0' "$path"; done"""
 _APPLY_SECONDS = 60.0
 _REFUSED = (1, 128)
 """Exit codes of a git that read the patch and does not take it."""
 _SHOWN = 200
 _LOG_BYTES = 16 << 20
-"""Of a command whose output says which tests passed. What stands beyond is missing, and fails."""
+"""Of a command whose output is parsed for outcomes. Tests reported beyond count as missing, and fail."""
 _NAMED = 3
 
 _CANNOT = (126, 127)
@@ -63,7 +52,7 @@ _LACKING = re.compile(
 )
 """In the last words of a check that may never have begun. A hint only: the control decides (`rewards.tests`)."""
 _LAST = 2_000
-RESULTS = "{results}"
+RESULT_FILES = "{results}"
 """In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
 _READ = 'if [ -d "$0" ]; then find "$0" -type f -name "*.xml" -exec cat {} +; else cat "$0"; fi; rm -rf "$0"'
 
@@ -72,13 +61,13 @@ class Verdict(NamedTuple):
     """What is wrong with a patch, or nothing; and the outcome of each test that reported one."""
 
     problem: str
-    outcomes: Outcomes = {}  # noqa: RUF012 - a NamedTuple's default, which nobody changes
+    outcomes: Outcomes = {}  # noqa: RUF012 - a NamedTuple's default, never changed in place
     doubtful: bool = False
     """Nothing shows that the failed check ever began, so that the cause may be the sandbox and not the patch."""
 
 
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
-    """Apply `patch` in a fresh sandbox of `task`, put the checks' files back, and run them. Raises `SandboxFault`."""
+    """Apply `patch` in a fresh sandbox of `task`, restore the checks' files, run the checks. Raises `SandboxFault`."""
     without = left_out(task.reference, task.checks, sandbox.workdir)
     without += await _shadowing(sandbox, patch, without, task)
     refused = await apply(sandbox, patch, without)
@@ -86,26 +75,27 @@ async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
 
 
 async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
-    """Patterns, as for `apply`, of the new files of `patch` that Python could import in the place of its own or of a
-    runner's; but for modules of a package that is there without the patch or that the patch makes in a new folder of
-    which the checks know nothing, and for names that the reference touches.
+    """Patterns, as for `apply`, of new files of `patch` that Python could import in place of its own or a runner's.
+
+    Allowed are modules of a package that exists without the patch, modules of a package that the patch makes in a new
+    folder which the checks do not mention, and names that the reference touches.
     """
     if not may_shadow(patch):
         return ()
     excluded = [f"--exclude={pattern}" for pattern in without]
     listed = await sandbox.exec([*_LIST, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS, max_bytes=_LOG_BYTES)
-    found = map(_LISTED.fullmatch, listed.output.split(b"\0"))
-    paths = [line[1].decode("utf-8", "surrogateescape") for line in found if line]
+    entries = map(_LISTED.fullmatch, listed.output.split(b"\0"))
+    paths = [entry[1].decode("utf-8", "surrogateescape") for entry in entries if entry]
     own = {shadowed(path) for path in touched(task.reference)}
     made, links = packages(paths), b"120000" in patch
     places = {path: stands_for(path, made, links=links) for path in paths if shadowed(path) not in own}
     suspects = [path for path, place in places.items() if place]
     if not suspects:
         return ()
-    said = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
-    hidden = await _missing(sandbox, [each for each in made if each.rpartition("/")[2] not in said])
+    mentioned = "\n".join([*task.checks.restore, *(word for command in task.checks.commands for word in command.argv)])
+    hidden = await _missing(sandbox, [each for each in made if each.rpartition("/")[2] not in mentioned])
     suspects = [path for path in suspects if not any(places[path].startswith(f"{each}/") for each in hidden)]
-    asked = await sandbox.exec(["sh", "-c", _NEW, "sh", *suspects], max_bytes=_LOG_BYTES)
+    asked = await sandbox.exec(["sh", "-c", programs.NEW_FILES, "sh", *suspects], max_bytes=_LOG_BYTES)
     new = asked.output.decode("utf-8", "surrogateescape").split("\0") if asked.ok else suspects
     return tuple(literally(path) for path in new if path)
 
@@ -127,21 +117,21 @@ async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -
     result = await sandbox.exec([*_APPLY, *excluded, "-"], stdin=patch, timeout=_APPLY_SECONDS)
     if result.ok:
         return ""
-    said = _said(result).partition("\n")[0][:_SHOWN]
+    message = _text(result).partition("\n")[0][:_SHOWN]
     if result.timed_out or result.exit_code not in _REFUSED:
         how = "ran out of time" if result.timed_out else f"exited with {result.exit_code}"
-        raise SandboxFault(f"`git apply` {how} in the sandbox: {said}", fix="the sandbox needs git")
-    return f"the patch does not apply: {said}"
+        raise SandboxFault(f"`git apply` {how} in the sandbox: {message}", fix="the sandbox needs git")
+    return f"the patch does not apply: {message}"
 
 
 async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
-    """Put the checks' own files back, then run the checks."""
+    """Restore the checks' own files, then run the checks."""
     unrestored = await restore(sandbox, checks)
     return Verdict(unrestored) if unrestored else await run(sandbox, checks)
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:
-    """Put the checks' own files back, through no link that a patch made; why that is impossible, or nothing."""
+    """Restore the checks' own files, through no link that a patch made; why that is impossible, or nothing."""
     for path, content in checks.restore.items():
         try:
             await sandbox.write(path, content.encode("utf-8", "surrogateescape"), follow=False)
@@ -151,19 +141,19 @@ async def restore(sandbox: Sandbox, checks: Checks) -> str:
 
 
 async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
-    """Run the checks in order. A command that must pass as a whole and does not ends it.
+    """Run the checks in order, until a command fails that must pass as a whole.
 
     The problem names the check, how it failed, and what it printed last; or the tests that should have passed.
     """
     outcomes: Outcomes = {}
     silent = ""
     for command in checks.commands:
-        problem, found, last, doubtful = await _run(sandbox, command, checks)
-        outcomes = worst(outcomes.items(), found.items())
-        if problem:
-            return Verdict(_problem(command, problem, last), outcomes, doubtful)
-        if doubtful:
-            silent = silent or f"; no test of `{' '.join(command.argv)}` reported a result: {last[:_SHOWN]}"
+        ran = await _run(sandbox, command, checks)
+        outcomes = worst(outcomes.items(), ran.outcomes.items())
+        if ran.problem:
+            return Verdict(_problem(command, ran), outcomes, ran.doubtful)
+        if ran.doubtful:
+            silent = silent or f"; no test of `{' '.join(command.argv)}` reported a result: {ran.last[:_SHOWN]}"
     if failed := lacking(outcomes, checks.named):
         names = "; ".join(f"{name} ({_outcome(outcomes, name)})" for name in failed[:_NAMED])
         problem = f"{len(failed)} of {len(checks.named)} tests did not pass: {names}{silent}"
@@ -183,72 +173,68 @@ class _Ran(NamedTuple):
 async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran:
     results = command.results or witness.results_of(command.argv)
     if not results:
-        result, problem, last = await _plain(sandbox, command, checks)
-        doubtful = result.exit_code in _CANNOT or bool(_LACKING.search(_said(result)[-_LAST:]))
-        return _Ran(problem, {}, last, bool(problem) and not result.timed_out and doubtful)
-    result, said = await reported(sandbox, replace(command, results=results), checks)
-    named = checks.named if command.results else ()
-    last = _said(result).rpartition("\n")[2]
+        return await _run_plain(sandbox, command, checks)
+    result, report = await reported(sandbox, replace(command, results=results), checks)
+    outcomes, last = report.outcomes, _text(result).rpartition("\n")[2]
+    tests_decide = bool(command.results and checks.named)
     if result.timed_out:
         return _Ran(_how(result, command), {}, last)
-    if not said.outcomes:
-        return _Ran("" if named else "no test reported a result", {}, last, doubtful=True)
-    if not named:
-        failed = [name for name, outcome in said.outcomes.items() if outcome is Outcome.FAILED]
-        if failed or not said.ok:
-            return _Ran(f"{failed[0]} failed" if failed else _how(result, command), said.outcomes, last)
-        if Outcome.PASSED not in said.outcomes.values():
-            return _Ran("no test passed", said.outcomes, last)
-    return _Ran("", said.outcomes, last)
+    if not outcomes:
+        return _Ran("" if tests_decide else "no test reported a result", {}, last, doubtful=True)
+    if tests_decide:
+        return _Ran("", outcomes, last)
+    failed = [name for name, outcome in outcomes.items() if outcome is Outcome.FAILED]
+    if failed or not report.ok:
+        return _Ran(f"{failed[0]} failed" if failed else _how(result, command), outcomes, last)
+    return _Ran("" if Outcome.PASSED in outcomes.values() else "no test passed", outcomes, last)
 
 
-async def _plain(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, str, str]:
-    """A command that is judged by its exit code, and, if it is a Python script, by reaching its last line."""
+async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran:
+    """A command that is judged by its exit code and, if it is a Python script, by reaching its last line."""
     word, argv = witness.new_word(), witness.script(command.argv)
-    stdin = witness.about(sandbox, checks, word) if argv else b""
+    stdin = witness.facts(sandbox, checks, word) if argv else b""
     result = await sandbox.exec(argv or command.argv, stdin=stdin, timeout=command.timeout)
-    said = _said(result)
+    text = _text(result)
     problem = ""
     if not result.ok:
         problem = _how(result, command)
-    elif argv and word not in said:  # threads and what runs at exit may speak after it
+    elif argv and word not in text:  # threads and what runs at exit may print after it
         problem = "it printed too much" if result.truncated else "it ended before its last line"
-    return result, problem, said.replace(word, "").strip().rpartition("\n")[2]
+    doubtful = result.exit_code in _CANNOT or bool(_LACKING.search(text[-_LAST:]))
+    last = text.replace(word, "").strip().rpartition("\n")[2]
+    return _Ran(problem, {}, last, bool(problem) and not result.timed_out and doubtful)
 
 
-async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Said]:
-    """Run a command of `checks` whose tests report (`Command.results`); `Said.ok` is whether the runner was content.
-
-    Raises `SandboxFault`.
-    """
+async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Report]:
+    """Run a command of `checks` whose tests report (`Command.results`). Raises `SandboxFault`."""
     if command.results == "pytest":
         plugin = await witness.Plugin.prepare(sandbox, command, checks)
         result = await _exec(sandbox, command, plugin.command(command.argv, sandbox.workdir))
-        return result, await plugin.outcomes(sandbox, _LOG_BYTES)
+        return result, await plugin.report(sandbox, _LOG_BYTES)
     watched = witness.unittest(command.argv) if command.results == "unittest" else []
     if watched:
         word = witness.new_word()
-        told = witness.about(sandbox, checks, f"{word} {witness.limits(command)}")
-        result = await _exec(sandbox, command, watched, told)
-        said = witness.said(result.output, word)
-        return replace(result, output=witness.before(result.output, word)), said
+        facts = witness.facts(sandbox, checks, f"{word} {witness.limits(command)}")
+        result = await _exec(sandbox, command, watched, facts)
+        report = witness.parse(result.output, word)
+        return replace(result, output=witness.before(result.output, word)), report
     path = f"/tmp/crrl-{secrets.token_hex(16)}"
-    argv, stdin = [word.replace(RESULTS, path) for word in command.argv], b""
+    argv, stdin = [word.replace(RESULT_FILES, path) for word in command.argv], b""
     if command.results == "node":
         argv, stdin = witness.node(argv, sandbox.workdir, checks)
     result = await _exec(sandbox, command, argv, stdin)
     text = result.output
-    if any(RESULTS in word for word in command.argv):
+    if any(RESULT_FILES in word for word in command.argv):
         text = (await sandbox.exec(["sh", "-c", _READ, path], max_bytes=_LOG_BYTES)).output
-    return result, witness.Said(result.ok, PARSERS[command.results](text.decode("utf-8", "replace")))
+    return result, witness.Report(result.ok, PARSERS[command.results](text.decode("utf-8", "replace")))
 
 
 async def _exec(sandbox: Sandbox, command: Command, argv: list[str], stdin: bytes = b"") -> ExecResult:
     return await sandbox.exec(argv, stdin=stdin, timeout=command.timeout, max_bytes=_LOG_BYTES)
 
 
-def _problem(command: Command, how: str, last: str) -> str:
-    return f"check failed ({how}): {' '.join(command.argv)}" + (f": {last[:_SHOWN]}" if last else "")
+def _problem(command: Command, ran: _Ran) -> str:
+    return f"check failed ({ran.problem}): {' '.join(command.argv)}" + (f": {ran.last[:_SHOWN]}" if ran.last else "")
 
 
 def _how(result: ExecResult, command: Command) -> str:
@@ -259,5 +245,5 @@ def _outcome(outcomes: Outcomes, name: str) -> str:
     return outcomes[name].name.lower() if name in outcomes else "not reported"
 
 
-def _said(result: ExecResult) -> str:
+def _text(result: ExecResult) -> str:
     return result.output.decode("utf-8", "replace").strip()

@@ -1,4 +1,4 @@
-"""What test runners say of single tests, read from their output or their files.
+"""Outcomes of single tests, read from the output or the files of test runners.
 
 Every parser takes text, hostile as it may be, and gives the outcome of each test by its name. Where a name occurs more
 than once the worst outcome counts, so that a line which claims success does not outweigh one that reports failure.
@@ -101,14 +101,14 @@ def _junit(text: str) -> _Found:
             elif case.find("skipped") is not None:
                 outcome = Outcome.SKIPPED
             yield (f"{within}.{name}" if within else name), outcome
-    except ElementTree.ParseError:  # cut off by a time limit, or no XML: what it should have said is missing
+    except ElementTree.ParseError:  # cut off by a time limit, or no XML: its tests are missing
         return
 
 
 # -- cargo test
 
 _CARGO = {"ok": Outcome.PASSED, "FAILED": Outcome.FAILED}
-_CARGO_TEST = re.compile(r"test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<said>ok|FAILED|ignored.*)")
+_CARGO_TEST = re.compile(r"test (?P<name>.+?)(?: - should panic)? \.\.\. (?P<outcome>ok|FAILED|ignored.*)")
 _CARGO_END = re.compile(r"test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored; .*")
 
 
@@ -123,12 +123,12 @@ def _cargo(text: str) -> Iterator[list[tuple[str, Outcome]]]:
         if re.fullmatch(r"running \d+ tests?", line):
             section = []
         elif test := _CARGO_TEST.fullmatch(line):
-            section.append((test["name"], _CARGO.get(test["said"], Outcome.SKIPPED)))
+            section.append((test["name"], _CARGO.get(test["outcome"], Outcome.SKIPPED)))
         elif line == "failures:" or (end := _CARGO_END.fullmatch(line)) is None:
             continue
         else:
-            said = [sum(outcome is kind for _, outcome in section) for kind in _CARGO_ORDER]
-            if said == [int(count) for count in end.groups()]:
+            counted = [sum(outcome is kind for _, outcome in section) for kind in _CARGO_ORDER]
+            if counted == [int(count) for count in end.groups()]:
                 yield section
             section = []
 
@@ -178,7 +178,7 @@ def _tap(text: str) -> _Found:
     inner: dict[int, list[tuple[list[str], Outcome]]] = {}
     block = ""
     for line in _lines(text):
-        if block:  # what an error message says is no result
+        if block:  # an error message is no result
             block = "" if line == block else block
             continue
         if line.strip() == "---":
@@ -204,7 +204,7 @@ def _spec(text: str) -> _Found:
         test = _SPEC.fullmatch(line)
         if test is None:
             continue
-        if test["name"] == "failing tests:":  # said again, without their suites
+        if test["name"] == "failing tests:":  # the same once more, without their suites
             return
         depth = len(test["indent"]) // 2
         del suites[depth:]
@@ -218,7 +218,7 @@ def _spec(text: str) -> _Found:
 # -- unittest's text
 
 _PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
-_UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<said>.*)")
+_UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
 def unittest(text: str) -> Outcomes:
@@ -230,20 +230,20 @@ def _unittest(text: str) -> _Found:
     names: list[str] = []
     """Of the test that has begun: its id, and its docstring's first line."""
     for line in _lines(text):
-        said: str | None = line
+        printed: str | None = line
         if start := _UNITTEST.fullmatch(line):
             described = bool(names) and not _PRINTED.fullmatch(start["name"])
             names = [*names[:1], start["name"]] if described else [unittest_id(start["name"])]
-            said = start["said"]
+            printed = start["outcome"]
         elif _PRINTED.fullmatch(line):
-            names, said = [unittest_id(line)], None
-        outcome = _said(said) if said and names else None
+            names, printed = [unittest_id(line)], None
+        outcome = _unittest_outcome(printed) if printed and names else None
         if outcome is not None:
             yield from ((name, outcome) for name in names)
             names = []
 
 
-def _said(text: str) -> Outcome | None:
+def _unittest_outcome(text: str) -> Outcome | None:
     if text in ("ok", "expected failure"):
         return Outcome.PASSED
     if text.startswith("skipped"):
@@ -258,6 +258,6 @@ PARSERS: Mapping[str, Callable[[str], Outcomes]] = {
     "go": go,
     "node": node,
 }
-"""By name. `pytest` is not among them: it is asked by a plugin (`witness`)."""
+"""By name. `pytest` is not among them: a plugin reports its outcomes (`witness`)."""
 RESULTS = ("pytest", *PARSERS)
 """What `Command.results` may name."""

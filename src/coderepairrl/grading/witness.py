@@ -1,10 +1,10 @@
-"""Witnesses: what a test run in Python says of itself by a word that was drawn for it.
+"""Witnesses: a test run in Python or Node reports its own results, beside a random word that was drawn for it.
 
 A check that ends early is not one that passes: repaired code that calls ``sys.exit(0)`` or ``os._exit(0)``, or has the
 exit code changed at exit, would make any script end well, and printed lines would make any log. So
 
-- a script (``python3 [flags] check.py``) runs under one that says the word after its last line, and only then;
-- ``python3 [flags] -m unittest ...`` under one that gives the outcome of each test beside the word;
+- a script (``python3 [flags] check.py``) runs under one that prints the word after its last line, and only then;
+- ``python3 [flags] -m unittest ...`` under one that prints the outcome of each test beside the word;
 - pytest, however it is started, with a plugin that writes the outcomes and the word to a file outside of the workspace.
 
 The last two also end a test that takes longer than it may (`Clock`): it has failed, and the others still run.
@@ -30,62 +30,35 @@ from coderepairrl.grading.reports import Outcome, Outcomes
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command
 
-_PREPARE = """
-umask 077
-folder=$(mktemp -d) && cat >"$folder/all" && cd "$folder" && head -c "$1" all >word &&
-tail -c "+$(($1 + 1))" all | head -c "$2" >sitecustomize.py && tail -c "+$(($1 + $2 + 1))" all >"$0.py" && rm all && pwd
-"""
-_PLUGGED = """
-export CRRL_PYTHONPATH="$PYTHONPATH" CRRL_PYTEST_ADDOPTS="$PYTEST_ADDOPTS" PYTHONDONTWRITEBYTECODE=1
-export PYTHONPATH="$0${PYTHONPATH:+:$PYTHONPATH}" PYTEST_ADDOPTS="-p $1 $PYTEST_ADDOPTS" CRRL_WORKSPACE="$2"
-shift 2
-exec "$@"
-"""
-_GUARDED = """
-folder=$(mktemp -d) && cat >"$folder/guard.cjs" || exit 1
-export CRRL_NODE_OPTIONS="$NODE_OPTIONS" NODE_OPTIONS="--require $folder/guard.cjs $NODE_OPTIONS"
-exec "$@"
-"""
-_ALONE = """
-import sys
-folder = sys.argv.pop(1)
-path = list(sys.path)
-sys.path[:] = [folder, *filter(None, path)]
-import PLUGIN, os, runpy
-sys.path[:] = [folder, *(each or os.getcwd() for each in path)]
-runpy.run_module("pytest", run_name="__main__", alter_sys=True)
-"""
-"""Starts pytest in a Python that the environment does not reach."""
-
 
 def limits(command: Command) -> str:
     """How long each test may take (0: half of what is left), and all of them together, in seconds."""
     return f"{command.test_timeout:.6f} {command.timeout:.6f}"
 
 
-class Said(NamedTuple):
-    """What a witness says: whether the runner was content, and the outcome of each test."""
+class Report(NamedTuple):
+    """What a witness reports: whether the runner itself counts the run as passed, and the outcome of each test."""
 
     ok: bool
     outcomes: Outcomes
 
 
 def new_word() -> str:
-    """A word that nobody can guess."""
+    """A word that cannot be guessed: 128 random bits."""
     return secrets.token_hex(16)
 
 
-def about(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
-    """What a witness is told: `word`, the workspace, and the files in it that belong to the checks."""
+def facts(sandbox: Sandbox, checks: Checks, word: str) -> bytes:
+    """The input of a witness, a line each: `word`, the workspace, and the files in it that belong to the checks."""
     return "\n".join((word, sandbox.workdir, *checks.restore)).encode("utf-8", "surrogateescape")
 
 
 def node(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], bytes]:
     """The command and its input with which Node's test runner runs, its tests' processes guarded against early ends."""
     own = [*checks.restore]
-    facts = json.dumps({"root": workdir, "own": own, "guess": not own})
+    guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": own, "guess": not own}))
     at = _after_env(argv)
-    return [*argv[:at], "sh", "-c", _GUARDED, "sh", *argv[at:]], programs.NODE.replace("ABOUT", facts).encode()
+    return [*argv[:at], "sh", "-c", programs.WITH_GUARD, "sh", *argv[at:]], guard.encode()
 
 
 def script(argv: Sequence[str]) -> list[str]:
@@ -104,7 +77,7 @@ def unittest(argv: Sequence[str]) -> list[str]:
 
 
 def results_of(argv: Sequence[str]) -> str:
-    """Which witness can ask the command: ``pytest`` or ``unittest``, which it starts by itself; nothing for others.
+    """Which runner with a witness the command starts by itself: ``pytest``, ``unittest``, or nothing.
 
     Nothing, too, for a pytest that runs no test, and for one whose Python is started by something else and ignores the
     environment that brings the plugin.
@@ -186,47 +159,53 @@ class Plugin(NamedTuple):
     async def prepare(cls, sandbox: Sandbox, command: Command, checks: Checks) -> Plugin:
         """Put it there, with the time limits of `command`. Raises `SandboxFault`."""
         name, word = f"crrl_{secrets.token_hex(4)}", new_word()
-        first = about(sandbox, checks, f"{word} {limits(command)}")
+        first = facts(sandbox, checks, f"{word} {limits(command)}")
         start = programs.START.replace("PLUGIN", name).encode()
         sizes = (str(len(first)), str(len(start)))
         stdin = first + start + programs.PYTEST.encode()
-        made = await sandbox.exec(["sh", "-c", _PREPARE, name, *sizes], stdin=stdin, cwd="/")
+        made = await sandbox.exec(["sh", "-c", programs.PREPARE, name, *sizes], stdin=stdin, cwd="/")
         folder = made.output.decode("utf-8", "surrogateescape").strip()
         if not made.ok or not folder.startswith("/"):
             raise SandboxFault(f"no temporary folder in the sandbox: {folder[:200]}", fix="it needs sh and mktemp")
         return cls(folder, name, word)
 
     def command(self, argv: Sequence[str], workdir: str) -> list[str]:
-        """`argv` with the plugin in whichever pytest it starts first; ``env`` goes before, or it might unset ours."""
+        """`argv` with the plugin in the first pytest that it starts; ``env`` goes before, or it might unset ours."""
         at, alone = _after_env(argv), _module(argv, "pytest")
         if alone and any(_ISOLATED.fullmatch(word) for word in argv[at:alone]):
-            argv = [*argv[:alone], "-c", _ALONE.replace("PLUGIN", self.name), self.folder, *argv[alone + 2 :]]
-        return [*argv[:at], "sh", "-c", _PLUGGED, self.folder, self.name, workdir, *argv[at:]]
+            argv = [
+                *argv[:alone],
+                "-c",
+                programs.PYTEST_ALONE.replace("PLUGIN", self.name),
+                self.folder,
+                *argv[alone + 2 :],
+            ]
+        return [*argv[:at], "sh", "-c", programs.WITH_PLUGIN, self.folder, self.name, workdir, *argv[at:]]
 
-    async def outcomes(self, sandbox: Sandbox, max_bytes: int) -> Said:
-        """What it wrote; not content, and nothing, where pytest did not end by itself. The folder is removed."""
+    async def report(self, sandbox: Sandbox, max_bytes: int) -> Report:
+        """What it wrote; a failed run without outcomes where pytest did not end by itself. The folder is removed."""
         read = await sandbox.exec(["cat", f"{self.folder}/outcomes"], max_bytes=max_bytes)
         await sandbox.exec(["rm", "-rf", self.folder])
-        return said(read.output, self.word) if read.ok else Said(False, {})
+        return parse(read.output, self.word) if read.ok else Report(False, {})
 
 
 def before(output: bytes, word: str) -> bytes:
-    """`output` up to where the witness that knows the word speaks."""
+    """`output` up to the report beside `word`."""
     return output.partition(b'\n{"word": ' + json.dumps(word).encode())[0]
 
 
-def said(output: bytes, word: str) -> Said:
-    """What a witness that knows the word wrote into `output`.
+def parse(output: bytes, word: str) -> Report:
+    """The report that stands in `output` beside `word`; a failed run without outcomes where there is none.
 
-    >>> said(b'so long {"word": "w", "ok": true, "outcomes": {"t": 0}} bye', "w")
-    Said(ok=True, outcomes={'t': <Outcome.PASSED: 0>})
-    >>> said(b'{"word": "guess", "ok": true, "outcomes": {"t": 0}}', "w")
-    Said(ok=False, outcomes={})
+    >>> parse(b'so long {"word": "w", "ok": true, "outcomes": {"t": 0}} bye', "w")
+    Report(ok=True, outcomes={'t': <Outcome.PASSED: 0>})
+    >>> parse(b'{"word": "guess", "ok": true, "outcomes": {"t": 0}}', "w")
+    Report(ok=False, outcomes={})
     """
     text = output.decode("utf-8", "replace")
     at = text.rfind('{"word": ' + json.dumps(word))
     try:
         found: Any = json.JSONDecoder().raw_decode(text, at)[0] if at >= 0 else {}
-        return Said(found["ok"] is True, {str(name): Outcome(value) for name, value in found["outcomes"].items()})
+        return Report(found["ok"] is True, {str(name): Outcome(value) for name, value in found["outcomes"].items()})
     except (KeyError, ValueError, AttributeError, TypeError, RecursionError):
-        return Said(False, {})
+        return Report(False, {})

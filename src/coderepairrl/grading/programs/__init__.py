@@ -1,17 +1,74 @@
-"""What runs in a sandbox beside code under test and says how its checks ended: source text, for Python 3.6 and later.
+"""What runs beside code under test and reports how its checks ended: programs for Python 3.6 and later, Node and `sh`.
 
-Each program is given a random word, and only what it says beside that word counts. The word, what was found so far, and
-what the runner is made of are kept in an audit hook (PEP 578): only the interpreter's list of hooks refers to it, so no
-frame, module or (since the collector's objects are frozen then) list of objects leads code under test there. A program
-speaks to its hook by ``sys.audit``, and the hook answers only the frames that it was made for. Python 3.6 and 3.7 have
-no audit hooks: there a walk through the frames finds it.
+Each program of Python or Node is given a random word, and only what it prints beside that word counts. The word, the
+outcomes so far, and what the runner is made of are kept in an audit hook (PEP 578): only the interpreter's list of
+hooks refers to it, so no frame, module or (since the collector's objects are frozen then) list of objects leads code
+under test there. A program speaks to its hook by ``sys.audit``, and the hook answers only the frames that it was made
+for. Python 3.6 and 3.7 have no audit hooks: there a walk through the frames finds it.
+
+A program reaches the sandbox as one text: where its file imports another of this folder, that file's text stands. None
+of them is ever imported here.
 """
 
 from __future__ import annotations
 
-from coderepairrl.grading.programs.for_node import NODE
-from coderepairrl.grading.programs.for_pytest import PYTEST, START
-from coderepairrl.grading.programs.for_scripts import SCRIPT
-from coderepairrl.grading.programs.for_unittest import UNITTEST
+import re
+from pathlib import Path
 
-__all__ = ["NODE", "PYTEST", "SCRIPT", "START", "UNITTEST"]
+__all__ = [
+    "NEW_FILES",
+    "NODE",
+    "PREPARE",
+    "PYTEST",
+    "PYTEST_ALONE",
+    "SCRIPT",
+    "START",
+    "UNITTEST",
+    "WITH_GUARD",
+    "WITH_PLUGIN",
+]
+
+_FOLDER = Path(__file__).parent
+_IMPORT = re.compile(rf"^from {re.escape(__name__)}\.(\w+) import .*\n", re.MULTILINE)
+_DOCSTRING = re.compile(r'\A""".*?"""\n+', re.DOTALL)
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _python(name: str) -> str:
+    """A program with the files that it imports, and without their docstrings, which scripts would find in theirs."""
+    return _IMPORT.sub(lambda match: _python(match[1]), _DOCSTRING.sub("", _text(f"{name}.py")))
+
+
+def _named(program: str) -> str:
+    """`program` for ``python -c``, under a file name of its own: all other text that is compiled is ``<string>``."""
+    return f"exec(compile({program!r}, '/dev/crrl', 'exec'))"
+
+
+NODE = _text("node_guard.cjs")
+"""What Node loads first; `ABOUT` is to be replaced."""
+START = _python("pytest_start")
+"""Start-up code of every Python that a command with pytest starts; `PLUGIN` is to be replaced."""
+PYTEST = '"""PYTEST_DONT_REWRITE"""\n' + _python("pytest_plugin")
+"""A plugin for pytest that writes beside the word how each test ended."""
+PYTEST_ALONE = _python("pytest_alone")
+"""Starts pytest in a Python that the environment does not reach; `PLUGIN` is to be replaced."""
+SCRIPT = _named(
+    _python("run_script").replace(
+        'ORIGINS, RUNNER = "", ""',
+        f"ORIGINS, RUNNER = {_python('origins')!r}, {_python('skips') + _python('integrity')!r}",
+    )
+)
+"""Runs a script and prints the word after its last line, and only then."""
+UNITTEST = _named(_python("run_unittest"))
+"""Runs ``python -m unittest`` and prints beside the word how each test ended."""
+NEW_FILES = _text("new_files.sh")
+"""Prints which of its arguments are not there and would lie in no package that is."""
+PREPARE = _text("prepare.sh")
+"""Puts word, start-up code and plugin (lengths of the first two: ``$1``, ``$2``; name: ``$0``) into a new folder."""
+WITH_PLUGIN = _text("with_plugin.sh")
+"""Runs a command with the plugin ``$1`` of the folder ``$0`` in the workspace ``$2``."""
+WITH_GUARD = _text("with_guard.sh")
+"""Runs a command with standard input as what Node loads first."""

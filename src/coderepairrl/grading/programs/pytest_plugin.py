@@ -1,69 +1,25 @@
-"""What is put beside pytest: start-up code of its Python, and a plugin."""
+"""A plugin for pytest that writes beside the word how each test ended. PYTEST_DONT_REWRITE"""
 
-from __future__ import annotations
+from coderepairrl.grading.programs.clock import Clock
+from coderepairrl.grading.programs.integrity import snapshot
+from coderepairrl.grading.programs.origins import origins
+from coderepairrl.grading.programs.skips import watch
+from coderepairrl.grading.programs.sources import rewritten, sources
 
-from coderepairrl.grading.programs.pieces import CLOCK, ORIGIN, PARTS, READ, SKIPS
-
-START = """
-def start():
-    # Before any folder of the workspace is on the path: where this process is pytest, all that it needs is imported.
-    import os, sys
-
-    here = os.path.dirname(os.path.abspath(__file__))
-    words = getattr(sys, "orig_argv", None)
-    if words is None:
-        try:
-            with open("/proc/self/cmdline") as file:
-                words = file.read().split("\\0")
-        except OSError:
-            words = []
-    words, program = words[1:], ""
-    while words and not program:
-        word = words.pop(0)
-        if word == "-m" or not word.startswith("-"):
-            program = (words.pop(0) if word == "-m" and words else word)
-        elif word in ("-W", "-X") and words:
-            words.pop(0)
-        elif word == "-c":
-            program = word
-    path = list(sys.path)
-    if os.path.basename(program) in ("pytest", "py.test", "coverage") and os.path.exists(here + "/word"):
-        root = os.environ.get("CRRL_WORKSPACE", os.getcwd())
-        sys.path[:] = [each for each in path if not (os.path.abspath(each) + os.sep).startswith(root + os.sep)]
-        try:
-            __import__("PLUGIN")
-        except ImportError:  # an interpreter without pytest: some other will run the tests
-            sys.modules.pop("PLUGIN", None)
-    sys.path[:] = [each for each in path if each != here]
-    sys.modules.pop("sitecustomize", None)
-    try:
-        import sitecustomize  # the one that the interpreter would have found
-    except ImportError:
-        pass
-    sys.path[:] = path
-
-start()
-"""
-"""Start-up code of every Python that a command with pytest starts; `PLUGIN` is replaced."""
-
-PYTEST = (
-    '''"""PYTEST_DONT_REWRITE"""
-'''
-    + CLOCK
-    + READ
-    + SKIPS
-    + ORIGIN
-    + PARTS
-    + """
 
 def _recorder():
-    import gc, json, os, sys, time
-    import pytest
-    from _pytest import config as runner
+    import gc
+    import json
+    import os
+    import sys
+    import time
 
     folder = os.path.dirname(os.path.abspath(__file__))
     if not os.path.exists(folder + "/word"):
         return None  # a worker of xdist, which reports to its controller
+    import pytest
+    from _pytest import config as runner
+
     for name in getattr(runner, "default_plugins", ()):
         try:
             __import__("_pytest." + name)
@@ -72,18 +28,18 @@ def _recorder():
     import unittest
 
     skips = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)
-    watch(unittest, lambda *said: tell(*said))
+    watch(unittest, lambda *event: send(*event))
 
     def keep():
-        # Keeps the word and what was found, and writes it once the recorder's last hook asks for it.
+        """Keep the word and the outcomes out of reach, and write them once the recorder's last hook asks for it."""
         with open(folder + "/word", encoding="utf-8", errors="surrogateescape") as file:
-            words, root, *files = file.read().split("\\n")
+            words, root, *files = file.read().split("\n")
         root = os.path.realpath(root)
         os.unlink(folder + "/word")
         word, each, whole = words.split()
         own = sources(root, files)
         foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
-        changed, accept = parts(("_pytest", "pytest", "pluggy", "unittest"))
+        changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
         tick, due = time.monotonic, [0]
         found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
@@ -119,7 +75,7 @@ def _recorder():
         def end(exitstatus, manager):
             check(manager, True)
             if problems:
-                sys.stderr.write("\\n" + problems[0] + "\\n")
+                sys.stderr.write("\n" + problems[0] + "\n")
                 for name in [*found, *(item.nodeid for item, _ in items.values())]:
                     found[name] = 2
             missed = [item for item, _ in items.values() if item.nodeid not in found]
@@ -170,25 +126,25 @@ def _recorder():
                 elif outcome or distributed or called.get(name):
                     note(name, 2 if outcome == 1 and any(unseen) else outcome)
                 else:
-                    note(name, 2)  # a report of a call that nobody saw, or that raised
+                    note(name, 2)  # no call of this test was seen, or it raised
             elif what == "end":
                 end(*rest)
 
-        tell = getattr(sys, "audit", None)
-        if tell:
+        send = getattr(sys, "audit", None)
+        if send:
             frozen, freeze = gc.get_freeze_count, gc.freeze
             sys.addaudithook(hook)
             freeze()
         else:
-            depth, tell = 2, lambda event, *args: hook(event, args)
-        return tell, float(each), float(whole)
+            depth, send = 2, lambda event, *args: hook(event, args)
+        return send, float(each), float(whole)
 
-    tell, each, whole = keep()
+    send, each, whole = keep()
     clock = Clock(each, whole)
 
     def blame(nodeid, info):
         if info is not None and issubclass(info[0], skips):
-            tell("crrl", "blame", nodeid, info[2])
+            send("crrl", "blame", nodeid, info[2])
 
     class Recorder:
         distributed = False
@@ -205,30 +161,31 @@ def _recorder():
         @pytest.hookimpl(tryfirst=True)
         def pytest_sessionstart(self, session):
             option = session.config.option
-            self.distributed = bool(getattr(option, "numprocesses", None) or getattr(option, "tx", None)
-                                    or getattr(option, "forked", False))
-            tell("crrl", "begin", session.config.pluginmanager)
+            self.distributed = bool(
+                getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "forked", False)
+            )
+            send("crrl", "begin", session.config.pluginmanager)
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_finish(self, session):
-            tell("crrl", "items", list(session.items))
+            send("crrl", "items", list(session.items))
 
         @pytest.hookimpl(hookwrapper=True)
         def pytest_make_collect_report(self, collector):
             report = (yield).get_result()
             call = getattr(report, "call", None)
             if report.failed:
-                tell("crrl", "report", report.nodeid, 2, False, False)
+                send("crrl", "report", report.nodeid, 2, False, False)
             elif report.skipped and call is not None and call.excinfo is not None:
-                tell("crrl", "blame", report.nodeid, call.excinfo.tb)
+                send("crrl", "blame", report.nodeid, call.excinfo.tb)
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_setup(self, item):
-            tell("crrl", "check", item.config.pluginmanager)
+            send("crrl", "check", item.config.pluginmanager)
             clock.start()
             ended = yield
             if clock.stop():
-                tell("crrl", "report", item.nodeid, 2, False, False)
+                send("crrl", "report", item.nodeid, 2, False, False)
             blame(item.nodeid, ended.excinfo)
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -236,14 +193,14 @@ def _recorder():
             clock.start()
             yield
             if clock.stop():
-                tell("crrl", "report", item.nodeid, 2, False, False)
-            tell("crrl", "check", item.config.pluginmanager)
+                send("crrl", "report", item.nodeid, 2, False, False)
+            send("crrl", "check", item.config.pluginmanager)
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
             clock.start()
             ended = yield
-            tell("crrl", "called", item, clock.stop(), ended.excinfo is not None)
+            send("crrl", "called", item, clock.stop(), ended.excinfo is not None)
             blame(item.nodeid, ended.excinfo)
 
         def pytest_runtest_logreport(self, report):
@@ -256,12 +213,12 @@ def _recorder():
                 outcome = 0
             else:
                 return
-            tell("crrl", "report", report.nodeid, outcome, self.distributed, xfailed)
+            send("crrl", "report", report.nodeid, outcome, self.distributed, xfailed)
 
         def pytest_sessionfinish(self, session, exitstatus):
-            tell("crrl", "end", exitstatus, session.config.pluginmanager)
+            send("crrl", "end", exitstatus, session.config.pluginmanager)
 
-    tell("crrl", "methods", [each.__code__ for each in (*vars(Recorder).values(), blame) if hasattr(each, "__code__")])
+    send("crrl", "methods", [each.__code__ for each in (*vars(Recorder).values(), blame) if hasattr(each, "__code__")])
     return Recorder()
 
 
@@ -269,13 +226,12 @@ _recorder = _recorder()
 
 
 def pytest_addoption(parser):
+    """Leave no trace in the environment, as early as pytest calls a plugin."""
     if _recorder is not None:
         _recorder.settle()
 
 
 def pytest_configure(config):
+    """Let the recorder hear of every test."""
     if _recorder is not None:
         config.pluginmanager.register(_recorder)
-"""
-)
-"""A plugin for pytest that writes beside the word how each test ended."""

@@ -1,43 +1,41 @@
-"""The program that runs a Python script."""
+"""Runs a script (``-c PROGRAM script.py ...``) and prints the word after its last line, and only then."""
 
-from __future__ import annotations
+from coderepairrl.grading.programs.sources import sources
 
-from coderepairrl.grading.programs.pieces import ORIGIN, PARTS, READ, SKIPS, named
+ORIGINS, RUNNER = "", ""
+"""Replaced by the text of `origins`, and of `skips` and `integrity`: most scripts need neither."""
 
-SCRIPT = named(
-    READ
-    + f"ORIGIN, PARTS = {ORIGIN!r}, {SKIPS + PARTS!r}"
-    + """
 
-def _witness():
+def _witness(sources, origins_text, runner_text):
     import sys
+
     alone = sys.path[:1] != [""]  # isolated: a script's folder is no place for modules either
     if not alone:
         del sys.path[0]  # or a file of the patch could stand in for os
-    import gc, os
+    import gc
+    import os
+
     script, here, spaces = sys.argv[1], os.getcwd(), {}
     space = globals()
-    origin, made = space.pop("ORIGIN"), space.pop("PARTS")
     with open(script, "rb") as file:
         code = compile(file.read(), script, "exec", dont_inherit=True)
     tested = any(name.partition(".")[0] == "unittest" for name in code.co_names)
     if tested:
         import unittest
 
-        exec(made, spaces)
-    del space["rewritten"]
-    run, read = exec, space.pop("sources")
+        exec(runner_text, spaces)
+    run = exec
 
     def blame(root, own, which, *what):
         if "origins" not in spaces:
-            run(origin, spaces)
+            run(origins_text, spaces)
         return spaces["origins"](root, own, here, True, len(own) == 1)[which](*what)
 
     def keep():
-        word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\\n")
+        word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         root = os.path.realpath(root)
-        own = read(root, [os.path.join(here, script), *files])
-        changed = spaces["parts"](("unittest",))[0] if tested else str
+        own = sources(root, [os.path.join(here, script), *files])
+        changed = spaces["snapshot"](("unittest",))[0] if tested else str
         getframe, write, depth = sys._getframe, os.write, 1
         asking, problems, skips, returned = getframe(1), [], [], set()
 
@@ -45,7 +43,7 @@ def _witness():
             label = changed()
             if label:
                 problems.append("code under test changes " + label)
-            write(*(2, ("\\n" + problems[0]).encode()) if problems else (1, ("\\n" + word).encode()))
+            write(*(2, ("\n" + problems[0]).encode()) if problems else (1, ("\n" + word).encode()))
 
         def hook(event, args=()):
             if event.startswith("gc.get_") and not frozen():
@@ -72,23 +70,23 @@ def _witness():
                 problems.extend(name + " skips a test" for name in skips if name)
                 skips.clear()
 
-        tell = getattr(sys, "audit", None)
-        if tell:
+        send = getattr(sys, "audit", None)
+        if send:
             frozen, freeze = gc.get_freeze_count, gc.freeze
             sys.addaudithook(hook)
             freeze()
         else:
-            depth, tell = 2, lambda event, *args: hook(event, args)
-        return tell, root, own
+            depth, send = 2, lambda event, *args: hook(event, args)
+        return send, root, own
 
     if tested:
-        seen = spaces["watch"](unittest, lambda *said: tell(*said))
+        seen = spaces["watch"](unittest, lambda *event: send(*event))
 
         def recording(name):
             inherited = getattr(unittest.TestResult, name)
 
             def method(self, test, *rest):
-                tell("crrl", name, test)
+                send("crrl", name, test)
                 inherited(self, test, *rest)
 
             method.__module__ = "unittest.result"
@@ -96,13 +94,14 @@ def _witness():
 
         for name in ("addSkip", "addSuccess", "addExpectedFailure"):
             recording(name)
-    tell, root, own = keep()
+    send, root, own = keep()
     del sys.argv[0]
     if not alone:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    del space["_witness"]
+    for name in ("sources", "rewritten", "ORIGINS", "RUNNER", "_witness"):  # the script shall find none of them
+        del space[name]
     space["__file__"] = script
-    say, quit, write = sys.stdout.flush, os._exit, os.write
+    flush, quit, write = sys.stdout.flush, os._exit, os.write
     try:
         exec(code, space)
     except SystemExit as end:
@@ -110,12 +109,11 @@ def _witness():
             raise
         name = blame(root, own, 1, end.__traceback__.tb_next)
         if name:
-            write(2, ("\\n" + name + " ended the check").encode())
+            write(2, ("\n" + name + " ended the check").encode())
             quit(1)
-    say()
-    tell("crrl")
+    flush()
+    send("crrl")
 
-_witness()
-"""
-)
-"""Runs a script and says the word after its last line, and only then."""
+
+if __name__ == "__main__":
+    _witness(sources, ORIGINS, RUNNER)

@@ -1,26 +1,27 @@
-"""The program that runs ``python -m unittest``."""
+"""Runs ``python -m unittest`` and prints beside the word how each test ended."""
 
-from __future__ import annotations
+from coderepairrl.grading.programs.clock import Clock
+from coderepairrl.grading.programs.integrity import snapshot
+from coderepairrl.grading.programs.origins import origins
+from coderepairrl.grading.programs.skips import watch
+from coderepairrl.grading.programs.sources import rewritten, sources
 
-from coderepairrl.grading.programs.pieces import CLOCK, ORIGIN, PARTS, READ, SKIPS, named
 
-UNITTEST = named(
-    CLOCK
-    + READ
-    + SKIPS
-    + ORIGIN
-    + PARTS
-    + """
-def _witness():
+def _witness(Clock, origins, rewritten, snapshot, sources, watch):
     import sys
+
     alone = sys.path[:1] != [""]
     if not alone:
         del sys.path[0]  # or a file of the patch could stand in for unittest
-    import gc, importlib, json, os, time, unittest
-    space, here, run_code = globals(), os.getcwd(), unittest.TestCase.run.__code__
+    import gc
+    import importlib
+    import json
+    import os
+    import time
+    import unittest
+
+    here, run_code = os.getcwd(), unittest.TestCase.run.__code__
     runs = {unittest.TestCase.run} | {getattr(getattr(unittest, "IsolatedAsyncioTestCase", None), "run", None)}
-    read, rewritten = space.pop("sources"), space.pop("rewritten")
-    origins, parts = space.pop("origins"), space.pop("parts")
 
     def flat(suite):
         for each in suite:
@@ -33,19 +34,19 @@ def _witness():
         inherited = getattr(unittest.TextTestResult, name)
 
         def method(self, test, *rest):
-            tell("crrl", outcome, test)
+            send("crrl", outcome, test)
             inherited(self, test, *rest)
 
         return method
 
     def keep():
-        # Keeps the word and what was found, and says it once this frame's caller asks for it.
-        words, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\\n")
+        """Keep the word and the outcomes out of reach, and print them once this frame's caller asks for it."""
+        words, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         word, each, whole = words.split()
         root = os.path.realpath(root)
-        own = read(root, files)
-        foreign, blamed, beneath = origins(root, own, here, True, not files)
-        changed = parts(("unittest",))[0]
+        own = sources(root, files)
+        _, blamed, beneath = origins(root, own, here, True, not files)
+        changed = snapshot(("unittest",))[0]
         getframe, write, depth, dump = sys._getframe, os.write, 1, json.dumps
         asking, found, tests, expected, problems, skips = getframe(1), {}, {}, set(), [], []
         returned, tick, due = set(), time.monotonic, [0]
@@ -54,9 +55,7 @@ def _witness():
         def passes(test, caller):
             if id(test) not in tests or (seen(test) and id(test) not in returned):
                 return False
-            return type(test).run not in runs or (
-                caller.f_code is run_code and caller.f_locals.get("self") is test
-            )
+            return type(test).run not in runs or (caller.f_code is run_code and caller.f_locals.get("self") is test)
 
         def note(name, outcome):
             found[name] = max(outcome, found.get(name, outcome))
@@ -77,11 +76,11 @@ def _witness():
             for name in found if problems else ():
                 found[name] = 2
             if problems:
-                write(2, ("\\n" + problems[0]).encode())
+                write(2, ("\n" + problems[0]).encode())
             well = well and not problems and not missed and 2 not in found.values()
-            rest = ("\\n" + dump({"word": word, "ok": well, "outcomes": found})).encode()
+            rest = ("\n" + dump({"word": word, "ok": well, "outcomes": found})).encode()
             while rest:
-                rest = rest[write(1, rest):]
+                rest = rest[write(1, rest) :]
             return well
 
         def hook(event, args):
@@ -100,8 +99,10 @@ def _witness():
                 for each in args[1]:
                     tests[id(each)] = each
                     method_of = getattr(each, getattr(each, "_testMethodName", ""), None)
-                    marks = [getattr(each, "__unittest_expecting_failure__", 0), getattr(
-                        method_of, "__unittest_expecting_failure__", 0)]
+                    marks = [
+                        getattr(each, "__unittest_expecting_failure__", 0),
+                        getattr(method_of, "__unittest_expecting_failure__", 0),
+                    ]
                     if any(marks):
                         expected.add(id(each))
             elif what == "skipping":
@@ -125,19 +126,20 @@ def _witness():
             elif what == 2:
                 note(args[1].id(), 2)
 
-        tell = getattr(sys, "audit", None)
-        if tell:
+        send = getattr(sys, "audit", None)
+        if send:
             frozen, freeze = gc.get_freeze_count, gc.freeze
             sys.addaudithook(hook)
             freeze()
         else:
-            depth, tell = 2, lambda event, *args: hook(event, args)
-        return tell, float(each), float(whole)
+            depth, send = 2, lambda event, *args: hook(event, args)
+        return send, float(each), float(whole)
 
-    seen = space.pop("watch")(unittest, lambda *said: tell(*said))
-    tell, each, whole = keep()
+    seen = watch(unittest, lambda *event: send(*event))
+    send, each, whole = keep()
     clock = Clock(each, whole)
-    del space["Clock"], space["_witness"]
+    for name in ("Clock", "origins", "rewritten", "snapshot", "sources", "watch", "_witness"):
+        del globals()[name]  # which the tests may look at
 
     class Result(unittest.TextTestResult):
         def startTest(self, test):
@@ -146,8 +148,8 @@ def _witness():
 
         def stopTest(self, test):
             if clock.stop():
-                tell("crrl", 2, test)
-            tell("crrl", "stop")
+                send("crrl", 2, test)
+            send("crrl", "stop")
             super().stopTest(test)
 
     outcomes = {"addSuccess": 0, "addSkip": 1, "addFailure": 2, "addError": 2, "addUnexpectedSuccess": 2}
@@ -159,26 +161,25 @@ def _witness():
 
         def run(self, suite):
             tests = list(flat(suite))
-            tell("crrl", "suite", tests)
+            send("crrl", "suite", tests)
             for test in tests:
-                if type(test).__name__ == "ModuleSkipped":  # by whom? The loader does not say
+                if type(test).__name__ == "ModuleSkipped":  # the loader does not keep its cause
                     try:
                         importlib.import_module(test._testMethodName)
                     except unittest.SkipTest as skipped:
-                        tell("crrl", "module", test, skipped.__traceback__)
+                        send("crrl", "module", test, skipped.__traceback__)
             return super().run(suite)
 
     if not alone:
         sys.path.insert(0, here)
     sys.argv[0] = "python -m unittest"
-    say = sys.stdout.flush
+    flush = sys.stdout.flush
     ended = unittest.main(module=None, testRunner=Runner, exit=False)
     well = ended.result.wasSuccessful()
-    say()
-    tell("crrl", well)
+    flush()
+    send("crrl", well)
     sys.exit(not well)
 
-_witness()
-"""
-)
-"""Runs ``python -m unittest`` and says beside the word how each test ended."""
+
+if __name__ == "__main__":
+    _witness(Clock, origins, rewritten, snapshot, sources, watch)

@@ -1,0 +1,42 @@
+"""A time limit for each test."""
+
+
+class Clock:
+    """Ends a test that takes longer than `each` seconds, or than half of what is left of `whole` where that is 0.
+
+    It raises in the main thread, again and again; no `except Exception` of the code under test catches that.
+    """
+
+    class Late(BaseException):
+        """Raised in a test that takes too long."""
+
+    def __init__(self, each, whole):
+        import signal
+        import threading
+        import time
+
+        self.each, self.now, self.timer = each, time.monotonic, signal.setitimer
+        self.signal, self.alarm, self.real = signal.signal, signal.SIGALRM, signal.ITIMER_REAL
+        self.default, self.late = signal.SIG_DFL, False
+        self.end = time.monotonic() + 0.9 * whole  # the rest is for the runner itself
+        self.works = threading.current_thread() is threading.main_thread()
+
+    def start(self):
+        """A test begins."""
+        self.late = False
+        seconds = self.each or max((self.end - self.now()) / 2, 0.05)
+
+        def ring(*_):
+            self.late = True
+            raise self.Late(f"no end within {seconds:.3g} s")
+
+        if self.works:
+            self.before = self.signal(self.alarm, ring)
+            self.timer(self.real, seconds, max(seconds, 1.0))
+
+    def stop(self):
+        """The test has ended; whether it took too long."""
+        if self.works:
+            self.timer(self.real, 0)
+            self.signal(self.alarm, self.default if self.before is None else self.before)
+        return self.late

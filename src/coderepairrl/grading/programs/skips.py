@@ -1,0 +1,26 @@
+"""Who skips a test, and which tests reach their end."""
+
+
+def watch(unittest, send):
+    """Send ``skipping`` when a test is about to be skipped, while its cause is on the stack, and ``returned`` when one
+    has reached its end; a function that returns whether that is seen of a test."""
+
+    def made(self, *reason):
+        send("crrl", "skipping")
+        Exception.__init__(self, *reason)
+
+    unittest.SkipTest.__init__, made.__module__ = made, "unittest.case"
+
+    def calling(kind):
+        inherited = kind._callTestMethod
+
+        def call(self, method):
+            inherited(self, method)
+            send("crrl", "returned", self)
+
+        kind._callTestMethod, call.__module__ = call, "unittest.case"
+        return call
+
+    kinds = (unittest.TestCase, getattr(unittest, "IsolatedAsyncioTestCase", None))
+    calls = [calling(kind) for kind in kinds if "_callTestMethod" in getattr(kind, "__dict__", ())]
+    return lambda test: getattr(type(test), "_callTestMethod", None) in calls

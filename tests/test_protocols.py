@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pytest
 
-from coderepairrl import agents, engines, rewards, sandbox, tasks
-from coderepairrl.certify import exams
+from coderepairrl import agents, config, engines, registry, rewards, sandbox, stages, tasks
+from coderepairrl.apps import fix, serve
+from coderepairrl.certify import data, exams, programs, redteam, task_source
 from coderepairrl.certify.sandbox import sit
 from coderepairrl.errors import ConfigError
-from coderepairrl.protocols import Agent, Engine, EngineSpec, Reward, Sandbox, SandboxBackend, TaskSource
-from coderepairrl.registry import protocol_members
+from coderepairrl.protocols import Engine, EngineSpec, Sandbox, SandboxBackend
+from coderepairrl.registry import Finding, protocol_members
 from coderepairrl.types import Task
+
+beside: list[str] = []
+"""What was used of a part beside its protocol; whoever asked may have swallowed the error."""
 
 
 class Narrow:
     """`inner` as a `protocol` and nothing else: any other attribute is an error."""
 
     def __init__(self, inner: Any, protocol: type) -> None:
-        self._inner, self._members = inner, protocol_members(protocol)
+        self._inner, self._protocol = inner, protocol
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._members:
-            raise AttributeError(f"{name} is no part of the protocol")
+        if name not in protocol_members(self._protocol):
+            problem = f"{name} is no part of the protocol {self._protocol.__name__}"
+            beside.append(problem)
+            raise AttributeError(problem)
         return getattr(self._inner, name)
 
     async def __call__(self, *arguments: Any) -> Any:
@@ -39,9 +48,6 @@ class Narrow:
 class NarrowBackend(Narrow):
     """A backend whose sandboxes are narrow, too."""
 
-    def __init__(self, inner: SandboxBackend) -> None:
-        super().__init__(inner, SandboxBackend)
-
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Sandbox]:
         async with self._inner.open(task) as box:
@@ -51,58 +57,200 @@ class NarrowBackend(Narrow):
 class NarrowSpec(Narrow):
     """An engine whose engine is narrow, too."""
 
-    def __init__(self, inner: EngineSpec) -> None:
-        super().__init__(inner, EngineSpec)
+    def with_adapters(self, rank: int) -> NarrowSpec:
+        return NarrowSpec(self._inner.with_adapters(rank), EngineSpec)
+
+    def on_gpus(self, visible: str) -> NarrowSpec:
+        return NarrowSpec(self._inner.on_gpus(visible), EngineSpec)
 
     async def start(self, model: Path, *, log_dir: Path) -> Engine:
         return cast(Engine, Narrow(await self._inner.start(model, log_dir=log_dir), Engine))
 
 
+PROXIES = {SandboxBackend: NarrowBackend, EngineSpec: NarrowSpec}
+
+
 @pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is made by name is behind a proxy."""
-    of_agents, of_engines, of_rewards = agents.make, engines.make, rewards.make
-    of_sandboxes, of_tasks = sandbox.make, tasks.make
-    monkeypatch.setattr(agents, "make", lambda *a, **o: Narrow(of_agents(*a, **o), Agent))
-    monkeypatch.setattr(engines, "make", lambda *a, **o: NarrowSpec(of_engines(*a, **o)))
-    monkeypatch.setattr(rewards, "make", lambda spec: [(Narrow(one, Reward), w) for one, w in of_rewards(spec)])
-    monkeypatch.setattr(sandbox, "make", lambda *a, **o: NarrowBackend(of_sandboxes(*a, **o)))
-    monkeypatch.setattr(tasks, "make", lambda *a, **o: Narrow(of_tasks(*a, **o), TaskSource))
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Whatever is made by name is behind a proxy; what it was, as ``kind name``."""
+    made: list[str] = []
+    instance = registry.instance
+
+    def narrow(kind: str, name: str, found: Any, protocol: type, options: Any) -> Any:
+        made.append(f"{kind} {name}")
+        return PROXIES.get(protocol, Narrow)(instance(kind, name, found, protocol, options), protocol)
+
+    monkeypatch.setattr(registry, "instance", narrow)
+    beside.clear()
+    yield made
+    assert not beside
 
 
-async def test_the_exams_ask_no_more(narrow: None) -> None:
-    for kind, name in (("agent", "nano"), ("reward", "patch_edits"), ("reward", "tests")):
-        asked = [entry async for entry in exams.examine(kind, name)]
-        assert asked and not [entry for entry in asked if not entry.ok], (kind, name, asked)
+HELLO = ["run.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=2", "eval.tasks=2", "eval.before=false"]
 
 
-async def test_the_exam_of_sandboxes_asks_no_more(narrow: None, tmp_path: Path) -> None:
+async def test_a_step_of_hello_uses_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
+    """Two tasks, twice each, an update of the weights, and an evaluation of what they are then."""
+    summary = await stages.run(config.load("hello", [*HELLO, f"run.dir={tmp_path}"]), quiet=True)
+    assert (summary["steps"], summary["version"]) == (1, 1)
+    assert {f"sandbox {sandbox.choose().name}", "engine tiny", "agent nano", "task source mutants"} < {*made}
+    assert {"reward patch_edits", "reward tests"} < {*made}
+
+
+async def test_fix_uses_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "add.py").write_text("def add(a, b):\n    return a - b\n")
+    as_me = ["git", "-C", str(repository), "-c", "user.name=me", "-c", "user.email=me@here"]
+    for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
+        subprocess.run([*as_me, *arguments], check=True)
+    choice = serve.choose("builtin:tiny", ["rollout.calls=2"], command="crrl fix", used=fix.USED, defaults=fix.DEFAULTS)
+    fixed = await fix.fix(fix.open_repository(repository), "add() subtracts.", choice)
+    assert fixed.exit and {"engine tiny", "agent nano", f"sandbox {fixed.sandbox}"} <= {*made}
+
+
+async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:
+    choice = serve.choose("builtin:tiny", command="crrl serve", used=serve.USED, defaults=serve.DEFAULTS)
+    places = serve.Places(port=0, admin=tmp_path / "admin.sock")
+    where: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(serve.serve(choice, places, ready=where.set_result, say=print))
+    await asyncio.wait([where, serving], return_when=asyncio.FIRST_COMPLETED)
+    assert where.done(), serving.exception()
+    host = httpx.AsyncClient(
+        transport=httpx.AsyncHTTPTransport(uds=str(places.admin)), base_url="http://host", timeout=60
+    )
+    async with host, httpx.AsyncClient(timeout=60) as client:
+        session = (await host.post("/sessions", json={"limits": {"turn_tokens": 8}})).raise_for_status().json()
+        body = {"model": session["model"], "messages": [{"role": "user", "content": "Repair it."}]}
+        key = {"Authorization": f"Bearer {session['key']}"}
+        asked = await client.post(f"{session['base_url']}/chat/completions", json=body, headers=key)
+        assert asked.raise_for_status().json()["choices"]
+        [turn] = (await host.delete(f"/sessions/{session['id']}")).raise_for_status().json()["turns"]
+        assert turn["output"]["ids"]
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert "engine tiny" in made
+
+
+async def exam(kind: str, name: str, **options: Any) -> list[Finding]:
+    findings = [finding async for finding in exams.examine(kind, name, options)]
+    assert findings
+    return findings
+
+
+def failed(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if not finding.ok]
+
+
+@pytest.mark.parametrize("name", ["nano", "nano4"])
+async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> None:
+    assert not failed(await exam("agent", name))
+
+
+@pytest.mark.parametrize("name", ["direct", "scripted"])
+async def test_the_exam_of_agents_that_call_no_tool_uses_no_more(made: list[str], name: str) -> None:
+    """They do not pass: they ask once at most."""
+    assert failed(await exam("agent", name))
+
+
+PROGRAM = """
+import json, subprocess, sys, urllib.request
+shell = {"name": "shell", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
+messages = [{"role": "user", "content": sys.argv[4]}]
+while True:
+    body = {"model": sys.argv[3], "messages": messages, "tools": [{"type": "function", "function": shell}]}
+    headers = {"Authorization": "Bearer " + sys.argv[2], "Content-Type": "application/json"}
+    request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode(), headers)
+    reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
+    messages.append(reply)
+    if not reply.get("tool_calls"):
+        break
+    for call in reply["tool_calls"]:
+        line = json.loads(call["function"]["arguments"])["command"]
+        output = subprocess.run(line, shell=True, capture_output=True, text=True).stdout
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
+"""
+
+
+async def test_the_exam_of_programs_uses_no_more(
+    made: list[str], isolating: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "_SHORT", 1.0)
+    argv = ["python3", "-c", PROGRAM, "{base_url}", "{api_key}", "{model}", "{prompt}"]
+    assert not failed(await exam("agent", "command", argv=argv))
+
+
+SOUND = ("patch_edits", "patch_lines", "tests", "sampled_tests", "hybrid")
+"""Rewards that pass; the others do not measure repair, or are known to be weak."""
+
+
+@pytest.mark.parametrize("name", rewards.SHIPPED)
+async def test_the_exam_of_rewards_uses_no_more(made: list[str], isolating: None, name: str) -> None:
+    findings = await exam("reward", name)
+    assert not (name in SOUND and failed(findings))
+
+
+def test_audits_use_no_more(made: list[str], tmp_path: Path) -> None:
+    def patch(new: str) -> bytes:
+        return f"diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-x = 1\n+x = {new}\n".encode()
+
+    rows = [data.Judged(f"t/{n}", patch("2"), patch(new), new == "2") for n in range(4) for new in ("2", "3")]
+    [audit] = data.audit(rows, ["patch_edits"])
+    assert audit.overall.value == 1.0
+
+
+async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
+    source = tasks.make("handmade", split="test")
+    tasks.write_jsonl(list(source)[:1], tmp_path / "tasks.jsonl")
     backend = sandbox.make(sandbox.choose().name)
-    sandbox.require(backend)
-    seen = [check async for check in sit(backend)]
-    assert not [check for check in seen if "AttributeError" in check.detail or "protocol" in check.detail]
-    assert [check.name for check in seen if not check.ok and not check.name.startswith("A command costs")] == []
-    backend.close()
+    for name, options in (("handmade", {}), ("mutants", {"n": 2}), ("jsonl", {"path": str(tmp_path / "tasks.jsonl")})):
+        findings = await task_source.examine(tasks.make(name, **options), backend, limit=2)
+        assert findings and not failed(findings), name
+    assert len(await data.verify(source, backend, limit=1, quiet=True)) == 2
 
 
-def test_rewards_that_judge_a_workspace_declare_it(narrow: None) -> None:
+async def test_the_exam_of_sandboxes_uses_no_more(made: list[str], isolating: None) -> None:
+    wrong = failed([finding async for finding in sit(sandbox.make(sandbox.choose().name))])
+    assert not [finding for finding in wrong if not finding.name.startswith("A command costs")]
+
+
+@pytest.mark.parametrize("family", ["escapes", "secrets"])
+async def test_attacks_use_no_more(made: list[str], isolating: None, family: str) -> None:
+    results = await redteam.run(sandbox.make(sandbox.choose().name), [family], controls=False)
+    assert results and not any(result.succeeded for result in results)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [found.name for found in sandbox.available() if found.ok])
+async def test_the_whole_exam_of_sandboxes_uses_no_more(made: list[str], name: str) -> None:
+    """All that work here, with their attacks; ``unsafe-local`` fails it, and asks no more either."""
+    wrong = failed(await exam("sandbox", name))
+    assert name == "unsafe-local" or not [one for one in wrong if not one.name.startswith("A command costs")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_the_exam_of_engines_uses_no_more(made: list[str]) -> None:
+    assert not failed(await exam("engine", "tiny"))
+    assert failed(await exam("engine", "scripted", script=[[5, 6, 7]] * 1000))
+
+
+def test_rewards_that_judge_a_workspace_declare_it(made: list[str]) -> None:
     on_state, on_patch = rewards.on_state_and_patch(rewards.make({"state_tests": 1.0, "tests": 1.0}))
     assert [reward.name for reward, _ in on_state] == ["state_tests"]
     assert [reward.name for reward, _ in on_patch] == ["tests"]
 
 
-@pytest.mark.slow
-async def test_the_exam_of_engines_asks_no_more(narrow: None) -> None:
-    assert all([entry.ok async for entry in exams.examine("engine", "tiny")])
-
-
-def test_a_part_used_beside_its_protocol_fails(narrow: None) -> None:
-    """The control: what the proxy keeps out is there."""
+def test_a_part_used_beside_its_protocol_fails(made: list[str]) -> None:
+    """The control: what the proxy keeps out is there, and asking for it is noticed even where nobody fails."""
     with pytest.raises(AttributeError, match="limits is no part"):
         cast(Any, sandbox.make("bwrap")).limits  # noqa: B018
-    with pytest.raises(AttributeError, match="slots is no part"):
-        cast(Any, engines.make("tiny")).slots  # noqa: B018
+    assert not hasattr(engines.make("tiny"), "slots")
     assert engines.make("tiny").name == "tiny"
+    assert [problem.split()[0] for problem in beside] == ["limits", "slots"]
+    beside.clear()
 
 
 class Bare:

@@ -4,7 +4,7 @@ edits earn?"""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from coderepairrl.certify.data.spoil import spoiled
 from coderepairrl.errors import UsageError
 from coderepairrl.report import plots
 from coderepairrl.rewards.parse import MalformedPatch
-from coderepairrl.rewards.text import TextReward
 
 BASELINE = "patch_similarity"
 _KEYS = {"task": str, "reference": str, "patch": str, "resolved": bool}
@@ -29,6 +28,9 @@ class Judged(NamedTuple):
     patch: bytes
     resolved: bool
     language: str = ""
+
+
+Compare = Callable[[Judged], float]
 
 
 class RewardAudit(NamedTuple):
@@ -80,13 +82,13 @@ def read(path: Path) -> list[Judged]:
 def audit(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> list[RewardAudit]:
     """An audit of each reward of `names`, in order. Raises `UsageError` for one that does not compare two diffs."""
     outcomes, clusters = [row.resolved for row in rows], [row.task for row in rows]
-    base = stats.Ranking([_value(_reward(BASELINE), row) for row in rows], outcomes, clusters)
+    base = stats.Ranking([*map(_compare(BASELINE), rows)], outcomes, clusters)
     base_draws = base.draws(seed)
     references = {row.task: row for row in rows}.values()
     found = []
     for name in names:
-        reward = _reward(name)
-        values = [_value(reward, row) for row in rows]
+        compare = _compare(name)
+        values = [*map(compare, rows)]
         ranking = stats.Ranking(values, outcomes, clusters)
         overall, within = ranking.draws(seed)
         found.append(
@@ -97,33 +99,34 @@ def audit(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> lis
                 stats.interval(ranking.overall - base.overall, overall - base_draws[0]),
                 stats.interval(ranking.within - base.within, within - base_draws[1]),
                 stats.rank_correlation(values, outcomes),
-                _cheap(reward, list(references), seed),
+                _cheap(compare, list(references), seed),
             )
         )
     return found
 
 
-def _reward(name: str) -> TextReward:
+def _compare(name: str) -> Compare:
+    """What reward `name` gives to a patch. As in training, an empty patch and one that is no diff earn 0."""
     [(reward, _)] = rewards.make(name)
-    if not isinstance(reward, TextReward):
-        raise UsageError(f"reward {name} does not compare two diffs", fix="audit patch_edits, patch_lines, ...")
-    return reward
+
+    def value(row: Judged) -> float:
+        try:
+            found = reward.compare(row.reference, row.patch, row.language) if row.patch.strip() else 0.0
+        except MalformedPatch:
+            return 0.0
+        if found is None:
+            raise UsageError(f"reward {name} does not compare two diffs", fix="audit patch_edits, patch_lines, ...")
+        return found
+
+    return value
 
 
-def _value(reward: TextReward, row: Judged) -> float:
-    """As in training: an empty patch and one that is no diff earn 0."""
-    try:
-        return reward.compare(row.reference, row.patch, row.language) if row.patch.strip() else 0.0
-    except MalformedPatch:
-        return 0.0
-
-
-def _cheap(reward: TextReward, references: Sequence[Judged], seed: int) -> dict[str, float]:
+def _cheap(compare: Compare, references: Sequence[Judged], seed: int) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for row in references:
-        values.setdefault("reference", []).append(_value(reward, row._replace(patch=row.reference)))
+        values.setdefault("reference", []).append(compare(row._replace(patch=row.reference)))
         for name, patch in spoiled(row.reference, seed).items():
-            values.setdefault(name, []).append(_value(reward, row._replace(patch=patch)))
+            values.setdefault(name, []).append(compare(row._replace(patch=patch)))
     return {name: float(np.mean(each)) for name, each in values.items()}
 
 

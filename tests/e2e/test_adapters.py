@@ -18,9 +18,10 @@ from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import Policy
 from coderepairrl.learn import merge
 from coderepairrl.protocols import Engine
+from coderepairrl.runs.storage import SUMS, damage
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
-from e2e.conftest import Project
+from e2e.conftest import Project, until
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
 
@@ -72,8 +73,29 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     run = Path(project.path, summary["run"])
     assert tomllib.loads((run / "config.toml").read_text())["model"]["path"] == str(checkpoint)
     assert weights.checksum(run / "model") == step["checksum"]
+    merged = run / "model" / "model.safetensors"
+    whole = merged.read_bytes()
+    merged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    refused = project.crrl("train", str(run), "--resume", check=False)
+    assert refused.returncode == 2 and f"{merged.name} has changed" in refused.stderr
     chosen = choose(str(checkpoint), command="serve", used=USED, defaults=DEFAULTS)
     assert (chosen.folder, chosen.adapter) == (project.run.path / "model", checkpoint)
+
+
+async def test_a_kill_while_adapters_are_merged_leaves_no_half_of_a_model(project: Project) -> None:
+    short = ("eval.before=false", "eval.after=false", "tasks.verify=false")
+    project.train("run.steps=1", "model.init=random", "train.lora={rank=4, alpha=8}", *short)
+    [step] = [record for record in project.records() if record["type"] == "step"]
+    again = ("train", str(project.config), "run.name=again", "run.steps=0", f"model.path={project.run.path}", *short)
+    run = project.run.path.parent / "again"
+    merged, in_work = run / "model", run / ".model.partial"
+    with project.started(*again) as process:
+        await until(process, lambda: in_work.exists() or merged.exists())
+        process.kill()
+    assert not merged.exists()
+    project.crrl(*again)
+    assert weights.checksum(merged) == step["checksum"]
+    assert (merged / SUMS).is_file() and not damage(merged) and not in_work.exists()
 
 
 def test_full_weights_are_exported_without_the_learners_state(project: Project, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
     if resume:
         await _check_model(folder, plan)
     else:
-        began = models.files(_model(plan, folder)) if plan.config.model.init == "weights" else ()
+        began = models.files(plan.model) if plan.config.model.init == "weights" else ()
         _create(folder, plan, await _until_called_off(digests, began))
     progress.say(f"run folder {folder.path}")
     if doubt:

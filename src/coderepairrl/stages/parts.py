@@ -18,6 +18,7 @@ from coderepairrl.learn import Learner, LearnSettings, init_random, merge
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Rollout, Share, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
+from coderepairrl.runs.storage import replace_folder, write_sums
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.sync.shared import shared_folder
@@ -102,17 +103,22 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
 
 
 async def initial_model(plan: Plan, folder: RunFolder) -> Path:
-    """The initial policy: the named folder, or ``RUN/model``, where weights are drawn or adapters merged, once."""
+    """The initial policy: the named folder, or ``RUN/model``, where weights are drawn or adapters merged, once.
+
+    That folder is there whole, with the checksums of its files, or not at all.
+    """
     config, adapter = plan.config, models.named(plan.config.model.path).adapter
     if config.model.init == "weights" and adapter is None:
         return plan.model
     target = folder.path / "model"
     if target.exists() and folder.log.stat().st_size:  # else of a start that failed, perhaps with another seed
         return target
-    if config.model.init == "random":
-        await init_random(plan.model, target, config.run.seed, log_dir=folder.logs)
-    elif adapter is not None:
-        await merge(plan.model, adapter, target, config.train.precision, log_dir=folder.logs)
+    with replace_folder(target) as made:
+        if config.model.init == "random":
+            await init_random(plan.model, made, config.run.seed, log_dir=folder.logs)
+        elif adapter is not None:
+            await merge(plan.model, adapter, made, config.train.precision, log_dir=folder.logs)
+            await asyncio.to_thread(write_sums, made)
     return target
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,25 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
     assert len(list(folder.records())) == episodes + 2, "nothing was measured again"
     with pytest.raises(UsageError, match=r"another evaluation was begun there \(rollout\)"):
         await evaluation.measure(chosen(miniature, *more, "rollout.calls=3"), folder, resume=True, quiet=True)
+
+
+async def test_an_evaluation_goes_on_with_the_weights_that_it_began_with(
+    miniature: Path, tmp_path: Path, isolating: None
+) -> None:
+    """Whatever lies in their place now: the folder's name and the settings are the same."""
+    model, folder = tmp_path / "model", RunFolder(tmp_path / "evaluated")
+    shutil.copytree(miniature, model)
+    await evaluation.measure(chosen(model, "eval.tasks=1"), folder, quiet=True)
+    weights = model / "model.safetensors"
+    assert folder.about()["model"][weights.name] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    before = list(folder.records())
+    with pytest.raises(UsageError, match=r"not the one that was measured: model\.safetensors has changed"):
+        await evaluation.measure(chosen(model, "eval.tasks=1"), folder, resume=True, quiet=True)
+    assert list(folder.records()) == before
+    weights.write_bytes(whole)
+    await evaluation.measure(chosen(model, "eval.tasks=1"), folder, resume=True, quiet=True)
 
 
 async def test_where_there_is_nothing_to_measure_no_folder_is_made(miniature: Path, tmp_path: Path) -> None:

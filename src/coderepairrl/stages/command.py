@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from coderepairrl import engines, models
 from coderepairrl.assembly.devices import VISIBLE, check_named
@@ -28,13 +27,12 @@ from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.parts import Parts, assemble
+from coderepairrl.stages.parts import Parts, assemble, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluation_due, train
 from coderepairrl.types import Episode
 
 _ENOUGH_DISK = 64 << 20
-T = TypeVar("T")
 
 
 def folder_of(config: Config) -> RunFolder:
@@ -107,7 +105,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         await _check_model(folder, plan)
     else:
         began = models.files(plan.model) if plan.config.model.init == "weights" else ()
-        _create(folder, plan, await _until_called_off(digests, began))
+        _create(folder, plan, await until_called_off(digests, began))
     progress.say(f"run folder {folder.path}")
     if doubt:
         progress.say(doubt)
@@ -139,21 +137,12 @@ async def _check_model(folder: RunFolder, plan: Plan) -> None:
     """Raise `UsageError` where the model that the run began from is another one by now: it is known by a path alone."""
     path = _model(plan, folder)
     known = folder.about().get("model", {})  # not of runs of older versions
-    found = damage(path) if path.parent == folder.path else await _until_called_off(difference, path, known)
+    found = damage(path) if path.parent == folder.path else await until_called_off(difference, path, known)
     if found:
         raise UsageError(
             f"the run began from another model than there is in {path}: {found}",
             fix="restore that file, or put the model back in its place; the changed model is another run's",
         )
-
-
-async def _until_called_off(work: Callable[..., T], *arguments: Any) -> T:
-    """`work` in a thread, which it is told to leave when this is cancelled: large files take their time."""
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(work, *arguments, stopped=stop.is_set)
-    finally:
-        stop.set()
 
 
 def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str]) -> None:

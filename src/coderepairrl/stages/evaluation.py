@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
+from coderepairrl import models
 from coderepairrl.assembly.plan import resolve_evaluation
 from coderepairrl.assembly.policy import Choice, replying
 from coderepairrl.config import to_toml
@@ -14,8 +16,9 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.rewards import versions_of
 from coderepairrl.rollout import Rollout
 from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.storage import difference, digests
 from coderepairrl.stages.history import read_history
-from coderepairrl.stages.parts import Bench
+from coderepairrl.stages.parts import Bench, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluate
 from coderepairrl.types import Sampling, Turn
@@ -38,7 +41,7 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
     config = choice.config
     plan = resolve_evaluation(config)
     if resume:
-        _require_the_same(open_run(folder.path), choice)
+        await _require_the_same(open_run(folder.path), choice)
     else:
         made = (each for terms in plan.kinds.values() for name in plan.eval_tasks for each in terms.rewards[name])
         about = {
@@ -47,6 +50,7 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
             "policy": choice.name,
             "rewards": versions_of(reward for reward, _ in made),
             "config": config.model_dump(mode="json"),
+            **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(choice).items()},
         }
         folder.create(to_toml(config), about)
     log = folder.writer()
@@ -91,7 +95,13 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 
-def _require_the_same(folder: RunFolder, choice: Choice) -> None:
+def _parts(choice: Choice) -> dict[str, Path]:
+    """The folders of the policy, by what run.json calls the checksums of their files; none of one behind a URL."""
+    places = {"model": choice.folder, "adapter": choice.adapter}
+    return {part: place for part, place in places.items() if place is not None}
+
+
+async def _require_the_same(folder: RunFolder, choice: Choice) -> None:
     """Raise `UsageError` if what `folder` holds was measured of another policy, or by other settings."""
     about = folder.about()
     config = choice.config.model_dump(mode="json")
@@ -102,3 +112,10 @@ def _require_the_same(folder: RunFolder, choice: Choice) -> None:
             f"{folder.path} cannot be resumed: another evaluation was begun there ({', '.join(other)})",
             fix="name a new folder",
         )
+    for part, place in _parts(choice).items():
+        known = about.get(part, {})  # not of evaluations by older versions
+        if found := await until_called_off(difference, place, known):
+            raise UsageError(
+                f"{folder.path} cannot be resumed: the {part} in {place} is not the one that was measured: {found}",
+                fix="put that file back, or name a new folder",
+            )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coderepairrl import models, tokens
 from coderepairrl.assembly.plan import Plan
@@ -24,6 +25,8 @@ from coderepairrl.stages.progress import Progress
 from coderepairrl.sync.shared import shared_folder
 from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sampling, Task, Turn
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,3 +208,12 @@ async def _both(
             if not isinstance(made, BaseException):
                 await made.close()
         raise
+
+
+async def until_called_off(work: Callable[..., T], *arguments: Any) -> T:
+    """`work` in a thread, which it is told to leave when this is cancelled: large files take their time."""
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(work, *arguments, stopped=stop.is_set)
+    finally:
+        stop.set()

@@ -20,6 +20,7 @@ FLOORS = [
     {"protocols", "registry", "models", "config", "runs", "stats", "processes"},
     {"tokens", "sync"},
     {"gateway", "agents", "engines", "grading", "sandbox"},
+    {"environments"},
     {"rewards", "tasks"},
     {"rollout", "learn"},
     {"assembly", "report"},

@@ -15,7 +15,7 @@ import transformers
 from coderepairrl import models, tokens
 from coderepairrl.apps.serve import DEFAULTS, USED, choose, replying
 from coderepairrl.engines.tiny import Tiny
-from coderepairrl.gateway import PolicySource
+from coderepairrl.gateway import Policy
 from coderepairrl.learn import merge
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, damage
@@ -135,7 +135,7 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
 
     truth = await Tiny().start(tmp_path / "merged", log_dir=tmp_path)
     async with replying(choice, tmp_path) as source:
-        assert isinstance(source, PolicySource)
+        assert isinstance(source, Policy)
         assert await logprobs(source.engine) == await logprobs(truth)
     await truth.close()
 

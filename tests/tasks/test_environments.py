@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,90 +20,7 @@ from coderepairrl.processes.caches import environments_cache
 from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants import MutantSource
 from coderepairrl.tasks.mutants.package_tasks import bugs
-
-BACKEND = '''"""Builds the wheel of this project, with a file that is not in its tree."""
-import base64, hashlib, pathlib, zipfile
-
-
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    name = "shop-1.0-py3-none-any.whl"
-    files = {f"shop/{path.name}": path.read_bytes() for path in pathlib.Path("src/shop").glob("*.py")}
-    files["shop/_version.py"] = b'version = "1.0"\\n'
-    about = "Metadata-Version: 2.1\\nName: shop\\nVersion: 1.0\\nProvides-Extra: tests\\n"
-    files["shop-1.0.dist-info/METADATA"] = f"{about}Requires-Dist: crrl-test-helper; extra == 'tests'\\n".encode()
-    files["shop-1.0.dist-info/WHEEL"] = b"Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
-    record = "".join(
-        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\\n"
-        for path, data in files.items()
-    )
-    files["shop-1.0.dist-info/RECORD"] = f"{record}shop-1.0.dist-info/RECORD,,\\n".encode()
-    with zipfile.ZipFile(pathlib.Path(folder) / name, "w") as wheel:
-        for path, data in files.items():
-            wheel.writestr(path, data)
-    return name
-'''
-SHOP = {
-    "pyproject.toml": """\
-[build-system]
-requires = []
-build-backend = "backend"
-backend-path = ["."]
-[project]
-name = "shop"
-dynamic = ["version", "optional-dependencies"]
-[tool.pytest.ini_options]
-addopts = "--cov=shop --no-such-option"
-""",
-    "backend.py": BACKEND,
-    "src/shop/__init__.py": "from shop._version import version\n",
-    "src/shop/cart.py": "def total(prices, discount):\n    return sum(prices) * (100 - discount) // 100\n\n\n"
-    "def cheap(price, limit):\n    return price < limit\n",
-    "tests/test_cart.py": """\
-from importlib.metadata import version
-
-import shop
-from crrl_test_helper import nearly
-from shop.cart import cheap, total
-
-
-def test_total():
-    assert nearly(total([100, 200], 10), 270)
-
-
-def test_cheap():
-    assert cheap(1, 2) and not cheap(2, 2)
-
-
-def test_version():
-    assert version("shop") == shop.version == "1.0"
-""",
-}
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def wheel(folder: Path) -> None:
-    """The package `crrl_test_helper`, which the tests of `SHOP` need and no index has."""
-    folder.mkdir()
-    files = {
-        "crrl_test_helper.py": "def nearly(a, b):\n    return abs(a - b) < 1e-9\n",
-        "crrl_test_helper-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: crrl-test-helper\nVersion: 1.0\n",
-        "crrl_test_helper-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    digests = {
-        name: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        for name, text in files.items()
-    }
-    record = "".join(f"{name},sha256={digests[name]},{len(text)}\n" for name, text in files.items())
-    files["crrl_test_helper-1.0.dist-info/RECORD"] = f"{record}crrl_test_helper-1.0.dist-info/RECORD,,\n"
-    with zipfile.ZipFile(folder / "crrl_test_helper-1.0-py3-none-any.whl", "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
+from projects import SHOP, wheel, write
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from coderepairrl import engines, models, tokens
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.gateway import PolicySource, Remote, ReplySource
+from coderepairrl.gateway import Policy, Remote, Source
 from coderepairrl.learn import merge
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine
@@ -107,7 +107,7 @@ def relayed(model_name: str, key_env: str | None) -> list[str]:
 
 
 @asynccontextmanager
-async def replying(choice: Choice, log_dir: Path) -> AsyncIterator[ReplySource]:
+async def replying(choice: Choice, log_dir: Path) -> AsyncIterator[Source]:
     """Who replies for the chosen model, running: an engine, restarted when it dies, or the remote.
 
     Adapters are loaded by an engine that takes them, which serves version 1 then, and else merged into a temporary
@@ -141,7 +141,7 @@ async def replying(choice: Choice, log_dir: Path) -> AsyncIterator[ReplySource]:
         parts.push_async_callback(engine.close)
         if adapter is not None:
             await engine.load(adapter, 1, await asyncio.to_thread(weights.checksum, adapter))
-        yield PolicySource(codec, engine, config.rollout.history_policy)
+        yield Policy(codec, engine, config.rollout.history_policy)
 
 
 def _is_url(model: str) -> bool:

@@ -1,4 +1,4 @@
-"""Where a session's replies come from: the policy, token by token, or another provider's server (`remote`)."""
+"""Where a session's replies come from: the policy, token by token, or somebody else's server (`remote`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from coderepairrl.gateway.call import Usage
 from coderepairrl.gateway.generation import Generation
 from coderepairrl.gateway.request import Request
 from coderepairrl.gateway.tree import Placement, Tree, TurnTree
-from coderepairrl.gateway.workers import Offload
+from coderepairrl.gateway.workers import Desk
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply
 from coderepairrl.types import Finish, HistoryPolicy, Sampling, TokenSpan, VersionRange
 
 
 class Generating(Protocol):
-    """One reply while it is generated."""
+    """One reply on its way."""
 
     sampling: Sampling
-    """As the engine or the remote got it."""
+    """As it was really asked for."""
     versions: list[VersionRange]
     out_of_time: bool
 
@@ -32,21 +32,21 @@ class Generating(Protocol):
         ...
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply, and the deltas that were not published yet."""
+        """The whole reply, and what of it was not published yet."""
         ...
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """The output, and the dropped tail after a stop string."""
+        """The output, and the tail after a stop string."""
         ...
 
     @property
     def finish(self) -> Finish:
-        """Why it ended, unless it was aborted."""
+        """How it ended, unless it was aborted."""
         ...
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that ended it, or empty."""
+        """The stop string that ended it, if one did."""
         ...
 
     @property
@@ -56,47 +56,47 @@ class Generating(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """Token counts, known at the end."""
+        """What it took, known at the end."""
         ...
 
 
-class ReplySource(Protocol):
-    """What generates the replies in a gateway's sessions."""
+class Source(Protocol):
+    """Who replies in a gateway's sessions."""
 
     masked: str
-    """Why its tokens cannot be trained on (`Turn.masked`); empty if they can."""
+    """Why none of its tokens can be trained on; empty if they can."""
     counts: bool
-    """Whether prompts can be counted in tokens before they are sent."""
+    """Whether the tokens of a prompt are known before it is sent."""
 
     @property
     def context(self) -> int | None:
-        """Longest sequence in tokens; None if unknown."""
+        """Longest sequence in tokens; None if it is not known."""
         ...
 
     @property
-    def codec(self) -> Codec | None:
-        """Renders prompts and reads replies; None where another server does."""
+    def writer(self) -> Codec | None:
+        """What writes prompts, where they are written here."""
         ...
 
-    def tree(self, offload: Offload) -> Tree:
-        """An empty tree for a new session."""
+    def tree(self, desk: Desk) -> Tree:
+        """A new session's."""
         ...
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Those of the client's settings (`Request.wishes`) that take effect."""
+        """Those of the client's wishes that are fulfilled."""
         ...
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generating:
-        """A reply to `request`, to be `run`."""
+        """A reply to `request`, not yet running."""
         ...
 
     async def health(self) -> Mapping[str, float]:
-        """Counters, as `Engine.health`. Raises its `Fault` when it is dead."""
+        """Counters. Raises the `Fault` of one that is dead."""
         ...
 
 
-class PolicySource:
-    """The policy: an engine that samples ids, and the codec between ids and messages."""
+class Policy:
+    """The policy: an engine that knows ids, and the codec that writes and reads them."""
 
     masked = ""
     counts = True
@@ -108,19 +108,24 @@ class PolicySource:
 
     @property
     def context(self) -> int:
-        """The engine's context length."""
+        """The engine's."""
         return self.engine.context
 
-    def tree(self, offload: Offload) -> TurnTree:
-        """With exact ids."""
-        return TurnTree(offload, self.history_policy)
+    @property
+    def writer(self) -> Codec:
+        """The codec."""
+        return self.codec
+
+    def tree(self, desk: Desk) -> TurnTree:
+        """Of exact ids."""
+        return TurnTree(desk, self.history_policy)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """None: the run's settings override the client's."""
+        """None: the run decides."""
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generation:
-        """A generation after the prompt in `placement`, stopped also by the request's stop strings."""
+        """A stream of tokens after the prompt that `placement` holds."""
         prompt = placement.prompt
         sampling = replace(
             sampling,
@@ -139,5 +144,5 @@ class PolicySource:
         )
 
     async def health(self) -> Mapping[str, float]:
-        """Counters of the engine."""
+        """The engine's."""
         return await self.engine.health()

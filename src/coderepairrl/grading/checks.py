@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from coderepairrl.errors import SandboxFault
-from coderepairrl.grading import programs, witness
+from coderepairrl.grading import harness, programs, witness
 from coderepairrl.grading.reports import PARSERS, Outcome, Outcomes, lacking, worst
 from coderepairrl.grading.steering import (
     left_out,
@@ -68,6 +68,9 @@ class Verdict(NamedTuple):
 
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
     """Apply `patch` in a fresh sandbox of `task`, restore the checks' files, run the checks. Raises `SandboxFault`."""
+    if harness.judges(task.checks):
+        refused = await harness.apply(sandbox, patch)
+        return Verdict(refused) if refused else await judge(sandbox, task.checks)
     without = left_out(task.reference, task.checks, sandbox.workdir)
     without += await _shadowing(sandbox, patch, without, task)
     refused = await apply(sandbox, patch, without)
@@ -148,6 +151,8 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
     outcomes: Outcomes = {}
     silent = ""
     for command in checks.commands:
+        if command.results.startswith(harness.PREFIX):
+            return await _by_harness(sandbox, command, checks)
         ran = await _run(sandbox, command, checks)
         outcomes = worst(outcomes.items(), ran.outcomes.items())
         if ran.problem:
@@ -159,6 +164,19 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
         problem = f"{len(failed)} of {len(checks.named)} tests did not pass: {names}{silent}"
         return Verdict(problem, outcomes, bool(silent))
     return Verdict("", outcomes)
+
+
+async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
+    """The verdict of the benchmark's own harness on a command."""
+    report, late = await harness.run(sandbox, command, checks)
+    if report.resolved:
+        return Verdict("", report.outcomes)
+    if late:
+        return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
+    names = "; ".join(report.failed[:_NAMED])
+    problem = f"{len(report.failed)} of {len(checks.named)} tests did not pass: {names}"
+    silent = "" if report.found else "no test reported a result; "
+    return Verdict(silent + problem, report.outcomes, doubtful=not report.found)
 
 
 class _Ran(NamedTuple):

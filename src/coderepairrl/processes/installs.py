@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.processes.caches import environments_cache
 from coderepairrl.processes.children import run
 
 _QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
+_DONE = ".installed"
 _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
 
 
@@ -67,3 +71,30 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
 def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run the pip of an environment by its interpreter; `options` are those of `children.run`."""
     return run([str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY], stdout=stdout, **options)
+
+
+def tool_folder(name: str, requirements: Sequence[str]) -> Path:
+    """Where the tool `name` of these exact `requirements` is, or would be, installed."""
+    asked = hashlib.sha256("\0".join((str(python()), *requirements)).encode()).hexdigest()[:12]
+    return environments_cache() / "tools" / f"{name}-{asked}"
+
+
+def tool(name: str, requirements: Sequence[str]) -> Path:
+    """A virtual environment with `requirements` and nothing that they depend on, from the cache or made now.
+
+    Raises `PrerequisiteError` where it cannot be made.
+    """
+    target = tool_folder(name, requirements)
+    with alone(target):
+        if not (target / _DONE).exists():
+            shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
+            inside = make_venv(target, stdout=subprocess.DEVNULL)
+            done = pip(inside, "install", "--no-deps", "--retries=5", *requirements, stdout=subprocess.PIPE)
+            if done.returncode != 0:
+                said = done.stdout.decode("utf-8", "replace")[-300:].strip()
+                raise PrerequisiteError(
+                    f"pip cannot install {' '.join(requirements)}: {said}",
+                    fix="connect this machine to a package index for the first time",
+                )
+            (target / _DONE).touch()
+    return target

@@ -217,9 +217,9 @@ class GuestBackend(SandboxBackend, ABC):
                 self.state, owner=self.user, pack_up_to=self.pack_up_to, images=self.images
             )
         workspaces = self._workspaces
-        prepared = workspaces.ready(workspace)
+        prepared = workspaces.ready(workspace, environment)
         if prepared is None:
-            prepared = await asyncio.to_thread(workspaces.acquire, workspace)
+            prepared = await asyncio.to_thread(workspaces.acquire, workspace, environment)
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None

@@ -33,7 +33,7 @@ from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import Prepared, interpreter_of
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
@@ -166,7 +166,8 @@ class Bubblewrap(GuestBackend):
             else:
                 own = ["--bind", str(box / "merged"), WORKDIR]
             if environment is not None:
-                own += ["--ro-bind", str(environment), str(environment)]
+                for shown in filter(None, (environment, interpreter_of(environment))):
+                    own += ["--ro-bind", str(shown), str(shown)]
             own += ["--chdir", WORKDIR, "--remount-ro", "/", "--seccomp", str(rules), "--info-fd", str(info_write)]
             python = ["--", str(self._python), "-I", "-S", "-B", "-X", "utf8", _GUEST_INSIDE, str(descriptor)]
             return [*self._arguments, *own, *python], [rules, info_write]

@@ -52,7 +52,7 @@ from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared
+from coderepairrl.sandbox.workspace import Prepared, interpreter_of
 
 PACKAGE = "sandlock==0.9.0"
 MACHINES = ("x86_64", "aarch64")
@@ -178,7 +178,7 @@ class Sandlock(GuestBackend):
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            shown = [str(environment)] if environment else []
+            shown = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
             return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, shown), []
 
         return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, entering=entering)

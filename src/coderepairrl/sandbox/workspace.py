@@ -11,7 +11,6 @@ reference patch can be reached. Two things come out of it:
 from __future__ import annotations
 
 import base64
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -31,15 +30,17 @@ from urllib.parse import unquote
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
-from coderepairrl.processes.caches import git_cache
+from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
-from coderepairrl.sandbox.private import check_shown
 from coderepairrl.types import Task
 
 Images = Callable[[str], Iterable["Entry"]]
 """What reads the files of an image by its name."""
 Entry = tuple[str, str, bytes]
 """Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
+
+_Key = tuple[str, Path | None]
+"""A workspace and the environment that it is opened with."""
 
 # Copies have new inodes and change times; the decoy's index must still recognise its files.
 _DECOY_CONFIG = (
@@ -122,32 +123,36 @@ class Workspaces:
         keep: int = 64,
     ) -> None:
         self._root, self._owner, self._pack_up_to, self._images, self._keep = root, owner, pack_up_to, images, keep
-        self._known: OrderedDict[str, Prepared] = OrderedDict()
-        self._busy: dict[str, threading.Lock] = {}
+        self._known: OrderedDict[_Key, Prepared] = OrderedDict()
+        self._busy: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
         self._count = 0
 
-    def ready(self, workspace: str) -> Prepared | None:
+    def ready(self, workspace: str, environment: Path | None = None) -> Prepared | None:
         """Like `acquire`, but only if nothing has to be prepared: never blocks for long."""
         with self._lock:
-            prepared = self._known.get(workspace)
+            prepared = self._known.get((workspace, environment))
             if prepared is not None:
                 prepared.users += 1
-                self._known.move_to_end(workspace)
+                self._known.move_to_end((workspace, environment))
             return prepared
 
-    def acquire(self, workspace: str) -> Prepared:
-        """The prepared `workspace`; give it back with `release`. Raises `TaskError`, `SandboxFault`."""
+    def acquire(self, workspace: str, environment: Path | None = None) -> Prepared:
+        """The prepared `workspace` with what the build of its `environment` adds; give it back with `release`.
+
+        Raises `TaskError`, `SandboxFault`.
+        """
         with self._lock:
-            turn = self._busy.setdefault(workspace, threading.Lock())
+            turn = self._busy.setdefault((workspace, environment), threading.Lock())
         with turn:
-            if (prepared := self.ready(workspace)) is not None:
+            if (prepared := self.ready(workspace, environment)) is not None:
                 return prepared
             with self._lock:
                 self._count += 1
                 root = self._root / f"task-{self._count}"
             try:
-                prepared = prepare(workspace, root, owner=self._owner, images=self._images)
+                added = built_for(environment)
+                prepared = prepare(workspace, root, owner=self._owner, images=self._images, added=added)
                 if prepared.size <= self._pack_up_to:
                     _pack(prepared)
             except OSError as error:  # the task's own files raise TaskError: this is our disk
@@ -159,7 +164,7 @@ class Workspaces:
                 shutil.rmtree(root, ignore_errors=True)
                 raise
             with self._lock:
-                self._known[workspace] = prepared
+                self._known[workspace, environment] = prepared
                 prepared.users = 1
                 idle = [name for name, entry in self._known.items() if entry.users == 0]
                 for name in idle[: max(len(self._known) - self._keep, 0)]:
@@ -172,13 +177,22 @@ class Workspaces:
             prepared.users -= 1
 
 
-def prepare(workspace: str, root: Path, *, owner: int | None = None, images: Images | None = None) -> Prepared:
+def prepare(
+    workspace: str,
+    root: Path,
+    *,
+    owner: int | None = None,
+    images: Images | None = None,
+    added: Iterable[Entry] = (),
+) -> Prepared:
     """Build ``root/tree`` and ``root/git`` from ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
 
+    `added` are further files; those of the workspace win over them.
     Raises `TaskError` (missing, unreadable, dirty, no such commit, a kind that copies cannot serve) and
     `SandboxFault` (the fetch failed for reasons that may pass).
     """
-    entries = sorted(_entries(workspace, images))
+    files = {path: (path, mode, data) for path, mode, data in (*added, *_entries(workspace, images))}
+    entries = sorted(files.values())
     prepared_git = bare(root / "git")
     tree = root / "tree"
     tree.mkdir()
@@ -252,8 +266,6 @@ def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
         return _from_folder(Path(where).expanduser())
     if kind == "git" and "@" in where:
         url, _, commit = where.rpartition("@")
-        if (local := url.removeprefix("file://")).startswith("/"):
-            check_shown(Path(local))
         return _from_url(url, commit)
     if kind == "image" and where and images is not None:
         return images(where)
@@ -315,6 +327,23 @@ def environment_of(task: Task) -> Path | None:
     return Path(where)
 
 
+def interpreter_of(environment: Path) -> Path | None:
+    """The installation of Python that `environment` was made from, where that is in the cache; sandboxes see ``/usr``.
+
+    Another one is not shown: a file of tasks from elsewhere could name any folder.
+    """
+    found = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
+    folder = Path(found[1]) if found else None
+    return folder if folder and folder.parent == environments_cache() / "pythons" else None
+
+
+def built_for(environment: Path | None) -> Iterator[Entry]:
+    """Files that only the project's build makes (``_version.py``): they are in every workspace of the environment."""
+    folder = environment / "built" if environment else None
+    if folder is not None and folder.is_dir():
+        yield from _plain(folder)
+
+
 def check_workspace(workspace: str, *, images: bool = True) -> None:
     """Raise `TaskError`, before anything runs, for a ``dir:`` workspace that is missing, dirty or no usable repository,
     and for an ``image:`` where the sandbox has no `images`.
@@ -331,13 +360,9 @@ def check_workspace(workspace: str, *, images: bool = True) -> None:
 
 
 def _is_repository(folder: Path) -> bool:
-    """Whether `folder` is a git repository rather than plain files.
-
-    Raises `TaskError` unless it is a folder, and one that agents may be shown (`check_shown`).
-    """
+    """Whether `folder` is a git repository rather than plain files. Raises `TaskError` unless it is a folder."""
     try:
         if folder.is_dir():
-            check_shown(folder)
             return (folder / ".git").exists()
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
@@ -360,6 +385,17 @@ def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _from_url(url: str, commit: str) -> Iterator[Entry]:
+    with commit_folder(url, commit) as folder:
+        yield from _from_commit(folder, commit)
+
+
+@contextmanager
+def commit_folder(url: str, commit: str) -> Iterator[Path]:
+    """A git directory in the cache that has `commit` of `url`, fetched unless it is there already.
+
+    Raises `TaskError` for a commit that there is not, and `SandboxFault` where fetching failed for reasons that may
+    pass.
+    """
     named = without_login(url)
     if not _COMMIT.fullmatch(commit):
         raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
@@ -370,19 +406,23 @@ def _from_url(url: str, commit: str) -> Iterator[Entry]:
         if not cache.exists():
             bare(cache)
         try:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                git("cat-file", "-e", f"{commit}^{{tree}}", folder=cache)
-                yield from _from_commit(cache, commit)
-                return
-            _fetch(url, commit, cache)
-        except subprocess.CalledProcessError as error:
-            why = without_login(reason(error))
-            if any(sign in why for sign in ("not our ref", "couldn't find remote ref", "does not exist", "not found")):
-                raise TaskError(f"{named} has no commit {commit}: {why}") from None  # its command line has the login
-            raise SandboxFault(f"cannot fetch {commit} of {named}: {why}") from None
-        except subprocess.TimeoutExpired as error:
-            raise SandboxFault(f"fetching {commit} of {named} took more than {error.timeout:.0f} s") from None
-        yield from _from_commit(cache, commit)
+            git("cat-file", "-e", f"{commit}^{{tree}}", folder=cache)
+        except subprocess.CalledProcessError:
+            _fetch_once(url, commit, cache)
+        yield cache
+
+
+def _fetch_once(url: str, commit: str, cache: Path) -> None:
+    named = without_login(url)
+    try:
+        _fetch(url, commit, cache)
+    except subprocess.CalledProcessError as error:
+        why = without_login(reason(error))
+        if any(sign in why for sign in ("not our ref", "couldn't find remote ref", "does not exist", "not found")):
+            raise TaskError(f"{named} has no commit {commit}: {why}") from None  # its command line has the login
+        raise SandboxFault(f"cannot fetch {commit} of {named}: {why}") from None
+    except subprocess.TimeoutExpired as error:
+        raise SandboxFault(f"fetching {commit} of {named} took more than {error.timeout:.0f} s") from None
 
 
 def _fetch(url: str, commit: str, cache: Path) -> None:

@@ -11,7 +11,7 @@ from coderepairrl.assembly.plan import resolve_evaluation
 from coderepairrl.assembly.policy import Choice, replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Server
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.rewards import versions_of
 from coderepairrl.rollout import Rollout
@@ -65,7 +65,7 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
                 def record(episode: str, turn: Turn) -> None:
                     log.append("turn", episode=episode, turn=turn)
 
-                server = Gateway(source, sampling=Sampling(), on_turn=record, accept=config.gateway.accept)
+                server = Server(source, sampling=Sampling(), on_turn=record, accept=config.gateway.accept)
                 rollout = Rollout(
                     gateway=server,
                     kinds=plan.kinds,

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import RESULTS, results_of
+from coderepairrl.grading import HARNESS, RESULTS, results_of
 from coderepairrl.registry import nearest
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.types import Checks, Command, Task
@@ -59,8 +59,8 @@ class _Command(_Record):
     @field_validator("results")
     @classmethod
     def _known(cls, results: str | None) -> str | None:
-        if results and results not in RESULTS:
-            raise ValueError(f"{results!r} is no format of results: {', '.join(RESULTS)}")
+        if results and results not in RESULTS and not results.startswith(HARNESS):
+            raise ValueError(f"{results!r} is no format of results: {', '.join(RESULTS)}, {HARNESS}PARSER")
         return results
 
 

@@ -11,7 +11,7 @@ from coderepairrl.apps.fix.trace import Trace
 from coderepairrl.assembly.place import limits, place
 from coderepairrl.assembly.policy import Choice, replying
 from coderepairrl.errors import AgentFault, Fault
-from coderepairrl.gateway import Gateway, Session
+from coderepairrl.gateway import Server, Session
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rollout import how_it_ended, run_agent
@@ -72,7 +72,7 @@ async def fix(
     with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with replying(choice, home) as source:
-            server = Gateway(
+            server = Server(
                 source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn), accept=config.gateway.accept
             )
             try:

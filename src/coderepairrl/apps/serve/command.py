@@ -20,7 +20,7 @@ from coderepairrl.apps.serve.visitors import Visitors
 from coderepairrl.assembly.place import limits
 from coderepairrl.assembly.policy import Choice, replying
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import Policy, Server
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import stoppable
 from coderepairrl.runs import Log, RunFolder
@@ -86,7 +86,7 @@ async def _serve(
         home = parts.enter_context(scratch("serve"))
         record = _recorder(parts, log, choice)
         source = await parts.enter_async_context(replying(choice, log / "logs" if log else home))
-        if isinstance(source, PolicySource):
+        if isinstance(source, Policy):
             for fork in source.codec.verify():
                 say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
         rollout = config.rollout
@@ -96,7 +96,7 @@ async def _serve(
             if record is not None:
                 record.append("turn", episode=episode, turn=turn)
 
-        server = Gateway(source, sampling=sampling, on_turn=on_turn, accept=config.gateway.accept)
+        server = Server(source, sampling=sampling, on_turn=on_turn, accept=config.gateway.accept)
         parts.push_async_callback(server.stop)
         await server.start(places.host, places.port, places.socket)
         if places.socket is not None:
@@ -104,7 +104,7 @@ async def _serve(
         sessions = Sessions(server, limits(config), record, side_calls=rollout.side_calls)
         chat = not choice.url if places.chat is None else places.chat
         if chat:
-            server.keyless_session = Visitors(sessions)
+            server.visit = Visitors(sessions)
         parts.push_async_callback(sessions.close_all)
         by_port = places.admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""

@@ -23,6 +23,7 @@ __all__ = [
     "PYTEST_ALONE",
     "SCRIPT",
     "START",
+    "SWEBENCH_REPORT",
     "UNITTEST",
     "WITH_GUARD",
     "WITH_PLUGIN",
@@ -72,3 +73,5 @@ WITH_PLUGIN = _text("with_plugin.sh")
 """Runs a command with the plugin ``$1`` of the folder ``$0`` in the workspace ``$2``."""
 WITH_GUARD = _text("with_guard.sh")
 """Runs a command with standard input as what Node loads first."""
+SWEBENCH_REPORT = _python("swebench_report")
+"""The verdict of SWE-bench's harness on a log; run outside of the sandbox, by the harness's own Python."""

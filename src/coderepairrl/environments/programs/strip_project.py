@@ -1,0 +1,82 @@
+"""Takes the project's modules out of the environment it was installed into, so that the workspace's are imported.
+
+Run by the environment's own interpreter (Python 3.6 or later) in the project's folder, with the path of the workspace
+as sandboxes see it. Prints a JSON object: ``imports``, the folder of the project that its modules are imported from;
+``built``, files that only its build makes (``_version.py``), in base64 by their path in the project; ``packages``, the
+version of each installed package by its name.
+"""
+
+import base64
+import compileall
+import json
+import os
+import re
+import sys
+import sysconfig
+from collections import Counter
+from pathlib import Path
+
+NO_MODULE = re.compile(r"(\.\./|[^/]+\.(dist-info|data)/)|.*\.pyc$")
+
+
+def records(packages):
+    """Of each installed distribution, its name, version, folder, and whether it was installed from this project."""
+    for record in sorted(packages.glob("*.dist-info")):
+        name, _, version = record.stem.rpartition("-")
+        origin = record / "direct_url.json"
+        url = json.loads(origin.read_text(encoding="utf-8")).get("url", "") if origin.exists() else ""
+        yield name, version, record, url.startswith(Path.cwd().as_uri())
+
+
+def files(record):
+    """Modules and data of a distribution, relative to the folder of all packages."""
+    lines = (record / "RECORD").read_text(encoding="utf-8").splitlines()
+    names = [line.rsplit(",", 2)[0].strip('"') for line in lines]
+    return [name for name in names if not NO_MODULE.match(name)]
+
+
+def place(name, known):
+    """The folder of the project that `name` lies below, the outermost; None if it is not there."""
+    if name in known:
+        return ""
+    found = [path[: -len(name) - 1] for path in known if path.endswith("/" + name)]
+    return min(found, key=len) if found else None
+
+
+def remove(packages, name):
+    """Delete a file of the environment, and the folders that are empty then."""
+    path = packages / name
+    if path.exists():
+        path.unlink()
+    for folder in path.parents:
+        if folder == packages or not folder.is_dir() or any(folder.iterdir()):
+            break
+        folder.rmdir()
+
+
+def main(workspace):
+    """Strip the environment, and print what there is to know of it."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    about = {"imports": "", "built": {}, "packages": {}}
+    # as committed: what the build wrote beside it is not the project's
+    known = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
+    for name, version, record, here in records(packages):
+        about["packages"][name] = version
+        if not here:
+            continue
+        places = {own: place(own, known) for own in files(record)}
+        there = Counter(found for found in places.values() if found is not None)
+        about["imports"] = there.most_common(1)[0][0] if there else ""
+        for own, found in places.items():
+            if found is None:
+                content = (packages / own).read_bytes()
+                about["built"][str(Path(about["imports"], own))] = base64.b64encode(content).decode()
+            remove(packages, own)
+        (record / "direct_url.json").unlink()  # a path of this sandbox
+        path = packages / "workspace.pth"
+        path.write_text(str(Path(workspace, about["imports"])) + "\n", encoding="utf-8")
+    compileall.compile_dir(str(packages), quiet=2, maxlevels=20)
+    json.dump(about, sys.stdout)
+
+
+main(sys.argv[1])

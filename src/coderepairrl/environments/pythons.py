@@ -1,0 +1,109 @@
+"""Python interpreters of a given version that sandboxes can run.
+
+A sandbox sees ``/usr`` and the folders that it is shown. An interpreter of the distribution serves as it is; one that
+pyenv or uv keeps in a home is copied into the cache once, since sandboxes of root run as a user who cannot enter it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.processes.caches import environments_cache
+from coderepairrl.processes.installs import alone, check_reachable
+
+_DONE = ".complete"
+_LEFT_OUT = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "__pycache__", "tkinter")
+"""Folders of the standard library that no test of a project imports, and packages of somebody else's."""
+_MAGIC = b"\x7fELF"
+_ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.python_version()]))"
+
+
+def interpreter(version: str) -> Path:
+    """A Python ``MAJOR.MINOR`` that sandboxes can run, of the newest patch release on this machine.
+
+    Raises `PrerequisiteError` where there is none.
+    """
+    if not re.fullmatch(r"3\.\d+", version):
+        raise PrerequisiteError(f"Python {version} is no version of Python 3", fix="write it as 3.9")
+    found = next(_installed(version), None)
+    if found is None:
+        raise PrerequisiteError(
+            f"this machine has no Python {version}, which the environment of a task needs",
+            fix=f"uv python install {version}, or pyenv install {version}",
+        )
+    if found.is_relative_to("/usr"):
+        return found
+    return _copied(found)
+
+
+def _installed(version: str) -> Iterator[Path]:
+    """Interpreters of that version: the distribution's, then pyenv's and uv's, the newest first."""
+    for folder in ("/usr/bin", "/usr/local/bin"):
+        if (python := Path(folder, f"python{version}")).exists():
+            yield python.resolve()
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", "~/.local/share/uv/python")).expanduser()
+    kept = [*pyenv.glob(f"{version}.*"), *uv.glob(f"cpython-{version}.*-linux-*-gnu")]
+    for release in sorted(kept, key=_patch_release, reverse=True):
+        if (python := release / f"bin/python{version}").exists():
+            yield python.resolve()
+
+
+def _patch_release(folder: Path) -> int:
+    found = re.search(r"3\.\d+\.(\d+)", folder.name)
+    return int(found[1]) if found else -1
+
+
+def _copied(python: Path) -> Path:
+    """The copy in the cache of the installation that `python` belongs to."""
+    prefix = python.parent.parent
+    target = environments_cache() / "pythons" / prefix.name
+    with alone(target):
+        if not (target / _DONE).exists():
+            shutil.rmtree(target, ignore_errors=True)  # what an interrupted copy left
+            target.mkdir(mode=0o755)
+            check_reachable(target)
+            version = python.name.removeprefix("python")
+            for part in (f"bin/{python.name}", f"lib/python{version}", "include"):
+                _copy(prefix / part, target / part)
+            for library in (prefix / "lib").glob("libpython*.so*"):
+                shutil.copy2(library, target / "lib" / library.name)
+            _relocate(target / "bin" / python.name, prefix)
+            _require_running(target / "bin" / python.name, target)
+            (target / _DONE).touch()
+    return target / "bin" / python.name
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        ignored = shutil.ignore_patterns(*_LEFT_OUT, "config-*", "*.pyc")
+        shutil.copytree(source, target, symlinks=True, ignore=ignored)
+    elif source.exists():
+        shutil.copy2(source, target)
+
+
+def _relocate(program: Path, prefix: Path) -> None:
+    """Let `program` find its shared library beside itself instead of in `prefix`.
+
+    The search path in its header is overwritten in place, which the shorter ``$ORIGIN/../lib`` leaves room for.
+    """
+    old, new = os.fsencode(prefix / "lib"), b"$ORIGIN/../lib"
+    data = program.read_bytes()
+    if data.startswith(_MAGIC) and old in data and len(new) <= len(old):
+        program.write_bytes(data.replace(old + b"\0", new.ljust(len(old), b"\0") + b"\0"))
+
+
+def _require_running(python: Path, prefix: Path) -> None:
+    done = subprocess.run([str(python), "-I", "-c", _ABOUT], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0 or str(prefix) not in done.stdout:
+        raise PrerequisiteError(
+            f"a copy of {python.name} does not run elsewhere: {(done.stderr or done.stdout)[-300:].strip()}",
+            fix="install that version of Python with the distribution's packages",
+        )

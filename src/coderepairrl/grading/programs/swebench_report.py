@@ -1,0 +1,62 @@
+"""The verdict of SWE-bench's harness on the log of an instance's tests, by the harness's own parsers and rules.
+
+Run by the interpreter of an environment that has the package ``swebench``. Reads a JSON object from standard input:
+``log``, ``parser``, ``eval_type``, ``instance_id``, ``version``, ``fail_to_pass`` and ``pass_to_pass``. Prints one:
+``found``, whether the log has results at all; ``resolved``; ``failed``, names that did not pass; ``statuses`` by the
+name of the test.
+"""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import sys
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+MARKS = ">>>>> Start Test Output\n", "\n>>>>> End Test Output\n"
+
+
+def grading() -> Any:
+    """The module of the harness that grades, without what its package imports beside it (docker, modal, datasets)."""
+    package = importlib.util.find_spec("swebench")
+    assert package is not None and package.submodule_search_locations is not None
+    [root] = package.submodule_search_locations
+    bare = types.ModuleType("swebench.harness")
+    bare.__path__ = [str(Path(root, "harness"))]
+    bare.__spec__ = importlib.machinery.ModuleSpec("swebench.harness", None, is_package=True)
+    sys.modules["swebench.harness"] = bare
+    return importlib.import_module("swebench.harness.grading")
+
+
+def main() -> None:
+    """Read what is asked, and print the verdict."""
+    asked = json.load(sys.stdin)
+    harness = grading()
+    TestSpec = importlib.import_module("swebench.types").TestSpec
+
+    spec = TestSpec(
+        instance_id=asked["instance_id"],
+        image="",
+        eval_script_list=[],
+        repo="",
+        version=asked["version"],
+        FAIL_TO_PASS=asked["fail_to_pass"],
+        PASS_TO_PASS=asked["pass_to_pass"],
+        log_parser=asked["parser"],
+        eval_type=asked["eval_type"],
+    )
+    with tempfile.NamedTemporaryFile("w", suffix=".log", encoding="utf-8") as log:
+        log.write(asked["log"].join(MARKS))
+        log.flush()
+        statuses, found = harness.get_logs_eval(spec, log.name)
+    expected = {"FAIL_TO_PASS": spec.FAIL_TO_PASS, "PASS_TO_PASS": spec.PASS_TO_PASS}
+    report = harness.get_eval_tests_report(statuses, expected, eval_type=harness.EvalType(spec.eval_type))
+    resolved = found and harness.get_resolution_status(report) == harness.ResolvedStatus.FULL.value
+    failed = [name for kind in expected for name in report[kind]["failure"]]
+    json.dump({"found": found, "resolved": resolved, "failed": failed, "statuses": statuses}, sys.stdout)
+
+
+main()

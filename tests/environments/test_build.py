@@ -1,0 +1,142 @@
+"""An environment is built in a sandbox, from what is specified, and is what it was when it was built."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.environments import Specification, build, check_unchanged
+from coderepairrl.environments.pythons import _copied
+from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.processes.caches import environments_cache
+from coderepairrl.sandbox.workspace import environment_of
+from coderepairrl.types import Task
+from projects import SHOP, wheel, write
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own where sandboxes can be shown something, and wheels that no index has."""
+    monkeypatch.delenv("CRRL_CACHE", raising=False)
+    usual = environments_cache().parent.parent  # not below /tmp, of which a sandbox has one of its own
+    usual.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as folder:
+        Path(folder).chmod(0o755)
+        wheel(Path(folder, "wheels"))
+        monkeypatch.setenv("UV_FIND_LINKS", f"{folder}/wheels")
+        monkeypatch.setenv("CRRL_CACHE", folder)
+        yield Path(folder)
+
+
+def project(folder: Path, files: dict[str, str] = SHOP) -> str:
+    """A repository of `files`, as a workspace."""
+    write(folder, files)
+    own = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["add", "-A"], [*own, "commit", "-qm", "all"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
+    return f"git:{folder}@{commit.stdout.strip()}"
+
+
+def system_python() -> str:
+    """A version of Python that this machine has where sandboxes see it, and whose code needs no copy."""
+    for minor in range(16, 8, -1):
+        if Path(f"/usr/bin/python3.{minor}").exists():
+            return f"3.{minor}"
+    pytest.skip("the distribution has no Python")
+
+
+async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_built_from(
+    cache: Path, tmp_path: Path, isolating: None
+) -> None:
+    """Extras, edits that tasks do not have, a file that only the build makes, and the workspace's own modules."""
+    workspace = project(tmp_path / "shop")
+    asked = Specification(
+        workspace,
+        system_python(),
+        requirements=("crrl_test_helper",),
+        edits=("sed -i 's/Provides-Extra: tests/Provides-Extra: other/' backend.py",),
+        extras="[other]",
+    )
+    made = await build(asked)
+    assert made.packages["shop"] == "1.0" and made.packages["crrl_test_helper"] == "1.0"
+    assert (await build(asked)) == made, "from the cache"
+    task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
+    assert environment_of(task) == made.folder
+    backend = sandbox.make(sandbox.choose().name)
+    async with backend.open(task) as box:
+        code = "import shop, importlib.metadata as m; print(shop.__file__, shop.version, m.version('shop'))"
+        said = (await box.exec(["python", "-c", code], cwd="/tmp")).output.decode().split()
+        assert said == [f"{box.workdir}/src/shop/__init__.py", "1.0", "1.0"]
+        assert await box.diff() == b"", "what the build makes is no change of the agent's"
+        assert "Provides-Extra: tests" in (await box.read("backend.py")).decode()
+    backend.close()
+
+
+async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:
+    made = await build(Specification(project(tmp_path / "shop"), system_python()))
+    check_unchanged(made.folder)
+    path = next(made.folder.rglob("METADATA"))
+    data = bytearray(path.read_bytes())
+    data[5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(TaskError, match="has changed since it was built"):
+        check_unchanged(made.folder)
+    shutil.rmtree(made.folder / "lib")
+    (made.folder / "environment.json").unlink()
+    with pytest.raises(TaskError, match="no environment that was built to its end"):
+        check_unchanged(made.folder)
+
+
+async def test_a_build_reaches_the_index_alone_and_nothing_of_the_host(
+    cache: Path, tmp_path: Path, isolating: None
+) -> None:
+    """A project whose build looks around: it is told no by the proxy, and sees no file of ours."""
+    secret = tmp_path / "secret"
+    secret.write_text("key")
+    curious = SHOP | {
+        "backend.py": f"""
+import os, urllib.request
+seen = os.path.exists({str(secret)!r})
+try:
+    urllib.request.urlopen("https://example.org/", timeout=5)
+except OSError as error:
+    raise SystemExit(f"secret seen: {{seen}}; {{error}}")
+raise SystemExit("reached")
+"""
+    }
+    with pytest.raises(TaskError, match="secret seen: False") as caught:
+        await build(Specification(project(tmp_path / "curious", curious), system_python()))
+    assert "it wanted example.org:443, which a build may not reach" in str(caught.value)
+    assert "reached" not in str(caught.value).replace("not reach", "")
+    assert not list((cache / "environments").glob("*/environment.json")), "nothing half built is kept as built"
+
+
+async def test_what_cannot_be_had_is_named(cache: Path, tmp_path: Path, isolating: None) -> None:
+    workspace = project(tmp_path / "shop")
+    with pytest.raises(TaskError, match="crrl-there-is-none"):
+        await build(Specification(workspace, system_python(), requirements=("crrl-there-is-none==1",)))
+    with pytest.raises(PrerequisiteError, match=r"no Python 3\.2") as caught:
+        await build(Specification(workspace, "3.2"))
+    assert "uv python install 3.2" in caught.value.fix
+
+
+def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:
+    """One that lies in a home is copied with its shared library, and needs the original no more."""
+    own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    if own.is_relative_to("/usr"):
+        pytest.skip("the Python of these tests is the distribution's")
+    copy = _copied(own)
+    assert copy.is_relative_to(cache)
+    code = "import json, ssl, sqlite3, sys; print(sys.base_prefix, open('/proc/self/maps').read())"
+    done = subprocess.run([copy, "-I", "-c", code], capture_output=True, text=True, check=True, env={})
+    assert str(own.parent.parent) not in done.stdout
+    assert os.access(copy, os.X_OK)

@@ -1,0 +1,82 @@
+"""The harness of SWE-bench judges logs by its own rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import grading, sandbox
+from coderepairrl.grading import Outcome, harness
+from coderepairrl.types import Checks, Command, Task
+
+RESULTS = "swebench:parse_log_pytest?eval_type=pass_and_fail&instance_id=a__b-1&version=1.0"
+
+
+def checks(script: str = "true", **named: tuple[str, ...]) -> Checks:
+    return Checks((Command(("sh", "-c", script), results=RESULTS),), {}, **named)
+
+
+def test_its_rules_and_not_ours() -> None:
+    """Names that were cut pass by prefix, expected failures pass, a skip fails only what was broken."""
+    asked = checks(fail_to_pass=("t.py::a", "t.py::b[x"), pass_to_pass=("t.py::c", "t.py::d"))
+    log = "PASSED t.py::a\nPASSED t.py::b[x y]\nSKIPPED t.py::c\nXFAIL t.py::d\n"
+    found = harness.report(log, RESULTS, asked)
+    assert found.resolved and found.found and not found.failed
+    assert found.outcomes["t.py::d"] is Outcome.PASSED and found.outcomes["t.py::c"] is Outcome.SKIPPED
+    skipped = harness.report(log.replace("PASSED t.py::a", "SKIPPED t.py::a"), RESULTS, asked)
+    assert not skipped.resolved and skipped.failed == ["t.py::a"]
+
+
+def test_a_log_without_results_resolves_nothing() -> None:
+    found = harness.report("Traceback: no module named pytest\n", RESULTS, checks(fail_to_pass=("t.py::a",)))
+    assert not found.resolved and not found.found and found.failed == ["t.py::a"]
+
+
+def test_other_parsers_get_what_they_ask_for() -> None:
+    results = RESULTS.replace("parse_log_pytest", "parse_log_sympy")
+    found = harness.report("test_a ok\ntest_b F\n", results, checks(fail_to_pass=("test_a",), pass_to_pass=("test_b",)))
+    assert found.failed == ["test_b"] and found.outcomes == {"test_a": Outcome.PASSED, "test_b": Outcome.FAILED}
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    (tmp_path / "w").mkdir()
+    (tmp_path / "w/a.txt").write_text("".join(f"{number}\n" for number in range(30)))
+    return Task("a", "p", "text", f"dir:{tmp_path}/w", b"", checks=checks("cat results", fail_to_pass=("t.py::a",)))
+
+
+FUZZY = b"""--- a/a.txt
++++ b/a.txt
+@@ -13,5 +13,5 @@
+ other
+ 12
+-13
++thirteen
+ 14
+ 15
+"""
+
+
+@pytest.mark.parametrize(("patch", "problem"), [(FUZZY, ""), (b"--- a/b\n+++ b/b\n@@ -1 +1 @@\n-x\n+y\n", "not even")])
+async def test_patches_apply_as_leniently_as_there(task: Task, patch: bytes, problem: str, isolating: None) -> None:
+    """By the harness's own attempts: a line of context that differs is forgiven, a file that is not there is not."""
+    backend = sandbox.make(sandbox.choose().name)
+    async with backend.open(task) as box:
+        refused = await harness.apply(box, patch)
+        assert problem in refused and bool(problem) == bool(refused)
+        assert (b"thirteen" in await box.read("a.txt")) is not bool(problem)
+    backend.close()
+
+
+async def test_what_a_command_prints_is_judged(task: Task, isolating: None) -> None:
+    backend = sandbox.make(sandbox.choose().name)
+    for line, resolved in (("PASSED t.py::a", True), ("FAILED t.py::a - no", False)):
+        patch = f"--- /dev/null\n+++ b/results\n@@ -0,0 +1 @@\n+{line}\n".encode()
+        async with backend.open(task) as box:
+            verdict = await grading.grade(box, task, patch)
+        assert (not verdict.problem) is resolved, verdict
+    async with backend.open(task) as box:
+        nothing = await grading.grade(box, task, b"")
+    assert nothing.problem.startswith("no test reported a result") and nothing.doubtful
+    backend.close()

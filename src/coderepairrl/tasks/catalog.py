@@ -1,4 +1,4 @@
-"""What sources there are, and what is in them."""
+"""The shipped sources, and listing and exporting the tasks of any."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def splits(found: Iterable[Task]) -> dict[str, int]:
 
 
 def listed(found: Iterable[Task]) -> list[dict[str, str]]:
-    """What there is to know of each task in a line: ``id``, ``split``, ``workspace`` and ``environment``."""
+    """A line for each task: ``id``, ``split``, ``workspace`` and ``environment``."""
     return [
         {"id": task.id, "split": task.split, "workspace": task.workspace, "environment": task.environment}
         for task in found

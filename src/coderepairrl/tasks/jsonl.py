@@ -1,4 +1,4 @@
-"""`jsonl`: anybody's tasks, one JSON object per line (schema in docs/guides/tasks.md)."""
+"""`jsonl`: tasks of your own, one JSON object per line (schema in docs/guides/tasks.md)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Command(_Record):
     argv: Annotated[list[_Word], Field(min_length=1)]
     timeout: float = Field(default=60.0, gt=0)
     results: str | None = None
-    """Left out: what the command shows that it is; empty: its exit code decides."""
+    """Left out: the runner that the command shows (`results_of`); empty: its exit code decides."""
     test_timeout: float = Field(default=0.0, ge=0)
 
     @field_validator("results")
@@ -90,7 +90,7 @@ class _Checks(_Record):
 
 
 class _Task(_Record):
-    """One line. The fields are those of `types.Task`."""
+    """One line: the one definition of its fields and defaults, for reading and writing. They are named as in `Task`."""
 
     id: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
@@ -129,20 +129,9 @@ class _Task(_Record):
         return self
 
 
-_DEFAULTS: dict[str, Any] = {
-    "workspace": "",
-    "reference": "",
-    "checks": {},
-    "environment": "",
-    "split": "train",
-    "licence": "",
-    "difficulty": None,
-    "repository": "",
-    "created": "",
-    "kind": "",
-    "answer": "",
-}
-"""What a field that is left out means."""
+_CONVERTED = ("workspace", "reference", "checks")
+_PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
+"""Fields with the same value in a line and in a `Task`."""
 
 
 class JsonlSource:
@@ -176,53 +165,49 @@ class JsonlSource:
 
 
 def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
-    """Write `tasks` so that `JsonlSource` reads them back equal; ``dir:`` paths below the file become relative."""
+    """Write `tasks` so that `JsonlSource` reads them back equal; ``dir:`` paths below the file become relative.
+
+    Raises `TaskError` for a task that the schema does not allow.
+    """
     target = Path(path)
     home = Path(os.path.abspath(target.parent))  # noqa: PTH100 - links stay as they are written
     with target.open("w", encoding="utf-8", newline="\n") as file:
         for task in tasks:
-            file.write(json.dumps(_record(task, home)) + "\n")
+            try:
+                line = _line(task, home)
+            except ValidationError as error:
+                raise _explain(error, f"task {task.id!r}") from None
+            file.write(json.dumps(line.model_dump(exclude_defaults=True)) + "\n")
 
 
-def _record(task: Task, home: Path) -> dict[str, Any]:
-    """The JSON object of `task`, without the fields that have their default."""
+def _line(task: Task, home: Path) -> _Task:
+    """The line of `task` in a file of the folder `home`."""
     workspace = task.workspace
     if workspace.startswith("dir:") and Path(workspace[4:]).is_relative_to(home):
         workspace = f"dir:{Path(workspace[4:]).relative_to(home)}"
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
         reference = armour(task.reference)  # a string of one line would be read as the name of a file
-    checks = {
-        "commands": [
-            {"argv": list(command.argv), "timeout": command.timeout}
-            | ({"results": command.results} if command.results != results_of(command.argv) else {})
-            | ({"test_timeout": command.test_timeout} if command.test_timeout else {})
-            for command in task.checks.commands
-        ],
-        "restore": {
-            name: bytes_to_text(content.encode("utf-8", "surrogateescape"))
-            for name, content in task.checks.restore.items()
-        },
-        "fail_to_pass": list(task.checks.fail_to_pass),
-        "pass_to_pass": list(task.checks.pass_to_pass),
+    commands = [
+        _Command(
+            argv=list(command.argv),
+            timeout=command.timeout,
+            results=None if command.results == results_of(command.argv) else command.results,
+            test_timeout=command.test_timeout,
+        )
+        for command in task.checks.commands
+    ]
+    restore = {
+        name: bytes_to_text(content.encode("utf-8", "surrogateescape")) for name, content in task.checks.restore.items()
     }
-    record = {
-        "id": task.id,
-        "prompt": task.prompt,
-        "language": task.language,
-        "workspace": workspace,
-        "reference": reference,
-        "checks": {key: value for key, value in checks.items() if value},
-        "environment": task.environment,
-        "split": task.split,
-        "licence": task.licence,
-        "difficulty": task.difficulty,
-        "repository": task.repository,
-        "created": task.created,
-        "kind": task.kind,
-        "answer": task.answer,
-    }
-    return {key: value for key, value in record.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
+    checks = _Checks(
+        commands=commands,
+        restore=restore,
+        fail_to_pass=list(task.checks.fail_to_pass),
+        pass_to_pass=list(task.checks.pass_to_pass),
+    )
+    plain = {name: getattr(task, name) for name in _PLAIN}
+    return _Task(workspace=workspace, reference=reference, checks=checks, **plain)
 
 
 def _read(path: Path) -> Iterator[Task]:
@@ -299,7 +284,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
     if workspace.startswith("dir:"):
         try:
             folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
-        except RuntimeError as error:  # ~ of somebody unknown
+        except RuntimeError as error:  # ~NAME without such a user
             raise TaskError(f"{where}: workspace: {error}", fix="write the whole path") from error
         if not folder.is_dir():
             raise TaskError(f"{where}: workspace: {folder} is no folder", fix=f"paths are relative to {home}")
@@ -319,20 +304,10 @@ def _task(record: _Task, path: Path, where: str) -> Task:
             fix=f'give the command its "results": {", ".join(RESULTS)}',
         )
     return Task(
-        id=record.id,
-        prompt=record.prompt,
-        language=record.language,
         workspace=workspace,
         reference=_reference(record.reference, home, where),
         checks=Checks(commands, restore, tuple(given.fail_to_pass), tuple(given.pass_to_pass)),
-        environment=record.environment,
-        split=record.split,
-        licence=record.licence,
-        difficulty=record.difficulty,
-        repository=record.repository,
-        created=record.created,
-        kind=record.kind,
-        answer=record.answer,
+        **{name: getattr(record, name) for name in _PLAIN},
     )
 
 

@@ -27,7 +27,7 @@ def make(source: str, /, **options: Any) -> TaskSource:
 
 
 class ScriptedSource:
-    """The tasks it is given, or the error, in place of a real source."""
+    """A source that gives `tasks`, or raises `error` when it is prepared, for tests."""
 
     name = "scripted"
 

@@ -155,7 +155,7 @@ def pairs() -> dict[str, tuple[Function, Mutation]]:
 
 
 def corpus_digest(known: Mapping[str, tuple[Function, Mutation]]) -> str:
-    """Of everything that a verdict depends on."""
+    """Changes with everything that decides how a mutation fails."""
     return _digest("\n".join(f"{key} {function.checks}" for key, (function, _) in known.items()))
 
 

@@ -148,7 +148,7 @@ def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -
 
 
 def _digest(files: Mapping[str, bytes], needs: _Needs) -> str:
-    """Another one where the environment may be another: whatever the build reads, but for the content of modules."""
+    """Changes with everything that the build reads, which is all but the content of modules."""
     matter = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()
         for path, data in sorted(files.items())
@@ -157,7 +157,7 @@ def _digest(files: Mapping[str, bytes], needs: _Needs) -> str:
 
 
 def _build(target: Path, files: Mapping[str, bytes], needs: _Needs) -> dict[str, Any]:
-    """Make the environment at `target`; what is to be known of it, as plain data."""
+    """Make the environment at `target`; its record for `_DONE`, as plain data."""
     inside = make_venv(target, stdout=subprocess.DEVNULL)
     with scratch("environment") as work:
         tree, wheels = work / "tree", work / "wheels"
@@ -183,17 +183,17 @@ def _pip(inside: Path, needs: _Needs, *arguments: str, versioned: Mapping[str, s
     done = pip(inside, *arguments, "--retries=2", stdout=subprocess.PIPE, env={**os.environ, **versioned}, **options)
     if done.returncode == 0:
         return
-    said = done.stdout.decode("utf-8", "replace")
-    if _OFFLINE.search(said):
+    output = done.stdout.decode("utf-8", "replace")
+    if _OFFLINE.search(output):
         raise PrerequisiteError(
             f"pip reaches no package index, and the tests need an environment ({needs})",
             fix="connect this machine for the first time only, or name a folder of wheels (PIP_NO_INDEX=1 "
             "PIP_FIND_LINKS=FOLDER), or run the tests with what the sandbox's python3 has: environment=false",
         )
-    errors = [line.strip() for line in said.splitlines() if re.search(r"error", line, re.IGNORECASE)]
+    errors = [line.strip() for line in output.splitlines() if re.search(r"error", line, re.IGNORECASE)]
     raise TaskError(
         f"pip cannot {'build the project' if arguments[0] == 'wheel' else f'install what its tests need ({needs})'}: "
-        f"{' / '.join(errors)[-_SHOWN:] or said[-_SHOWN:]}",
+        f"{' / '.join(errors)[-_SHOWN:] or output[-_SHOWN:]}",
         fix="make `pip install` of it work, or run the tests with what the sandbox's python3 has: environment=false",
     )
 

@@ -20,11 +20,12 @@ from typing import Any
 CPU_SECONDS = 0.1
 MEMORY_BYTES = 512 << 20
 
-Verdict = list[Any] | None
+Failure = list[Any]
+"""``[index, got]`` or ``[-1, reason]``, as above."""
 
 
-def judge(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Verdict]:
-    """The verdict of each (source, checks), in order. Raises RuntimeError when the helper breaks."""
+def judge(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Failure | None]:
+    """The failure of each (source, checks), if any, in order. Raises RuntimeError when the helper breaks."""
     lines = [json.dumps({"source": source, "checks": list(checks)}) for source, checks in jobs]
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-B", __file__],
@@ -39,7 +40,7 @@ def judge(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Verdict
     return [json.loads(answer) for answer in answers]
 
 
-def _verdict(source: str, checks: Sequence[tuple[str, str]]) -> Verdict:
+def _failure(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
     scope: dict[str, Any] = {}
     try:
         exec(compile(source, "mutant", "exec"), scope)
@@ -58,7 +59,7 @@ def _verdict(source: str, checks: Sequence[tuple[str, str]]) -> Verdict:
     return None
 
 
-def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Verdict:
+def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -66,15 +67,15 @@ def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Verdict:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
-            os.write(writer, json.dumps(_verdict(source, checks)).encode()[:65536])
+            os.write(writer, json.dumps(_failure(source, checks)).encode()[:65536])
         finally:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as stream:
         answer = stream.read()
     os.waitpid(child, 0)
-    verdict: Verdict = json.loads(answer) if answer else [-1, "hangs"]
-    return verdict
+    failure: Failure | None = json.loads(answer) if answer else [-1, "hangs"]
+    return failure
 
 
 def _main() -> None:

@@ -36,8 +36,8 @@ SHOWN_LINES = 6
 class Bug:
     """A verified bug in a package. `output` are the last lines that the failing tests printed.
 
-    The tests of both lists pass without it; the first fail with it, or are not reached. Empty where the command says
-    nothing of single tests. `command` is the one that ran them.
+    The tests of both lists pass without it; the first fail with it, or are not reached. Empty where the command does
+    not report single tests. `command` is the one that ran them.
     """
 
     path: str
@@ -122,34 +122,16 @@ def bugs(
     """Verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
 
     The command runs on this machine, in a temporary copy, with the programs of the virtual environment `environment` if
-    there is one; twice without any bug where it says which tests passed, in two folders, since a name that is not there
-    again, or does not pass again, cannot be asked for. At most `attempts` mutations are tried (`candidates`). With
+    there is one. Where it reports single tests it first runs twice without any bug, in two folders: only tests that
+    pass both times are counted on. At most `attempts` mutations are tried (`candidates`). With
     `leave_out`, a few tests of pytest that fail without any bug are left out of the command. Raises `TaskError` when
     the tests already fail without any bug, when the command runs none, and when nothing at all makes them fail.
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
     with scratch("mutants") as folder:
-        runner = _Runner(command, timeout, environment)
         tree = folder / "tree"
-        write_tree(tree, files)
-        healthy = runner.run(tree)
-        if leave_out and not healthy.passed and healthy.failing and (less := runner.without_failing(tree)):
-            runner = _Runner(less, timeout, environment)
-            healthy = runner.run(tree)
-        steady = healthy.passing
-        if runner.results and healthy.passed:
-            again = folder / "again"
-            write_tree(again, files)
-            healthy = runner.run(again)
-            steady &= healthy.passing
-        if not healthy.passed:
-            raise runner.refusal(healthy, tree)
-        if runner.results and not steady:
-            raise TaskError(
-                f"no test reports that it passes: {' '.join(runner.command)}\n{healthy.shown}",
-                fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
-            )
+        runner, steady = _healthy(_Runner(command, timeout, environment), files, folder, leave_out)
         found = 0
         for path, source, mutation in pool[:attempts]:
             broken = mutation.apply(source)
@@ -166,6 +148,32 @@ def bugs(
                 f"the tests notice none of {tried} injected bugs: {' '.join(command)}",
                 fix="give the command that runs them (the option command), or choose a package with better tests",
             )
+
+
+def _healthy(
+    runner: _Runner, files: Mapping[str, bytes], folder: Path, leave_out: bool
+) -> tuple[_Runner, frozenset[str]]:
+    """Write `files` below ``folder / "tree"``; the runner to use, and the tests that pass there each time."""
+    tree = folder / "tree"
+    write_tree(tree, files)
+    ran = runner.run(tree)
+    if leave_out and not ran.passed and ran.failing and (less := runner.without_failing(tree)):
+        runner = runner.with_command(less)
+        ran = runner.run(tree)
+    steady = ran.passing
+    if runner.results and ran.passed:
+        again = folder / "again"
+        write_tree(again, files)
+        ran = runner.run(again)
+        steady &= ran.passing
+    if not ran.passed:
+        raise runner.refusal(ran, tree)
+    if runner.results and not steady:
+        raise TaskError(
+            f"no test reports that it passes: {' '.join(runner.command)}\n{ran.shown}",
+            fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
+        )
+    return runner, steady
 
 
 def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -243,11 +251,15 @@ class _Runner:
         self._timeout = timeout
         self._environment = environment
 
+    def with_command(self, command: Sequence[str]) -> _Runner:
+        """The same with another command."""
+        return _Runner(command, self._timeout, self._environment)
+
     def run(self, tree: Path, command: Sequence[str] = ()) -> _Ran:
         """The tests in the folder `tree`. Raises `TaskError` where the command cannot be run."""
         asked = Command(tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout)
         try:
-            done, said = _at_once(_asked(_Here(tree, self._environment), asked))
+            done, outcomes = _at_once(_tested(_Here(tree, self._environment), asked))
         except OSError as error:
             raise TaskError(
                 f"{' '.join(asked.argv)} cannot be run: {error}", fix="name a program in the option command"
@@ -255,8 +267,8 @@ class _Runner:
         if done.timed_out:
             return _Ran(None)
         output = done.output.decode("utf-8", "replace").replace(f"{tree}/", "").strip()
-        passing = frozenset(name for name, outcome in said.items() if outcome is Outcome.PASSED)
-        failing = tuple(name for name, outcome in said.items() if outcome is Outcome.FAILED)
+        passing = frozenset(name for name, outcome in outcomes.items() if outcome is Outcome.PASSED)
+        failing = tuple(name for name, outcome in outcomes.items() if outcome is Outcome.FAILED)
         return _Ran(done.exit_code == 0, output, "\n".join(output.splitlines()[-SHOWN_LINES:]), passing, failing)
 
     def without_failing(self, tree: Path) -> tuple[str, ...]:
@@ -269,15 +281,15 @@ class _Runner:
 
     def refusal(self, ran: _Ran, tree: Path) -> TaskError:
         """Why tests that do not pass without any bug cannot be used, and what to do."""
-        said = " ".join(self.command)
+        command = " ".join(self.command)
         if ran.passed is None:
-            return TaskError(f"the tests did not end in {self._timeout:g} s: {said}", fix="raise the option timeout")
+            return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
         if re.search(r"no tests ran|collected 0 items|Ran 0 tests", ran.output) and not ran.failing:
             return TaskError(
-                f"there are no tests: {said}\n{ran.shown}",
+                f"there are no tests: {command}\n{ran.shown}",
                 fix="name the repository (archives of a release may come without tests), or the command that runs them",
             )
-        problem = f"the tests fail before any bug is injected: {said}\n{ran.shown}"
+        problem = f"the tests fail before any bug is injected: {command}\n{ran.shown}"
         if lacking := _MODULE.search(ran.output):
             return TaskError(
                 problem,
@@ -291,17 +303,17 @@ class _Runner:
         if ran.failing and (less := self.without_failing(tree)):
             left_out = len(less) - len(self.command)
             return TaskError(
-                f"{left_out} tests fail before any bug is injected: {said}\n{ran.shown}",
+                f"{left_out} tests fail before any bug is injected: {command}\n{ran.shown}",
                 fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(less))}",
             )
         return TaskError(problem, fix="give the command that passes, here and in the sandbox: the option command")
 
 
-async def _asked(here: _Here, command: Command) -> tuple[ExecResult, Outcomes]:
+async def _tested(here: _Here, command: Command) -> tuple[ExecResult, Outcomes]:
     if not command.results:
         return await here.exec(command.argv, timeout=command.timeout), {}
-    done, said = await reported(cast(Sandbox, here), command, Checks())
-    return done, said.outcomes
+    done, report = await reported(cast(Sandbox, here), command, Checks())
+    return done, report.outcomes
 
 
 def _at_once(asked: Coroutine[Any, Any, T]) -> T:

@@ -16,7 +16,7 @@ UNSEEN_MODULES = frozenset({"games", "grid", "stock"})
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``assert CALL == WANT``, both as source text.
+    """``assert CALL == WANT``, both as source text. Its repr is part of the digest of the corpus (`corpus_digest`).
 
     >>> Check("mean([1, 3])", "2").statement
     'assert mean([1, 3]) == 2'
@@ -69,7 +69,7 @@ def module_source(parts: Sequence[str]) -> str:
 
 
 def check_script(module: str, names: Sequence[str], checks: Sequence[Check]) -> str:
-    """A plain script that fails with the first check that does."""
+    """A plain script that ends at the first check that fails."""
     lines = [f"from {module} import {', '.join(sorted(names))}", "", *(check.statement for check in checks)]
     return "\n".join(lines) + "\n"
 

@@ -165,7 +165,7 @@ class MutantSource:
         ]
 
     def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
-        """Bugs that the tests notice, remembered: each costs a run of the tests, and a training run asks thrice."""
+        """Bugs that the tests notice, cached: each costs a run of the tests, and training needs them three times."""
         folder, modules = (there.folder, there.modules) if there else (None, ())
         asked = (_KIND, __version__, _digest(files), command, self.only, self.seed, self.timeout, self.n, str(folder))
         known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
@@ -221,7 +221,9 @@ class MutantSource:
                 scratch.rename(folder)
             except BaseException as error:
                 shutil.rmtree(scratch, ignore_errors=True)
-                if not isinstance(error, OSError) or not folder.exists():  # whoever else made the same folder meanwhile
+                if (
+                    not isinstance(error, OSError) or not folder.exists()
+                ):  # another process may have made the same folder
                     raise
         return folder
 

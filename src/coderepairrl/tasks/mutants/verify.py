@@ -1,4 +1,4 @@
-"""``python -m coderepairrl.tasks.mutants.verify``: judge every mutation of the corpus and write the verdicts."""
+"""``python -m coderepairrl.tasks.mutants.verify``: judge every mutation of the corpus and write how each fails."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from coderepairrl.tasks.mutants.slices import functions
 
 
 def verify() -> dict[str, Any]:
-    """Judge every mutation of the corpus: how each shows, by key, for those that fail a check in time.
+    """Judge every mutation of the corpus: the failure of each, by key, for those that fail a check in time.
 
     Raises RuntimeError when a function of the corpus fails its own checks.
     """
     healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in functions())
-    if sick := [f.key for f, verdict in zip(functions(), healthy, strict=True) if verdict is not None]:
+    if sick := [f.key for f, failure in zip(functions(), healthy, strict=True) if failure is not None]:
         raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
     known = pairs()
-    verdicts = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in known.values())
-    found = {key: v for key, v in zip(known, verdicts, strict=True) if v is not None and v[0] >= 0}
+    failures = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in known.values())
+    found = {key: each for key, each in zip(known, failures, strict=True) if each is not None and each[0] >= 0}
     return {"corpus": corpus_digest(known), **found}
 
 

@@ -1,4 +1,4 @@
-"""`Codec`: one model family's way to write conversations as ids and to read replies from ids."""
+"""`Codec`: renders conversations to token ids and parses replies from ids, for one model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Tool = Mapping[str, Any]
 """A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
 
 GENERATION_PROMPT = 64
-"""The last ids of a prompt among which all of its generation prompt is: how a reply begins depends on no others."""
+"""The generation prompt (what opens a reply) lies within this many ids at the end of a prompt."""
 ASIDE = 1024
-"""Tokens more than may be in a prompt: a renderer writes words of its own to see what comes after them."""
+"""Tokens that may be rendered beyond the limit: renderers add text of their own and cut it off again."""
 
 
 class Origin(NamedTuple):
-    """What `load` was asked for: with it another process loads the same codec."""
+    """Arguments of `load`, with which another process loads the same codec."""
 
     model: str
     renderer: str
@@ -36,10 +36,10 @@ class Origin(NamedTuple):
 
 
 class Codec:
-    """Writes prompts and reads replies, exactly.
+    """Renders prompts and parses replies, exactly.
 
-    `renderer` is an object of the package `renderers` over `tokenizer`, or a `TemplateRenderer`. Ids are ints below
-    `vocab_size`; `context` is the longest sequence that the model was made for.
+    `renderer` is a renderer of the package `renderers` over `tokenizer`, or a `TemplateRenderer`. Ids are ints below
+    `vocab_size`; `context` is the model's longest sequence.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Codec:
     ) -> None:
         self.name = name
         self.origin: Origin | None = None
-        """None if it was not loaded."""
+        """None if it was not made by `load`."""
         self.family = family
-        """The renderer, of `loading.RENDERERS`."""
+        """One of `loading.RENDERERS`."""
         self.format = format
-        """How tool calls are written."""
+        """The format of tool calls."""
         self.vocab_size = vocab_size
         self.context = context
         self.thinking = thinking
@@ -79,17 +79,17 @@ class Codec:
         prompt: bool = True,
         most: int | None = None,
     ) -> list[int]:
-        """Ids of a whole conversation, ending where the next reply begins (unless `prompt` is false).
+        """Ids of a whole conversation, with the generation prompt of the next reply (unless `prompt` is false).
 
-        Raises ValueError for messages that cannot be written (none, or text that is not Unicode), and `TooLong` for
-        more than `most` ids: before anything is tokenized where bytes alone say so.
+        Raises ValueError for messages that cannot be rendered (none, or text that is not Unicode), and `TooLong` for
+        more than `most` ids: before tokenizing if the number of bytes is proof enough.
         """
         return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool, most: int | None
     ) -> list[int]:
-        """`render`, but there may be more than `most` ids where their number is not seen from bytes."""
+        """`render`, but only with the check by bytes: the result may have more than `most` ids."""
         if not messages:
             raise ValueError("a conversation has at least one message")
         with self._bounded(most, messages):
@@ -106,12 +106,12 @@ class Codec:
         *,
         most: int | None = None,
     ) -> list[int] | None:
-        """Ids that `new_messages` add after ``prompt + output``, which stay as they are.
+        """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        Of `prompt`, the last `GENERATION_PROMPT` ids will do. Raises as `render` does.
+        The last `GENERATION_PROMPT` ids of `prompt` are enough. Raises as `render` does.
 
-        None when this family cannot extend exactly: an assistant message among the new ones, or (thinking on) a
-        new question, after which the template drops earlier thoughts.
+        None when the model's family cannot be extended exactly: with an assistant message among the new ones, or (with
+        thinking) a user message, after which the template drops earlier thoughts.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
@@ -122,9 +122,9 @@ class Codec:
             return _at_most(most, bridged.token_ids[len(before) :])
 
     def spell(self, reply: Message, *, most: int | None = None) -> list[int] | None:
-        """Ids of an assistant message that nobody sampled, as if it had been: from the beginning of a reply to its end.
+        """Ids that would have been sampled for an assistant message that was not, up to its stop token.
 
-        None where this family writes it otherwise than it would have been said (with thoughts, say). Raises as
+        None where this family renders history differently from what is sampled (with thoughts, for example). Raises as
         `render` does.
         """
         question: Message = {"role": "user", "content": "?"}
@@ -135,12 +135,12 @@ class Codec:
         return _at_most(most, whole[len(prompt) : ends[-1] + 1])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
-        """The message that `output`, sampled after `prompt`, says. Any ids make some reply."""
+        """The message in `output`, sampled after `prompt`. Never fails: any ids make some reply."""
         try:
             parsed = self.renderer.parse_response(
                 list(output), tools=list(tools) or None, prompt_ids=list(prompt) or None
             )
-        except (RecursionError, ValueError):  # JSON that Python will not read: nested too deep, numbers too long
+        except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
         calls: list[FunctionCall] = []
@@ -157,7 +157,7 @@ class Codec:
         return Reply(content, reasoning, tuple(calls), tuple(malformed))
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
-        """A reader for the output that is about to be sampled after `prompt`."""
+        """An incremental parser for the output sampled after `prompt`, which ends at the strings in `stop`."""
         beginning = self._beginning(prompt)
         thinking = self._thinks(tuple(beginning))
         opened = beginning if thinking else ()
@@ -178,11 +178,11 @@ class Codec:
         return self.tokenizer.decode(ids)
 
     def verify(self) -> tuple[str, ...]:
-        """Check at start-up that this tokenizer extends exactly: what does not; see `tokens.verify`."""
+        """Check exact extension at start-up; returns the conversations that are not extended (`tokens.verify`)."""
         return self.examine().forks
 
     def examine(self) -> Findings:
-        """What `verify` finds, and the conversations that the family does not know."""
+        """As `verify`, with the conversations that the template refuses. Raises `ConfigError`."""
         from coderepairrl.tokens.verify import verify
 
         try:
@@ -191,7 +191,7 @@ class Codec:
             raise ConfigError(f"{self.name}: {error}") from error
 
     def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
-        """`InertTokenizer.bounded`. Every message has a token. Raises `TooLong`."""
+        """`InertTokenizer.bounded` by `most`. Raises `TooLong` for more messages than tokens."""
         if most is None:
             return nullcontext()
         if len(messages) > most:
@@ -199,7 +199,7 @@ class Codec:
         return self.tokenizer.bounded(most + ASIDE)
 
     def _beginning(self, prompt: Sequence[int]) -> list[int]:
-        """The end of `prompt` after its last message, with which the reply begins."""
+        """The generation prompt: the ids of `prompt` after its last message."""
         tail = list(prompt[-GENERATION_PROMPT:])
         start = len(tail) - 1
         while start > 0 and tail[start - 1] not in self._markers.stop:
@@ -222,11 +222,11 @@ class Codec:
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _at_most(most: int | None, written: list[int]) -> list[int]:
-    """`written`. Raises `TooLong` where that is more than `most` ids."""
-    if most is not None and len(written) > most:
-        raise TooLong(len(written))
-    return written
+def _at_most(most: int | None, ids: list[int]) -> list[int]:
+    """`ids`. Raises `TooLong` if they are more than `most`."""
+    if most is not None and len(ids) > most:
+        raise TooLong(len(ids))
+    return ids
 
 
 def _json(value: object) -> str:
@@ -234,5 +234,5 @@ def _json(value: object) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether `text` has no half of a character, which JSON may escape and no client can read."""
+    """Whether `text` has no lone surrogate, which JSON can escape and no client can read."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

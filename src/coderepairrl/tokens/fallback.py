@@ -1,8 +1,8 @@
-"""Prompts by a model's own chat template, for families that `renderers` does not write.
+"""Prompts by a model's own chat template, for families that `renderers` does not know.
 
-It offers what `Codec` asks of a renderer. Calls are read in the format in which the template writes them
-(`tokens.formats`). What follows a reply is what the template adds after one; whether that is exact is not for this
-module to know: `tokens.verify` refuses a model whose template cannot be extended.
+It implements the renderer interface that `Codec` uses. Calls are parsed in the format in which the template writes them
+(`tokens.formats`). What follows a reply is what the template adds after one; `tokens.verify` checks that this is exact,
+and refuses a model whose template cannot be extended.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOOL: Message = {
     },
 }
 _CALL: Message = {
-    "id": "call00001",  # as Mistral would write it
+    "id": "call00001",  # nine alphanumerics, as Mistral requires
     "type": "function",
     "function": {"name": _NAME, "arguments": '{"a": "1"}'},
 }
@@ -39,16 +39,16 @@ _CALL: Message = {
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """Ids of a conversation that goes on."""
+    """Ids of an extended conversation, as `renderers` returns them."""
 
     token_ids: list[int]
 
 
 class TemplateRenderer:
-    """Writes by the `template`. Replies end with what ends them there, or with one of `eos`.
+    """Renders by `template`. Replies end with the token that ends them there, or with one of `eos`.
 
-    Raises `ConfigError` for one that fails, changes what replies say, ends them with no special token, shows neither
-    tools nor calls, or writes calls in no format that is known.
+    Raises `ConfigError` for a template that fails, does not repeat replies verbatim, ends them without a special token,
+    does not show tools or calls, or writes calls in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
@@ -57,8 +57,8 @@ class TemplateRenderer:
         self._template = template
         self._thinking = thinking
         name = tokenizer.name_or_path
-        _, said, after = self._text((_QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
-        if not said:
+        _, content, after = self._text((_QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
+        if not content:
             raise ConfigError(f"the chat template of {name} does not repeat what a reply says")
         special = set(tokenizer.added.values())
         end = next((token for token in tokenizer.encode(after) if token in special), None)
@@ -71,10 +71,10 @@ class TemplateRenderer:
     def _format(self) -> formats.Format:
         """The format in which the template writes calls."""
         name, tools = self._tokenizer.name_or_path, [_TOOL]
-        said = {**_ANSWER, "content": "", "tool_calls": [_CALL]}
+        reply_with_call = {**_ANSWER, "content": "", "tool_calls": [_CALL]}
         asked, prompt, whole = (
             self._tokenizer.encode(self._text(messages, tools, prompt=begins))
-            for messages, begins in (([_QUESTION], False), ([_QUESTION], True), ([_QUESTION, said], False))
+            for messages, begins in (([_QUESTION], False), ([_QUESTION], True), ([_QUESTION, reply_with_call], False))
         )
         pairs = enumerate(zip(prompt, whole, strict=False))
         start = next((at for at, (one, other) in pairs if one != other), len(prompt))
@@ -99,7 +99,7 @@ class TemplateRenderer:
             ) from None
 
     def get_stop_token_ids(self) -> list[int]:
-        """The end of a message first."""
+        """Ids that end a reply, the template's own first."""
         return list(self._stop)
 
     def render_ids(
@@ -122,9 +122,9 @@ class TemplateRenderer:
         previous_completion_ids: Sequence[int],
         new_messages: Sequence[Message],
     ) -> Extension | None:
-        """The ids so far, up to the end of the reply, and what the template adds after a reply for `new_messages`.
+        """The ids so far, up to the end of the reply, followed by what the template adds for `new_messages`.
 
-        None where there is a reply among them, and where what comes before a message depends on what follows it.
+        None with a reply among them, and where the rendering of earlier messages depends on later ones.
         """
         from renderers.base import trim_to_turn_close
 
@@ -151,7 +151,7 @@ class TemplateRenderer:
         tools: Sequence[Message] | None = None,
         prompt_ids: Sequence[int] | None = None,
     ) -> Any:
-        """A reply as `renderers` describes one."""
+        """The reply as a `renderers.base.ParsedResponse`."""
         from renderers.reasoning import prompt_ends_in_reasoning
 
         ids, stop = list(token_ids), set(self._stop)
@@ -166,7 +166,7 @@ class TemplateRenderer:
 
 
 def _with_objects(message: Message) -> Message:
-    """Arguments as objects, which templates write as JSON themselves; what is no object stays text."""
+    """`message` with arguments parsed, since templates serialize them; invalid JSON stays text."""
     if "tool_calls" not in message:
         return message
     calls = []

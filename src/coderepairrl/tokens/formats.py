@@ -1,7 +1,7 @@
-"""How families write tool calls, and how calls are read from ids.
+"""Formats of tool calls, and parsing them from ids.
 
-A format is named as vLLM names its parser (``--tool-call-parser``). Which one a model uses is not looked up: it is the
-one that reads the calls which the model's own chat template writes (`find`).
+Formats are named as vLLM's parsers (``--tool-call-parser``). Which one a model uses is not looked up: it is the one that
+parses the calls that the model's own chat template renders (`find`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from coderepairrl.tokens.inert import InertTokenizer
 
 Tool = Mapping[str, Any]
 NEVER = -1
-"""The id of a token that the vocabulary does not have."""
+"""Stands for the id of a token that the vocabulary does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A way to write calls, between the tokens `begin` and `end` (empty: there is none).
+    """A format of calls between the tokens `begin` and `end` (empty: none).
 
-    A reply that starts with `held` is a call or is none, and nobody knows before its end. `needs` are tokens without
-    which the format cannot be told from text.
+    Only the end of a reply that starts with the text `held` shows whether it is a call. `needs` are special tokens
+    without which calls could not be distinguished from text.
     """
 
     name: str
@@ -32,15 +32,15 @@ class Format:
     end: str
     needs: tuple[str, ...]
     read: Callable[[Reader, list[int], Sequence[Tool], bool], Any]
-    """Ids up to the stop token, tools, and whether they begin in thoughts, to a reply as `renderers` describes one.
+    """Parses ids up to the stop token, given the tools and whether they begin in thoughts.
 
-    Calls that cannot be read say which ids they are.
+    Returns a `renderers.base.ParsedResponse`, in which invalid calls have the range of their ids.
     """
     held: str = ""
 
 
 class Reader:
-    """A tokenizer for functions that take the text of a token for the token where there is none."""
+    """The tokenizer interface of `renderers`' parsers, in which unknown tokens have the id `NEVER`."""
 
     unk_token_id: int | None = None
 
@@ -50,9 +50,9 @@ class Reader:
         self._find = tokenizer.convert_tokens_to_ids
 
     def convert_tokens_to_ids(self, token: str) -> int:
-        """The id of `token`, or one that no sequence has."""
-        found = self._find(token)
-        return NEVER if found is None else found
+        """The id of `token`, `NEVER` if there is none."""
+        token_id = self._find(token)
+        return NEVER if token_id is None else token_id
 
 
 def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -78,7 +78,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {"integer": int, "number": (int, fl
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>``.
 
-    Values keep their indentation, which `renderers` would strip and code needs; all but one newline at either end.
+    Values keep their whitespace but for one newline at either end: code needs the indentation that `renderers` strips.
     """
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
@@ -86,23 +86,23 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     calls = []
     for call in reply.tool_calls:
-        found = _FUNCTION.fullmatch(call.raw)
-        said = _PARAMETER.findall(found[2]) if found else []
+        function = _FUNCTION.fullmatch(call.raw)
+        parameters = _PARAMETER.findall(function[2]) if function else []
         if call.status == ToolCallParseStatus.UNCLOSED_BLOCK:
             calls.append(call)
-        elif found is None or len(said) != found[2].count("<parameter="):
+        elif function is None or len(parameters) != function[2].count("<parameter="):
             unread = ToolCallParseStatus.MALFORMED_STRUCTURE
             calls.append(ParsedToolCall(call.raw, token_span=call.token_span, status=unread))
         else:
-            wanted = schemas.get(found[1], {}).get("properties") or {}
-            arguments = {name: _typed(text, wanted.get(name) or {}) for name, text in said}
-            calls.append(ParsedToolCall(call.raw, found[1], arguments, call.token_span))
+            wanted = schemas.get(function[1], {}).get("properties") or {}
+            arguments = {name: _typed(text, wanted.get(name) or {}) for name, text in parameters}
+            calls.append(ParsedToolCall(call.raw, function[1], arguments, call.token_span))
     reply.tool_calls = calls
     return reply
 
 
 def _typed(text: str, schema: Mapping[str, Any]) -> object:
-    """The value of a parameter: `text`, unless its schema allows something else that `text` says."""
+    """The value of a parameter: `text`, or what it parses to if the schema allows that type."""
     branches = [schema, *(schema.get("anyOf") or schema.get("oneOf") or [])]
     kinds: set[str] = set()
     for branch in branches:
@@ -127,14 +127,14 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
 
     tag = reader.convert_tokens_to_ids("<|python_tag|>")
     at = ids.index(tag) if tag in ids else len(ids)
-    words, raw = reader.decode(ids[:at]).strip(), reader.decode(ids[at + 1 :]).strip()
-    said, content = (raw, words) if at < len(ids) else (words, "")
-    call = _json(said)
+    text, raw = reader.decode(ids[:at]).strip(), reader.decode(ids[at + 1 :]).strip()
+    source, content = (raw, text) if at < len(ids) else (text, "")
+    call = _json(source)
     if tools and isinstance(call, dict) and isinstance(call.get("name"), str):
         arguments = call.get("parameters", call.get("arguments", {}))
-        return ParsedResponse(content, tool_calls=[ParsedToolCall(said, call["name"], arguments, (at, len(ids)))])
+        return ParsedResponse(content, tool_calls=[ParsedToolCall(source, call["name"], arguments, (at, len(ids)))])
     unread = ParsedToolCall(raw, token_span=(at, len(ids)), status=ToolCallParseStatus.MALFORMED_STRUCTURE)
-    return ParsedResponse(words, tool_calls=[unread] if at < len(ids) else [])
+    return ParsedResponse(text, tool_calls=[unread] if at < len(ids) else [])
 
 
 def _mistral(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -167,7 +167,7 @@ def _split(ids: list[int], at: int) -> list[list[int]]:
 def _json(text: str) -> object:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or JSON that Python will not read
+    except (ValueError, RecursionError):  # not JSON, or JSON that Python refuses
         return None
 
 
@@ -181,15 +181,15 @@ FORMATS = (
 )
 
 
-def find(tokenizer: InertTokenizer, said: Sequence[int], name: str, arguments: object, tools: Sequence[Tool]) -> Format:
-    """The format that reads from `said`, which ends with the call's last id, one call of `name` with `arguments`.
+def find(tokenizer: InertTokenizer, reply: Sequence[int], name: str, arguments: object, tools: Sequence[Tool]) -> Format:
+    """The format in which the ids `reply` are exactly one call of `name` with `arguments`.
 
-    Raises LookupError where none does.
+    Raises LookupError where there is none.
     """
     reader = Reader(tokenizer)
     for each in FORMATS:
         if all(token in tokenizer.added for token in each.needs):
-            calls = each.read(reader, list(said), tools, False).tool_calls
+            calls = each.read(reader, list(reply), tools, False).tool_calls
             if [(call.status, call.name, call.arguments) for call in calls] == [("ok", name, arguments)]:
                 return each
     raise LookupError

@@ -1,9 +1,8 @@
 """A byte-level tokenizer in which the text of a special token can be made inert.
 
-Whoever writes ``<|im_end|>`` into an issue, a file or a tool result must not be able to end a message with it. `guard`
-breaks the text of every added token with a sentinel; `InertTokenizer.encode`, which `renderers` calls on strings that
-mix its own structure with guarded text, joins it again *after* the structure was found. Text without the look of a
-special token takes the ordinary path, unchanged.
+``<|im_end|>`` in an issue, a file or a tool result must not end a message. `guard` breaks the text of every added token
+with a sentinel; `InertTokenizer.encode`, which `renderers` calls on strings that mix its own structure with guarded
+text, removes the sentinel *after* the structure was found. Other text is encoded unchanged.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.words import NORMAL, types, words
 
 SENTINEL = "\udc00"
-"""A lone surrogate: no valid text holds one, so no text can smuggle in or lose a sentinel."""
+"""A lone surrogate: valid text contains none, so it cannot be injected."""
 
 SHORT = 48
-"""Characters of a text that is probably structure: templates ask for the same few again and again."""
+"""Characters up to which encodings are cached: templates encode the same short texts again and again."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-in of each byte in a byte-level vocabulary (GPT-2), to the byte."""
+    """The bytes by the printable characters that represent them in a byte-level vocabulary (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 class TooLong(Exception):
-    """Text of at least `tokens` tokens, which is more than there may be."""
+    """Text of at least `tokens` tokens, beyond the limit."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__(f"at least {tokens} tokens")
@@ -41,9 +40,9 @@ class TooLong(Exception):
 
 
 class InertTokenizer:
-    """What `renderers` needs of a tokenizer, over a ``tokenizer.json``; decoding is exact on bytes.
+    """The tokenizer interface of `renderers` over a ``tokenizer.json``; decoding is exact on bytes.
 
-    Raises `ConfigError` for a tokenizer that is not byte-level, or whose added tokens swallow neighbours.
+    Raises `ConfigError` for a tokenizer that is not byte-level, or whose added tokens strip their neighbours.
     """
 
     unk_token_id: int | None = None
@@ -63,7 +62,7 @@ class InertTokenizer:
         self.name_or_path = name
         self.eos_token_id = eos_token_id
         self.added: dict[str, int] = {token["content"]: token["id"] for token in added}
-        spec = {**spec, "truncation": None, "padding": None}  # of training, say
+        spec = {**spec, "truncation": None, "padding": None}  # left over from training
         self._full = Tokenizer.from_str(json.dumps(spec))
         if moved := [text for text, text_id in self.added.items() if self._full.token_to_id(text) != text_id]:
             raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")
@@ -72,7 +71,7 @@ class InertTokenizer:
         """The largest id."""
         self.longest = max((len(text.encode()) for text in self.added), default=1)
         """Bytes of the longest token."""
-        self.longest = max(self.longest, *map(len, vocabulary))  # a stand-in is one character for each byte
+        self.longest = max(self.longest, *map(len, vocabulary))  # one character per byte
         self._shrinks = _shrinks(spec, vocabulary)
         self._most: int | None = None
         self._counted = 0
@@ -88,12 +87,12 @@ class InertTokenizer:
         return int(self._full.get_vocab_size(with_added_tokens=True))
 
     def guard(self, text: str) -> str:
-        """`text` with the look of every added token broken. Raises ValueError for text that is not Unicode."""
+        """`text` with a sentinel in every added token. Raises ValueError for text that is not Unicode."""
         text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         return self._markers.sub(lambda match: f"{match[0][0]}{SENTINEL}{match[0][1:]}", text)
 
     def least(self, text: str) -> int:
-        """Tokens that `text` has at the very least: its bytes, by those of the longest token."""
+        """Lower bound on the tokens of `text`: its bytes over those of the longest token."""
         if not text.isascii():
             text = text.replace(SENTINEL, "")
         if not self._shrinks:
@@ -104,9 +103,9 @@ class InertTokenizer:
 
     @contextmanager
     def bounded(self, most: int | None) -> Iterator[None]:
-        """Within, `encode` raises `TooLong` instead of tokenizing texts that together must have more than `most` ids.
+        """Within, `encode` raises `TooLong` before tokenizing once the texts must have more than `most` ids.
 
-        Not nested, and by one thread at a time.
+        Not reentrant, and for one thread only.
         """
         self._most, self._counted = most, 0
         try:
@@ -115,9 +114,9 @@ class InertTokenizer:
             self._most = None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Ids of `text`: added tokens are found, guarded ones are ordinary text. Raises `TooLong` where `bounded`.
+        """Ids of `text`, in which guarded added tokens are ordinary text. Raises `TooLong` within `bounded`.
 
-        `add_special_tokens` is there because `renderers` passes it, always false: templates say what goes where.
+        `add_special_tokens` is there because `renderers` passes it, always false: templates place special tokens.
         """
         if add_special_tokens:
             raise ValueError("renderers add special tokens, tokenizers do not")
@@ -143,11 +142,11 @@ class InertTokenizer:
     def _ordinary(self, text: str) -> list[int]:
         """Ids of text without added tokens."""
         text = text.replace(SENTINEL, "")
-        found = self._words.encode(text) if self._words is not None else None
-        return list(self._plain.encode(text, add_special_tokens=False).ids) if found is None else found
+        ids = self._words.encode(text) if self._words is not None else None
+        return list(self._plain.encode(text, add_special_tokens=False).ids) if ids is None else ids
 
     def to_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; none for an id beyond the vocabulary (padded embeddings)."""
+        """The bytes of a token; empty for an id beyond the vocabulary (padded embeddings)."""
         known = self._bytes.get(token_id)
         if known is None:
             token: str = self._full.id_to_token(token_id) or ""
@@ -162,14 +161,14 @@ class InertTokenizer:
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
         """The id of `token`, or None."""
-        found: int | None = self._full.token_to_id(token)
-        return found
+        token_id: int | None = self._full.token_to_id(token)
+        return token_id
 
 
 def _shrinks(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
-    """How many bytes of text that is not ASCII become one, at most, before it is split into tokens; 0 if nobody knows.
+    """The factor by which normalization may shrink non-ASCII text at most, in bytes; 0 if unknown.
 
-    Composing (NFC), a character of 9 bytes has 3 after it. ASCII stays as it is.
+    Composing (NFC) can turn a character of 9 bytes into one of 3. ASCII is not changed.
     """
     if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_byte_alphabet()) <= set(vocabulary):
         return 0

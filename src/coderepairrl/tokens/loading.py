@@ -1,4 +1,4 @@
-"""From a model's folder to its `Codec`: which renderer writes its prompts, and which ids structure its replies."""
+"""Loads a model's `Codec`: which renderer writes its prompts, and which ids structure its replies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from coderepairrl.tokens.template import Template
 from coderepairrl.tokens.verify import QUESTION, TOOLS
 
 FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
-"""``model_type`` of a config to the renderer that probably writes its prompts; `fallback` for all others."""
+"""Renderers by ``model_type``; all other models use their chat template (`fallback`)."""
 RENDERERS = ("qwen3", "template")
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What a model's folder says of its text."""
+    """What the codec needs from a model's folder."""
 
     name: str
     kind: str
@@ -40,22 +40,22 @@ class _Model:
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
     """The codec of `model`, a folder in Hugging Face layout or a name on the hub. Loads no torch.
 
-    `renderer` ``auto`` takes the one for the config's ``model_type`` if it writes what the model's own chat template
-    writes (or there is none), and else ``template``, which writes by the chat template itself; a name is not checked.
+    `renderer` ``auto`` is the one for the config's ``model_type`` if its output agrees with the model's chat template
+    (or there is none), else ``template``, which renders by the chat template itself. A named renderer is not compared.
     Raises `ConfigError`, `PrerequisiteError`.
     """
     folder = _folder(model)
-    about = _read(str(model), folder)
-    family = _family(about, renderer)
-    if thinking and about.template is not None:
-        _check_thinks(about.template, about.name)
-    codec = _agreeing(about, family, thinking) if renderer == "auto" else _codec(about, family, thinking)
+    described = _read(str(model), folder)
+    family = _family(described, renderer)
+    if thinking and described.template is not None:
+        _check_thinks(described.template, described.name)
+    codec = _agreeing(described, family, thinking) if renderer == "auto" else _codec(described, family, thinking)
     codec.origin = Origin(str(folder.absolute()), renderer, thinking)
     return codec
 
 
 def _read(name: str, folder: Path) -> _Model:
-    """The model in `folder`. Raises `ConfigError` for one of more than text, or with another model's tokenizer."""
+    """The model in `folder`. Raises `ConfigError` for a multimodal one, or one with another model's tokenizer."""
     config = _object(folder / "config.json")
     if "text_config" in config:
         raise ConfigError(f"{name} is multimodal (its config.json has a text_config)", fix="use a model of text only")
@@ -82,12 +82,12 @@ def _read(name: str, folder: Path) -> _Model:
 
 
 def _family(model: _Model, renderer: str) -> str:
-    """The renderer of `RENDERERS` that probably writes prompts of `model`. Raises `ConfigError` where there is none."""
+    """The renderer (of `RENDERERS`) to try for `model`. Raises `ConfigError` where there is none."""
     family, source = renderer, model.template
     if renderer == "auto":
         family = FAMILIES.get(model.kind, "template" if source else "")
         if source is not None and "<think>" not in model.tokenizer.added:
-            family = "template"  # renderers of Qwen3 know none without thoughts
+            family = "template"  # the Qwen3 renderer needs the thinking tokens
     if family not in RENDERERS or (family == "template" and source is None):
         what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
         raise ConfigError(
@@ -98,10 +98,10 @@ def _family(model: _Model, renderer: str) -> str:
 
 
 def _agreeing(model: _Model, family: str, thinking: bool) -> Codec:
-    """The codec that writes what the model's chat template writes, by the renderer `family` if that does."""
+    """The codec by the renderer `family` if it agrees with the model's chat template, else by the template."""
     if model.template is None or family == "template":
         return _codec(model, family, thinking)
-    # Some members of a family know one mode only and ignore the switch: take the one that their template writes.
+    # some models have one mode only and ignore the switch: use the mode that their template renders
     for enable_thinking in (thinking, not thinking):
         codec = _codec(model, family, thinking, enable_thinking=enable_thinking)
         if _agrees(codec, model.template, thinking=thinking):
@@ -110,7 +110,7 @@ def _agreeing(model: _Model, family: str, thinking: bool) -> Codec:
 
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
-    """The codec by the renderer `family`, which is asked to think if `enable_thinking`, by default as `thinking`."""
+    """The codec by the renderer `family`, whose thinking switch is `enable_thinking` (by default `thinking`)."""
     enabled = thinking if enable_thinking is None else enable_thinking
     renderer: Any
     if family == "template" and model.template is not None:
@@ -133,7 +133,7 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
 
 
 def _object(path: Path, *keys: str) -> dict[str, Any]:
-    """The JSON object in `path`, which has `keys`. Raises `ConfigError`."""
+    """The JSON object in `path`. Raises `ConfigError` if it cannot be read or lacks one of `keys`."""
     fix = f"save or download {path.parent} again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -146,7 +146,7 @@ def _object(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def _folder(model: str | Path) -> Path:
-    """A folder with the model's config and tokenizer; from the hub's cache if `model` is a name."""
+    """The folder with the model's config and tokenizer, downloaded if `model` is a name on the hub."""
     folder = Path(model)
     names = ("config.json", "tokenizer.json")
     if folder.is_dir():
@@ -158,14 +158,14 @@ def _folder(model: str | Path) -> Path:
     try:
         patterns = [*names, "tokenizer_config.json", "chat_template.jinja"]
         return Path(snapshot_download(str(model), allow_patterns=patterns))
-    except Exception as error:  # a dozen kinds of them, from bad names to no network
+    except Exception as error:  # a dozen types, from bad names to no network
         raise PrerequisiteError(
             f"{model} is neither a folder nor a model that can be had: {error}", fix=f"hf download {model}"
         ) from error
 
 
 def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format, *, thoughts: bool) -> Markers:
-    """The ids that structure replies. Raises `ConfigError` where one is missing; `thoughts` may be."""
+    """The ids that structure replies. Raises `ConfigError` for a missing one; those of thinking only if `thoughts`."""
     names = ("<think>", "</think>", calls.begin, calls.end)
     needed = [*(names[:2] if thoughts else ()), *calls.needs]
     if missing := [name for name in needed if name not in tokenizer.added]:
@@ -175,7 +175,7 @@ def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format, *, t
 
 
 def _check_thinks(source: Template, model: str) -> None:
-    """Refuse to switch on what a model does not have."""
+    """Raise `ConfigError` if the template has no thinking to switch on."""
     on, off = (source.apply(QUESTION, (), thinking=thinking) for thinking in (True, False))
     if on == off and "<think>" not in on:
         raise ConfigError(
@@ -198,7 +198,7 @@ def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: b
 
 
 def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
-    """Whether the renderer writes the first prompt of a conversation as the template does."""
+    """Whether the codec renders the first prompt of a conversation as the template does."""
     return all(
         codec.decode(codec.render(QUESTION, tools)) == source.apply(QUESTION, tools, thinking=thinking)
         for tools in ((), TOOLS)

@@ -1,7 +1,7 @@
-"""What a policy said, read from ids: all at once, or as it comes.
+"""A policy's reply, parsed from ids: as a whole, or while it is sampled.
 
-`ReplyStream` hands out text as soon as it is certain, and never takes anything back: whatever it streamed is a
-prefix of what the whole output parses to, whatever ids a policy emits.
+`ReplyStream` emits text as soon as it is certain and never takes anything back: for any ids, the streamed text is a
+prefix of the parsed reply.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A well-formed tool call: `arguments` is JSON text. `id` is set by formats that have one.
+    """A well-formed tool call with `arguments` as JSON text. `id` is empty in formats without one.
 
     >>> FunctionCall("shell", '{"cmd": "ls"}').id
     ''
@@ -27,7 +27,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An assistant message. Tool calls that could not be read are in `malformed` and in `content`, as they were said.
+    """An assistant message. Tool calls that could not be parsed are in `malformed`, and verbatim in `content`.
 
     >>> Reply("done").calls
     ()
@@ -41,7 +41,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a reply gained: some text, or one whole tool call."""
+    """An increment of a reply: some text, or one whole tool call."""
 
     content: str = ""
     reasoning: str = ""
@@ -52,7 +52,7 @@ class Delta:
 class Markers:
     """Ids that structure a reply. Everything between `call_open` and `call_close` is a tool call.
 
-    A reply that starts with the text `held` may be one as a whole.
+    A reply that starts with the text `held` may be a tool call as a whole.
     """
 
     stop: frozenset[int]
@@ -72,12 +72,12 @@ class _Mode(Enum):
     CONTENT = auto()
     CALLS = auto()
     HELD = auto()
-    """It depends on what follows: wait for the end."""
+    """Only the end of the reply tells what this is: nothing is streamed until then."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """Text on its way out: leading blanks dropped, trailing ones and possible stop strings held back."""
+    """Streamed text: leading whitespace is dropped, trailing whitespace and possible stop strings are held back."""
 
     stop: tuple[str, ...] = ()
     raw: str = ""
@@ -85,27 +85,27 @@ class _Text:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8(errors="replace"))
 
     def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
-        """Decode `data`; the position of a stop string in `raw` and the string, if it is now there."""
+        """Decode `data`. Returns the position in `raw` of the first stop string, and that string, if there is one."""
         text = self.decoder.decode(data, final)
         known = len(self.raw)
         self.raw += text
         if not text or not self.stop:
             return None
         start = max(0, known - max(map(len, self.stop)) + 1)
-        found = [(at, stop) for stop in self.stop if (at := self.raw.find(stop, start)) >= 0]
-        return min(found, default=None)
+        matches = [(at, stop) for stop in self.stop if (at := self.raw.find(stop, start)) >= 0]
+        return min(matches, default=None)
 
     def ready(self) -> str:
-        """Text that can go out now."""
+        """New text that is certain."""
         certain = len(self.raw) - max((_overlap(self.raw, stop) for stop in self.stop), default=0)
         return self.release(self.raw[:certain].strip())
 
     def rest(self) -> str:
-        """Text that can go out now that there is no more."""
+        """New text, now that the text is complete."""
         return self.release(self.raw.strip())
 
     def release(self, text: str) -> str:
-        """What `text` adds to what is out already."""
+        """What `text` adds to the text emitted so far."""
         if not text.startswith(self.emitted):
             raise AssertionError(f"streamed {self.emitted[-40:]!r}, which the reply does not start with")
         more, self.emitted = text[len(self.emitted) :], text
@@ -113,16 +113,16 @@ class _Text:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `stop`."""
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class ReplyStream:
-    """Reads one output as it is sampled.
+    """Parses one output while it is sampled.
 
-    `parse` reads a whole output; `stop` are strings that end the message when they appear in its content (tool
-    calls and reasoning are not searched, as with the OpenAI API). After the feed that completed one, `cut`
-    is the number of ids that belong to the output, and the caller stops.
+    `parse` parses a whole output. `stop` are strings that end the message when they appear in its content (tool calls
+    and reasoning are not searched, as in the OpenAI API). After the `feed` that completed one, `cut` is the number of
+    ids that belong to the output, and the caller must stop sampling.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class ReplyStream:
         self.ids: list[int] = []
         self.cut: int | None = None
         self.stopped_by = ""
-        """The stop string that appeared."""
+        """The stop string that appeared, or empty."""
         self.reasoning = 0
-        """Ids of thoughts, the closing tag included."""
+        """Number of ids in thoughts, the closing tag included."""
         self._parse = parse
         self._to_bytes = to_bytes
         self._markers = markers
@@ -152,22 +152,22 @@ class ReplyStream:
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """Take sampled `ids`; what they certainly add to the reply."""
+        """Add sampled `ids`. Returns what they add to the reply for certain."""
         deltas: list[Delta] = []
         for token in ids:
             self.ids.append(token)
             if self.cut is not None:
-                continue  # the engine was a little ahead of a stop string
+                continue  # sampled beyond the stop string
             self.reasoning += self._mode is _Mode.REASONING
             if token in self._structure:
                 self._flush()
-                deltas += self._turn(token)
+                deltas += self._switch(token)
             elif self._mode is _Mode.CALLS and token == self._markers.call_close:
                 deltas += self._new_calls(self._parse(self.ids))
             else:
                 self._pending.append(token)
                 if self._content.stop:
-                    self._flush()  # which token completes a stop string is told one by one
+                    self._flush()  # token by token, to know which one completes a stop string
         self._flush()
         if reasoning := self._reasoning.ready() if self._mode is _Mode.REASONING else "":
             deltas.append(Delta(reasoning=reasoning))
@@ -179,7 +179,7 @@ class ReplyStream:
         return [*deltas, Delta(content=content)] if content else deltas
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply, and what of it was not streamed yet."""
+        """The whole reply, and the deltas that were not streamed yet."""
         reply = self._parse(self.ids[: self.cut])
         if self.cut is not None:
             reply = replace(reply, content=self._stopped, calls=(), malformed=())
@@ -190,18 +190,18 @@ class ReplyStream:
             deltas.append(Delta(content=more))
         return reply, deltas + self._new_calls(reply)
 
-    def _turn(self, token: int) -> list[Delta]:
-        """A structural token: what precedes it is complete, what follows is something else, or not yet certain."""
+    def _switch(self, token: int) -> list[Delta]:
+        """Change the mode at a structural token, which completes what precedes it."""
         markers = self._markers
         if self._mode is _Mode.START:
-            self._content.add(b"", final=True)  # half a character is not blank
+            self._content.add(b"", final=True)  # half a character is not whitespace
             self._mode = _Mode.CONTENT if self._content.raw.strip() else _Mode.START
         mode = self._mode
         if mode is _Mode.START and token == markers.think_open:
             self._mode = _Mode.REASONING
         elif mode is _Mode.REASONING and token == markers.think_close:
             self._reasoning.add(b"", final=True)
-            # spelled out in ordinary tokens, the closing tag is ambiguous for a parser of text
+            # a closing tag in ordinary tokens, too: which one the parser takes is only known at the end
             self._mode = _Mode.HELD if "</think>" in self._reasoning.raw else _Mode.CONTENT
             if self._mode is _Mode.CONTENT and (more := self._reasoning.rest()):
                 return [Delta(reasoning=more)]
@@ -215,20 +215,20 @@ class ReplyStream:
         return []
 
     def _flush(self) -> None:
-        """Read the ordinary tokens since the last structural one."""
+        """Decode the ordinary tokens since the last structural one."""
         data = b"".join(map(self._to_bytes, self._pending))
         self._pending.clear()
         if self._mode is _Mode.REASONING:
             self._reasoning.add(data)
         elif self._mode in (_Mode.START, _Mode.CONTENT):
-            found = self._content.add(data)
+            stop = self._content.add(data)
             if begun := self._content.raw.strip():
                 held = self._markers.held and begun.startswith(self._markers.held)
                 self._mode = _Mode.HELD if held and self._mode is _Mode.START else _Mode.CONTENT
             if self._mode is _Mode.HELD:
                 return
-            if found is not None:
-                at, self.stopped_by = found
+            if stop is not None:
+                at, self.stopped_by = stop
                 self._stopped = self._content.raw[:at].strip()
                 self.cut = len(self.ids)
 

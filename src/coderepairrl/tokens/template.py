@@ -1,4 +1,4 @@
-"""The chat template that a model brings, as transformers would apply it: the yardstick of a renderer."""
+"""A model's chat template, applied as transformers does: renderers are compared with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from coderepairrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template's source, and the text of the special tokens that it may name."""
+    """A template's source, and the texts of the special tokens that it may refer to."""
 
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -27,10 +27,10 @@ class Template:
         thinking: bool,
         prompt: bool = True,
     ) -> str:
-        """What it makes of `messages`, with the beginning of a reply if `prompt`.
+        """`messages` as text, with the generation prompt if `prompt`.
 
-        There is no clock, so that a prompt is the same on every day: templates write their own date instead.
-        Raises `ConfigError` when it cannot.
+        No clock is available, so that prompts do not change from day to day: templates fall back to a fixed date.
+        Raises `ConfigError` when the template fails.
         """
         from jinja2 import TemplateError
 
@@ -44,7 +44,7 @@ class Template:
                     enable_thinking=thinking,
                 )
             )
-        except (TemplateError, TypeError, RecursionError) as error:  # values may be nested deeper than can be written
+        except (TemplateError, TypeError, RecursionError) as error:  # values may be nested too deep
             why = str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
             raise ConfigError(f"the model's chat template fails: {why}") from error
 

@@ -1,4 +1,4 @@
-"""A trie of token ids: what sequences begin with alike is held once."""
+"""A compressed trie (radix tree) of token ids: common prefixes are stored once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """The longest beginning of a sequence that a trie holds."""
+    """The longest prefix of a sequence that a trie holds."""
 
     length: int
     """In tokens."""
     owner: int | None
-    """A sequence that begins with it; None if not even the first token is known."""
+    """A sequence that begins with it; None for a prefix of no token."""
     end: int | None
-    """The last added of the sequences that are it and nothing more, if there is one."""
+    """The last added of the sequences that equal it, if there is one."""
 
 
 class Node:
-    """Tokens between two branches, below those of its parents. Its end stays its end when others branch off."""
+    """An edge label between two branches. A node stays the end of its label when others branch off inside it."""
 
     __slots__ = ("children", "end", "label", "owner")
 
@@ -31,10 +31,9 @@ class Node:
 
 
 class Trie:
-    """Sequences of ids below 2^31, by a number of each.
+    """Numbered sequences of ids below 2^31.
 
-    A node has as many tokens as no branch divides, so that memory and time are linear in tokens: 4 bytes each, and two
-    nodes at most for a sequence.
+    Memory and time are linear in tokens: 4 bytes each, and at most two nodes per sequence.
 
     >>> trie = Trie()
     >>> _ = trie.add((1, 2, 3, 4), 0), trie.add((1, 2, 9), 1)
@@ -47,13 +46,13 @@ class Trie:
         self._tokens = 0
 
     def __len__(self) -> int:
-        """Distinct tokens: as many as there are different beginnings, the empty one left out."""
+        """Number of distinct non-empty prefixes."""
         return self._tokens
 
     def add(self, ids: Sequence[int], number: int, after: Node | None = None) -> Node:
-        """Hold `ids` as sequence `number`; where it ends.
+        """Add `ids` as sequence `number`; returns the node at which it ends.
 
-        With `after`, what `add` gave for another sequence, `ids` are only what comes after that one.
+        With `after`, the end of another sequence, `ids` are only what follows that one.
         """
         new = array("i", ids)
         node, at = after or self._root, 0
@@ -66,12 +65,12 @@ class Trie:
             else:
                 same = common(child.label, new, at)
                 at += same
-                node = child if same == len(child.label) else _branched(node, child, same)
+                node = child if same == len(child.label) else _split(node, child, same)
         node.end = number
         return node
 
     def longest(self, ids: Sequence[int]) -> Known:
-        """The longest beginning of `ids` that a sequence begins with."""
+        """The longest prefix of `ids` that is a prefix of some sequence."""
         wanted = array("i", ids)
         node, at = self._root, 0
         while at < len(wanted) and (child := node.children.get(wanted[at])) is not None:
@@ -83,8 +82,8 @@ class Trie:
         return Known(at, node.owner if at else None, node.end)
 
 
-def _branched(parent: Node, child: Node, at: int) -> Node:
-    """A new node for the first `at` tokens of `child`, which stays below it with the others."""
+def _split(parent: Node, child: Node, at: int) -> Node:
+    """Insert a node for the first `at` tokens of `child`, which keeps the others below it."""
     upper = Node(child.label[:at], child.owner)
     parent.children[upper.label[0]] = upper
     child.label = child.label[at:]
@@ -93,7 +92,7 @@ def _branched(parent: Node, child: Node, at: int) -> Node:
 
 
 def common(one: Sequence[object], other: Sequence[object], start: int = 0) -> int:
-    """How many items `one` begins with that are those of `other` from `start` on. Both are strings, or arrays of ids.
+    """Length of the common prefix of `one` and ``other[start:]``. Both are strings, or arrays of ids.
 
     >>> common("abcd", "xabd", 1)
     2
@@ -101,7 +100,7 @@ def common(one: Sequence[object], other: Sequence[object], start: int = 0) -> in
     low, high = 0, min(len(one), len(other) - start)
     if one[:high] == other[start : start + high]:
         return high
-    while high - low > 1:  # halves, so that all comparisons together are as long as the first
+    while high - low > 1:  # bisection: all slice comparisons together are as long as the first
         middle = (low + high) // 2
         if one[low:middle] == other[start + low : start + middle]:
             low = middle

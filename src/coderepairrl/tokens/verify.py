@@ -1,4 +1,4 @@
-"""The exam that a codec sits at start-up: recorded ids can be extended, and the extension is the rendering."""
+"""Checks of a codec at start-up: recorded ids can be extended, and extending equals rendering."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _REPLIES: dict[str, Messages] = {
     ),
 }
 _TOOL: Messages = ({"role": "tool", "tool_call_id": "call00001", "content": "setup.py\ntests\n"},)
-_NEWS: dict[str, Messages] = {
+_ADDED: dict[str, Messages] = {
     "a tool result": _TOOL,
     "several tool results": (*_TOOL, {"role": "tool", "tool_call_id": "call00002", "content": ""}),
     "a user message": ({"role": "user", "content": "\nGo on."},),
@@ -59,14 +59,14 @@ _NEEDED = (
     "a reply in words, then a user message",
     "a reply with a tool call, then a tool result",
 )
-"""Without these there is no agent."""
+"""Conversations without which no agent works."""
 
 
 class Findings(NamedTuple):
-    """Conversations that can be had only with less than the best.
+    """Conversations with restrictions.
 
-    `forks` are extended only by rendering again (a user message, with thinking on); `refused` are those that the
-    family's template refuses, such as several calls at once.
+    `forks` cannot be extended, only rendered again (a user message, with thinking); `refused` are refused by the
+    template, such as several calls at once.
     """
 
     forks: tuple[str, ...]
@@ -74,26 +74,26 @@ class Findings(NamedTuple):
 
 
 def verify(codec: Codec) -> Findings:
-    """What `codec` cannot extend, or cannot write; nothing of either at best.
+    """Which conversations `codec` cannot extend, or cannot render; ideally none.
 
-    Raises `ConfigError` saying what is not exact: texts that do not come back, special tokens that message text
-    can forge, a prompt that is no prefix of the conversation, an extension that differs from the rendering, calls that
-    are not read as they were written.
+    Raises `ConfigError` for what is not exact: texts that are not decoded as they were encoded, special tokens that
+    message text can forge, a prompt that is not a prefix of the conversation, an extension that differs from the
+    rendering, calls that are not parsed as they were rendered.
     """
     _check_texts(codec)
     _check_inert(codec)
     beginning = _check_prompt(codec)
     forks: list[str] = []
     refused: list[str] = []
-    for said, reply in _REPLIES.items():
+    for kind, reply in _REPLIES.items():
         try:
-            prompt, output = _canonical(codec, reply, said)
+            prompt, output = _canonical(codec, reply, kind)
         except ValueError as error:
-            _refuse(codec, said, refused, error)
+            _refuse(codec, kind, refused, error)
             continue
-        _check_calls(codec, said, reply, output, prompt)
-        for added, news in _NEWS.items():
-            name = f"{said}, then {added}"
+        _check_calls(codec, kind, reply, output, prompt)
+        for added, news in _ADDED.items():
+            name = f"{kind}, then {added}"
             try:
                 rendered = codec.render((*QUESTION, *reply, *news), TOOLS)
                 whole = codec.extend(prompt, output, news)
@@ -106,8 +106,8 @@ def verify(codec: Codec) -> Findings:
                 forks.append(name)
                 continue
             if whole[len(whole) - len(beginning) :] != beginning:
-                raise ConfigError(f"{codec.name}: {added} after {said} is followed by no beginning of a reply")
-            # With thinking on, rendering drops the marks of empty thoughts from history and extending keeps them.
+                raise ConfigError(f"{codec.name}: {added} after {kind} is followed by no beginning of a reply")
+            # with thinking, rendering drops empty thoughts from history and extending keeps them
             if not codec.thinking and [*prompt, *output, *whole] != rendered:
                 raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
             if name in _NEEDED and not codec.thinking:
@@ -119,10 +119,10 @@ def verify(codec: Codec) -> Findings:
 
 
 def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
-    """The next reply follows its prompt as the first one does."""
+    """Raise `ConfigError` unless the prompt after `conversation` is a prefix of the conversation with a reply."""
     reply = _REPLIES["a reply in words"]
-    _, said = _canonical(codec, reply, "a reply in words")
-    expected = [*prompt, *said]
+    _, output = _canonical(codec, reply, "a reply in words")
+    expected = [*prompt, *output]
     if codec.render((*conversation, *reply), TOOLS, prompt=False)[: len(expected)] != expected:
         raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are no prefix of the conversation")
 
@@ -134,10 +134,10 @@ def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> N
 
 
 def _check_calls(codec: Codec, name: str, reply: Messages, output: list[int], prompt: list[int]) -> None:
-    """Calls are read as they were written."""
+    """Raise `ConfigError` unless calls are parsed as they were rendered."""
     wanted = [call["function"] for call in reply[0].get("tool_calls", ())]
-    found = codec.parse(output, prompt, TOOLS).calls
-    read = [(call.name, json.loads(call.arguments)) for call in found]
+    calls = codec.parse(output, prompt, TOOLS).calls
+    read = [(call.name, json.loads(call.arguments)) for call in calls]
     if read != [(call["name"], json.loads(call["arguments"])) for call in wanted]:
         raise ConfigError(f"{codec.name}: the calls of {name} are not read: {codec.decode(output)!r}")
 
@@ -147,7 +147,7 @@ def _where(codec: Codec, rendered: Sequence[int]) -> str:
 
 
 def _canonical(codec: Codec, reply: Messages, name: str) -> tuple[list[int], list[int]]:
-    """Prompt and output ids of a conversation with `reply`, as if the policy had said it in the usual ids."""
+    """Prompt and output ids of a conversation with `reply`, as if the policy had sampled the canonical ids."""
     prompt = codec.render(QUESTION, TOOLS)
     whole = codec.render((*QUESTION, *reply), TOOLS, prompt=False)
     if whole[: len(prompt)] != prompt:
@@ -168,7 +168,7 @@ def _check_texts(codec: Codec) -> None:
 
 
 def _check_prompt(codec: Codec) -> list[int]:
-    """Ids with which a reply begins; Mistral has none. Tools and calls must be written at all."""
+    """Ids of the generation prompt; Mistral has none. Raises `ConfigError` if tools or calls are not shown."""
     prompt, asked = codec.render(QUESTION, TOOLS), codec.render(QUESTION, TOOLS, prompt=False)
     if prompt[: len(asked)] != asked:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")

@@ -1,8 +1,8 @@
-"""ASCII text to ids word by word, with the words of earlier texts remembered.
+"""ASCII text to ids word by word, with a cache of words, in a quarter of the tokenizer's time.
 
-A byte-level BPE splits text by a regular expression and merges within each piece only, so the ids of a piece are
-always the same. Which pieces there are is found by Python's `re`, on ASCII text only, where the two dialects of
-regular expressions agree; a pattern on which they do not is left to the tokenizer. A quarter of the tokenizer's time.
+A byte-level BPE splits text by a regular expression and merges within each piece only, so the ids of a piece never
+change. Python's `re` splits ASCII text, on which it agrees with the tokenizer's dialect of regular expressions; patterns
+on which the two differ are left to the tokenizer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST = 32
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """The ids of words of at most 32 characters, at most 32,768 of them; `model` knows those of all others."""
+    """A cache of at most 32,768 words of at most 32 characters, filled by the tokenizer's BPE `model`."""
 
     def __init__(self, pattern: re.Pattern[str], model: Any, alphabet: Mapping[str, int]) -> None:
         self._split = pattern.findall
@@ -34,11 +34,11 @@ class Words(dict[str, tuple[int, ...]]):
         self._spelled = str.maketrans({chr(byte): char for char, byte in alphabet.items()})
 
     def encode(self, text: str) -> list[int] | None:
-        """Ids of `text`, which holds no added token; None if it is not ASCII."""
+        """Ids of `text` without added tokens; None if it is not ASCII."""
         if not text.isascii():
             return None
         words = self._split(text)
-        if "".join(words) != text:  # what the pattern skips is a piece, too
+        if "".join(words) != text:  # the tokenizer keeps what the pattern skips as a piece
             return None
         return list(chain.from_iterable(map(self.__getitem__, words)))
 
@@ -52,9 +52,9 @@ class Words(dict[str, tuple[int, ...]]):
 
 
 def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) -> Words | None:
-    """`Words` for the `tokenizer` of a ``tokenizer.json``; None for one that does not split as `re` can.
+    """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` cannot split text as it does.
 
-    `alphabet` is the stand-in of each byte, to the byte.
+    `alphabet` has the bytes by their characters in the vocabulary.
     """
     pattern = _pattern(spec)
     if pattern is None or any(kind not in NORMAL for kind in types(spec.get("normalizer"), "normalizers")):
@@ -67,7 +67,7 @@ def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) 
 
 
 def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """What splits text, where it is one pattern, as `re` has it."""
+    """The pre-tokenizer's pattern for `re`, if it has exactly one."""
     whole = spec.get("pre_tokenizer") or {}
     *splits, last = whole.get("pretokenizers") or [whole]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
@@ -81,7 +81,7 @@ def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
         source = split["pattern"]["Regex"]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # of what the dialects understand differently
+            warnings.simplefilter("error")  # for syntax whose meaning differs or will change
             pattern = re.compile(_ascii(source), re.ASCII)
     except (re.error, KeyError, Warning):
         return None
@@ -102,5 +102,5 @@ def _ascii(source: str) -> str:
 
 
 def types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
-    """The types of a step of a tokenizer, or of the steps `inner` that it is a sequence of."""
+    """The type of a tokenizer's step, or the types of its steps under the key `inner` if it is a sequence."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

@@ -35,7 +35,7 @@ class _Receiving(TinyEngine):
         if not weights.is_offer(path):
             return await super().load(path, version, checksum)
         try:
-            tensors, found = await asyncio.to_thread(wire.receive, path, 1, 1, self.patience)
+            tensors, found = await asyncio.to_thread(wire.receive, path / weights.OFFER, 1, 1, self.patience)
         except wire.Torn as torn:
             raise EngineFault(f"the weights did not arrive: {torn}") from torn
         if found != checksum:

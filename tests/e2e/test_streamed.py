@@ -21,7 +21,7 @@ def test_a_run_without_files(route: str, project: Project) -> None:
     steps = [record for record in project.records() if record["type"] == "step"]
     assert max(step["metrics"]["learn/mismatch_max"] for step in steps) < 1e-4  # engine and trainer agree
     trained = load_file(project.run.checkpoints / "00002" / "model.safetensors")
-    assert wire.checksum(wire.Described(*each) for each in trained.items()) == steps[-1]["checksum"]
+    assert wire.combined_digest(wire.Described(*each) for each in trained.items()) == steps[-1]["checksum"]
     refused = project.crrl("train", str(project.run.path), "engine.weights=file", "--resume", check=False)
     assert refused.returncode == 2 and "cannot change in the middle of a run" in refused.stderr
     resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified

@@ -530,17 +530,18 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
 
     tensors = load_tensors(miniature / "model.safetensors")
     described = [sync_wire.Described(*each) for each in tensors.items()]
-    checksum = sync_wire.checksum(described)
+    checksum = sync_wire.combined_digest(described)
     joined._link.patience = 280.0  # however busy the machine is
 
     def offer(name: str, of: list[sync_wire.Described]) -> Path:
         (tmp_path / name).mkdir()
-        sync_wire.write_offer(tmp_path / name, "gloo", of)
+        sync_wire.write_offer(tmp_path / name / weights.OFFER, "gloo", of, called_off=weights.CALLED_OFF)
         return tmp_path / name
 
     async def sent(name: str, version: int, checksum: str) -> int:
         folder = offer(name, described)
-        sending = asyncio.to_thread(sync_wire.send, folder, iter(tensors.items()), await joined.receivers(), 280.0)
+        file, receivers = folder / weights.OFFER, await joined.receivers()
+        sending = asyncio.to_thread(sync_wire.send, file, iter(tensors.items()), receivers, 280.0)
         said, _ = await asyncio.gather(joined.load(folder, version, checksum), sending)
         return said
 
@@ -550,7 +551,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     with pytest.raises(EngineFault, match=f"what arrived has checksum {checksum}, .* version 5 stays"):
         await sent("other", 6, "0" * 64)
     nobody = offer("nobody", described)
-    (nobody / sync_wire.CALLED_OFF).touch()
+    (nobody / weights.CALLED_OFF).touch()
     with pytest.raises(EngineFault, match="version 5 is served as before: Torn: the other end ended"):
         await joined.load(nobody, 6, checksum)
     with pytest.raises(EngineFault, match="another model: lacks"):  # before the server hears of it

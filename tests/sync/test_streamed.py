@@ -53,7 +53,7 @@ class Held:
         if self.refuses:
             raise EngineFault(self.refuses)
         ranks = range(1, self.workers + 1)
-        arriving = [asyncio.to_thread(wire.receive, path, rank, self.workers, WAIT) for rank in ranks]
+        arriving = [asyncio.to_thread(wire.receive, path / weights.OFFER, rank, self.workers, WAIT) for rank in ranks]
         try:
             arrived = await asyncio.gather(*arriving)
         except (wire.Torn, ValueError) as error:
@@ -130,7 +130,7 @@ async def test_what_arrives_is_what_a_file_would_have(
             for arrived in held.weights:
                 assert arrived.keys() == truth.keys()
                 assert all(torch.equal(arrived[name], value) for name, value in truth.items())
-            listed = wire.checksum(wire.Described(name, value) for name, value in truth.items())
+            listed = wire.combined_digest(wire.Described(name, value) for name, value in truth.items())
             assert listed == offer.checksum
 
 
@@ -183,7 +183,7 @@ END = f"""
 import os, signal, sys
 from pathlib import Path
 import torch
-from coderepairrl.sync import wire
+from coderepairrl.sync import weights, wire
 
 torch.set_num_threads(1)
 folder, end = Path(sys.argv[1]), sys.argv[2]
@@ -198,10 +198,10 @@ def dying(self, tensor):
     if len(seen) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 if end == "sender":
-    wire.send(folder, tensors(), 1, {WAIT})
+    wire.send(folder / weights.OFFER, tensors(), 1, {WAIT})
 else:
     wire.Wire.broadcast = dying
-    wire.receive(folder, 1, 1, {WAIT})
+    wire.receive(folder / weights.OFFER, 1, 1, {WAIT})
 """
 
 
@@ -209,7 +209,8 @@ def offered(
     folder: Path, values: Sequence[float] = (0.0, 1.0, 2.0, 3.0), route: str = "gloo"
 ) -> list[tuple[str, torch.Tensor]]:
     tensors = [(f"w{n}", torch.full((BIG,), value)) for n, value in enumerate(values)]
-    wire.write_offer(folder, route, [wire.Described(*each) for each in tensors])
+    described = [wire.Described(*each) for each in tensors]
+    wire.write_offer(folder / weights.OFFER, route, described, called_off=weights.CALLED_OFF)
     return tensors
 
 
@@ -222,13 +223,13 @@ def test_an_end_that_dies_half_way_is_noticed_by_the_other(route: str, tmp_path:
         other = subprocess.Popen([sys.executable, "-c", END, str(folder), end])
         with pytest.raises(wire.Torn, match="the wire broke"):
             if end == "sender":
-                wire.receive(folder, 1, 1, WAIT)
+                wire.receive(folder / weights.OFFER, 1, 1, WAIT)
             else:
-                wire.send(folder, tensors, 1, WAIT)
+                wire.send(folder / weights.OFFER, tensors, 1, WAIT)
         assert end == "sender" or list(tensors) == [], "all processes of a learner draw to the end"
         assert other.wait() == -9
         left = {file.name for file in folder.iterdir()}
-        assert left <= {wire.OFFER, "meet-store", "meet-ready-1", "meet-go"}, "no memory is left"
+        assert left <= {weights.OFFER, "meet-store", "meet-ready-1", "meet-go"}, "no memory is left"
 
 
 SHAPES: list[list[int]] = [[], [0], [3], [1], [5, 7], [1000], [3, 1, 2], [64], [641]]
@@ -240,19 +241,19 @@ async def test_tensors_of_all_sizes_pass_through_common_memory(tmp_path: Path, m
     types = list(wire.DTYPES.values())
     tensors = [(f"w{n}", torch.randn(shape).to(types[n % 3])) for n, shape in enumerate(SHAPES * 3)]
     described = [wire.Described(*each) for each in tensors]
-    wire.write_offer(tmp_path, "ipc", described)
+    wire.write_offer(tmp_path / weights.OFFER, "ipc", described, called_off=weights.CALLED_OFF)
     ranks = (1, 2)
-    sending = asyncio.to_thread(wire.send, tmp_path, iter(tensors), 2, WAIT)
-    receiving = [asyncio.to_thread(wire.receive, tmp_path, rank, 2, WAIT) for rank in ranks]
+    sending = asyncio.to_thread(wire.send, tmp_path / weights.OFFER, iter(tensors), 2, WAIT)
+    receiving = [asyncio.to_thread(wire.receive, tmp_path / weights.OFFER, rank, 2, WAIT) for rank in ranks]
     _, *received = await asyncio.gather(sending, *receiving)
     for arrived, checksum in received:
-        assert checksum == wire.checksum(described)
+        assert checksum == wire.combined_digest(described)
         assert all(torch.equal(arrived[name], tensor) for name, tensor in tensors)
 
 
 async def both(folder: Path, tensors: list[tuple[str, torch.Tensor]]) -> list[Any]:
-    sending = asyncio.to_thread(wire.send, folder, iter(tensors), 1, WAIT)
-    receiving = asyncio.to_thread(wire.receive, folder, 1, 1, WAIT)
+    sending = asyncio.to_thread(wire.send, folder / weights.OFFER, iter(tensors), 1, WAIT)
+    receiving = asyncio.to_thread(wire.receive, folder / weights.OFFER, 1, 1, WAIT)
     return await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
@@ -284,9 +285,9 @@ async def test_no_room_for_common_memory(tmp_path: Path) -> None:
 def test_nobody_comes(tmp_path: Path) -> None:
     offered(tmp_path)
     with pytest.raises(wire.Torn, match="did not come within"):
-        wire.send(tmp_path, iter([]), 1, 0.0)
+        wire.send(tmp_path / weights.OFFER, iter([]), 1, 0.0)
     with pytest.raises(wire.Torn, match="did not come within"):
-        wire.receive(tmp_path, 1, 1, 0.0)
+        wire.receive(tmp_path / weights.OFFER, 1, 1, 0.0)
 
 
 SIZES = st.sampled_from([1, 2, 3, 7, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 << 16, (5 << 16) + 3])
@@ -295,22 +296,25 @@ SIZES = st.sampled_from([1, 2, 3, 7, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 <<
 @given(SIZES, st.sampled_from(list(wire.DTYPES.values())), st.data())
 def test_a_digest_sees_every_change(size: int, dtype: torch.dtype, data: st.DataObject) -> None:
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    said = wire.digest(tensor)
-    assert said == wire.digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
+    before = wire.digest(tensor)
+    assert before == wire.digest(tensor.clone().view(1, -1).t()), "shape is none of its business"
     one, other = (data.draw(st.integers(0, size - 1)) for _ in range(2))
     changed = tensor.clone()
     changed.view(torch.int16)[one * tensor.element_size() // 2] += 1
-    assert wire.digest(changed) != said
+    assert wire.digest(changed) != before
     swapped = tensor.clone()
     swapped[one], swapped[other] = tensor[other], tensor[one]
-    assert (wire.digest(swapped) == said) == torch.equal(swapped, tensor)
+    assert (wire.digest(swapped) == before) == torch.equal(swapped, tensor)
 
 
-def test_the_two_sides_name_things_alike() -> None:
-    ours = (weights.OFFER, weights.MEET, weights.CALLED_OFF)
-    assert ours == (wire.OFFER, wire.MEET, wire.CALLED_OFF)
-    sizes = {name: dtype.itemsize for name, dtype in wire.DTYPES.items()}
-    assert sizes == weights._BYTES
+def test_an_offer_says_how_large_it_is_without_torch(tmp_path: Path) -> None:
+    tensors = {f"w{n}": torch.zeros(n, 3, dtype=dtype) for n, dtype in enumerate(wire.DTYPES.values())}
+    described = [wire.Described(*each) for each in tensors.items()]
+    wire.write_offer(tmp_path / weights.OFFER, "gloo", described, called_off=weights.CALLED_OFF)
+    assert weights.size(tmp_path) == sum(tensor.nbytes for tensor in tensors.values())
+    assert {name: each.shape for name, each in weights.tensors(tmp_path).items()} == {
+        name: tuple(tensor.shape) for name, tensor in tensors.items()
+    }
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:

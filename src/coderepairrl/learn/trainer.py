@@ -28,7 +28,7 @@ from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.sync import wire
-from coderepairrl.sync.weights import checksum
+from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample
 
 _OPTIMIZER = "optimizer"
@@ -135,8 +135,14 @@ class Trainer:
         path = folder / f"v{self.version:06d}"
         with self._replaced(path) as temporary:
             described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
-            self._agree(lambda: wire.write_offer(temporary, route, described) if self._first else None)
-        return path, self.version, wire.checksum(described)
+            self._agree(
+                lambda: (
+                    wire.write_offer(temporary / OFFER, route, described, called_off=CALLED_OFF)
+                    if self._first
+                    else None
+                )
+            )
+        return path, self.version, wire.combined_digest(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send what the folder `offer` says to an engine's workers, layer by layer; "", or why it broke off.
@@ -150,7 +156,7 @@ class Trainer:
             deque(tensors, maxlen=0)
             return ""
         try:
-            wire.send(offer, tensors, receivers, seconds)
+            wire.send(offer / OFFER, tensors, receivers, seconds)
         except wire.Torn as torn:  # the engine says what it is, if it still can
             return str(torn)
         return ""

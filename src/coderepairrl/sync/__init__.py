@@ -1,1 +1,1 @@
-"""Weights on their way from the learner to an engine, each version with one checksum."""
+"""Transfer of weights from the learner to an engine, each version with a checksum."""

@@ -1,4 +1,4 @@
-"""Where weights lie on their way to an engine: they are large, and lie in memory."""
+"""The folder for weights on their way to an engine: in memory, since they are large."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from coderepairrl.runs import RunFolder
 
 
 def shared_path(run: RunFolder, base: Path | None = None) -> Path:
-    """Where weights lie on their way to the engine, one folder per run: below `base`, else in memory where the system
-    offers it."""
+    """The folder of a run's weights on their way to the engine: below `base`, else in /dev/shm, else in the temporary
+    folder."""
     memory = Path("/dev/shm")
     base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
     return base / f"{PREFIX}{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]}"
@@ -23,10 +23,10 @@ def shared_path(run: RunFolder, base: Path | None = None) -> Path:
 
 @contextmanager
 def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
-    """`shared_path`, empty: cleared of what a killed process of this run left. Gone on leaving.
+    """An empty `shared_path`, removed on leaving; what a killed process of this run left in it is deleted.
 
-    On this machine alone (without `base`) those of other runs that were killed are cleared away, too. Raises
-    `UsageError` when it cannot be made.
+    Without `base`, folders of other runs that were killed are removed, too. Raises `UsageError` when the folder cannot
+    be made.
     """
     path = shared_path(run, base)
     if base is None:

@@ -1,4 +1,4 @@
-"""An engine whose full weights come from the learner without a file: both ends of the wire, driven together."""
+"""An engine that takes full weights from the learner without a file: drives both ends of the transfer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 Send = Callable[[Path, int, int, float], Awaitable[str]]
-"""``(offer, version, receivers, seconds)``: sends, and says "" or why it broke off (`Learner.send`)."""
+"""``(offer, version, receivers, seconds)``: sends, and returns "" or why it broke off (`Learner.send`)."""
 
 
 class Streamed(Engine):
-    """`Engine` around one that receives (`EngineSpec.receives`).
+    """Wraps an engine that receives weights (`EngineSpec.receives`).
 
-    A transfer that breaks off is an `EngineFault`, or the sender's own fault.
+    A transfer that breaks off raises `EngineFault`, or the sender's own fault.
     """
 
     def __init__(self, engine: Engine, send: Send) -> None:
@@ -32,12 +32,13 @@ class Streamed(Engine):
         return self._engine.generate(ids, sampling, seed)
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. An offer can be loaded again for as long as the learner has its weights."""
+        """See `Engine.load`. An offer can be loaded repeatedly while the learner still has its weights."""
         if not weights.is_offer(path):
             return await self._engine.load(path, version, checksum)
         receivers = await self._engine.receivers()
-        for left in path.glob(f"{weights.MEET}*"):  # of an attempt before
-            left.unlink()
+        for left in path.iterdir():  # of an earlier attempt
+            if left.name != weights.OFFER:
+                left.unlink()
         loading = asyncio.ensure_future(self._engine.load(path, version, checksum))
         sending = asyncio.ensure_future(self._send(path, version, receivers, self._engine.patience))
         try:
@@ -48,12 +49,12 @@ class Streamed(Engine):
                 (path / weights.CALLED_OFF).touch()
             await asyncio.wait({loading, sending})
         if fault := sending.exception():
-            loading.exception()  # it says that nothing came
+            loading.exception()  # only a consequence
             raise fault
         try:
-            return loading.result()  # it has the checksum: whatever the sender says of the end, all has arrived
+            return loading.result()  # the checksum holds: everything arrived
         except EngineFault as refusal:
-            if called_off or not sending.result():  # a sender that is called off complains of us
+            if called_off or not sending.result():  # a sender that was called off only reports that
                 raise
             raise EngineFault(f"{refusal}; the learner broke off: {sending.result()}", fix=refusal.fix) from refusal
 

@@ -1,14 +1,13 @@
-"""What `Engine.load` is given, read without torch: a file, a folder of full weights, or a folder with a peft adapter.
+"""The weights that `Engine.load` takes, read without torch: a file, a folder of full weights, or a peft adapter.
 
-A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter; any other holds full weights in
-Hugging Face layout, in one safetensors file or several. A folder with ``offer.json`` holds none: they come over a wire
-(`coderepairrl.sync.wire`).
+A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter; any other has full weights in
+Hugging Face layout, in one safetensors file or several. A folder with ``offer.json`` has none: they are transferred by
+`coderepairrl.sync.wire`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +20,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
 MODEL = "model.safetensors"
 OFFER = "offer.json"
-MEET = "meet-"
-CALLED_OFF = MEET + "off"
-"""Names in an offer: `coderepairrl.sync.wire` says what they mean."""
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+CALLED_OFF = "called-off"
+"""A file beside the offer: a transfer that has not begun is given up (`coderepairrl.sync.wire`)."""
 
 
 class Published(NamedTuple):
@@ -32,7 +29,8 @@ class Published(NamedTuple):
 
     The folder holds a model (``model.safetensors``, or shards and their index) or adapters in peft's layout
     (``adapter_config.json``, ``adapter_model.safetensors``). The checksum is the SHA-256 in hexadecimal of its
-    safetensors files, one after the other in the order of their names. A `Learner.offer` has no such file.
+    safetensors files, one after the other in the order of their names. Of a `Learner.offer`, which has no such file, it
+    is `coderepairrl.sync.wire.combined_digest`.
     """
 
     path: Path
@@ -41,7 +39,7 @@ class Published(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """What a header says of a tensor; `dtype` as safetensors spells it (``F32``, ``BF16``)."""
+    """A tensor's header; `dtype` as safetensors spells it (``F32``, ``BF16``)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,36 +51,36 @@ def is_adapter(path: Path) -> bool:
 
 
 def is_offer(path: Path) -> bool:
-    """Whether these weights are not here, but what they will be."""
+    """Whether `path` is the offer of a transfer instead of weights."""
     return (path / OFFER).is_file()
 
 
 def files(path: Path) -> list[Path]:
-    """The safetensors files of weights, by name: those that a folder's index lists, `MODEL`, or all there are.
+    """The safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
 
-    A checkpoint also has its optimiser's, and some models come twice, in their makers' layout, too.
+    Not simply all: a checkpoint also has its optimiser state, and some models a second copy in another layout.
     Raises `EngineFault` when there are none.
     """
     if is_adapter(path):
-        found = [path / ADAPTER]
+        paths = [path / ADAPTER]
     elif (index := path / f"{MODEL}.index.json").is_file():
         try:
-            found = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
+            paths = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineFault(f"{index} lists no files: {error!r}") from None
     elif (path / MODEL).is_file():
-        found = [path / MODEL]
+        paths = [path / MODEL]
     elif path.is_dir():
-        found = sorted(path.glob("*.safetensors"))
+        paths = sorted(path.glob("*.safetensors"))
     else:
-        found = [path]
-    if not found or not all(file.is_file() for file in found):
+        paths = [path]
+    if not paths or not all(file.is_file() for file in paths):
         raise EngineFault(f"there are no weights in {path}")
-    return found
+    return paths
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 in hex over the bytes of `files`, one after the other: of one file, simply its own."""
+    """SHA-256 in hex over the bytes of `files`, concatenated. Raises `EngineFault`."""
     try:
         return storage.checksum(files(path))
     except OSError as error:
@@ -90,33 +88,33 @@ def checksum(path: Path) -> str:
 
 
 def verify(path: Path, expected: str) -> None:
-    """Raise `EngineFault` unless the `checksum` of `path` is the `expected` one, in whatever case."""
-    if (found := checksum(path)) != expected.lower():
-        raise EngineFault(f"{path} has SHA-256 {found}, not {expected}")
+    """Raise `EngineFault` unless the `checksum` of `path` is the `expected` one, in upper or lower case."""
+    if (actual := checksum(path)) != expected.lower():
+        raise EngineFault(f"{path} has SHA-256 {actual}, not {expected}")
 
 
 def size(path: Path) -> int:
-    """Bytes of `files`, or of the tensors that are offered."""
+    """Bytes of `files`, or of the offered tensors."""
     if is_offer(path):
-        return sum(_BYTES[tensor.dtype] * math.prod(tensor.shape) for tensor in tensors(path).values())
+        return int(json.loads((path / OFFER).read_text())["bytes"])
     return sum(file.stat().st_size for file in files(path))
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor's type and shape, from the headers. Raises `EngineFault` for what is cut or no safetensors."""
+    """Type and shape of every tensor, from the headers. Raises `EngineFault` for a file that is not safetensors."""
     if is_offer(path):
         listed = json.loads((path / OFFER).read_text())["tensors"]
         return {name: Tensor(dtype, tuple(shape)) for name, dtype, shape in listed}
-    found: dict[str, Tensor] = {}
+    headers: dict[str, Tensor] = {}
     for file in files(path):
         try:
             with safe_open(file, framework="np") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                for name in opened.keys():  # noqa: SIM118 - not a mapping
                     part = opened.get_slice(name)
-                    found[name] = Tensor(part.get_dtype(), tuple(part.get_shape()))
+                    headers[name] = Tensor(part.get_dtype(), tuple(part.get_shape()))
         except (SafetensorError, OSError) as error:
             raise EngineFault(f"{file} is not a safetensors file: {error}") from None
-    return found
+    return headers
 
 
 def adapter_rank(path: Path) -> int:

@@ -1,21 +1,23 @@
-"""Weights from the learner to an engine's workers without a file: over gloo, NCCL, or memory that both have open.
+"""Weights from the learner to an engine's workers without a file: over gloo, NCCL or shared memory.
 
-Both ends are here. It runs in the learner and in vLLM's Python, which need not have this project: it imports nothing
-of it. The learner writes an *offer*, a folder with ``offer.json`` that says what will come, and both meet there.
+This file has both ends. It runs in the learner and in vLLM's Python, which need not have this project, so it imports
+nothing of it. The learner writes an *offer*, a JSON file that lists the tensors to come, and both ends meet in its
+folder.
 
-Everything that arrives is kept in the receiver's memory until all of it has come, so that a transfer that breaks off
-has changed nothing. That costs each receiver as much host memory as the weights have.
+A receiver keeps all tensors in host memory until the last one has arrived, so that a transfer that breaks off changes
+nothing. That takes as much host memory as the weights have.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -25,31 +27,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-OFFER = "offer.json"
-MEET = "meet-"
-"""What the names of files begin with that belong to one attempt."""
-CALLED_OFF = MEET + "off"
-"""A file that whoever drives both ends leaves when one of them has ended: the other need not wait for it."""
 WINDOW = 1 << 24
-"""Bytes of memory that the ends share with the backend ``ipc``. In the host a new page costs more than its copy."""
+"""Bytes of memory that the ends share with the backend ``ipc``. Few: touching a new page costs more than copying it."""
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """By their names in safetensors."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
-_FOLD = 1 << 16  # numbers of 32 bits that become one
-# Odd, and unlike their neighbours': Fibonacci hashing (Knuth, The Art of Computer Programming, 6.4) of the place.
+_FOLD = 1 << 16  # 32-bit numbers that are folded into one
+# odd factors by Fibonacci hashing (Knuth, The Art of Computer Programming, 6.4) of the position
 _PLACES = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFFF | 1).to(torch.int32)
 
 
 class Torn(OSError):
-    """The other end is gone, silent, or was called off."""
+    """The transfer broke off: the other end is gone, silent, or was called off."""
 
 
 class Described:
-    """What a tensor is, and what is in it: enough to know it again."""
+    """Name, type, shape and digest of a tensor."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
-        """Raises ValueError for a type that no engine takes."""
+        """Raises ValueError for a type that is not in `DTYPES`."""
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is {tensor.dtype}: weights travel as {', '.join(DTYPES)}")
         self.name, self.dtype, self.shape = name, _NAMES[tensor.dtype], list(tensor.shape)
@@ -57,17 +54,17 @@ class Described:
 
 
 def digest(tensor: Tensor) -> str:
-    """SHA-256 in hex of a tensor's bytes, folded where the tensor is: a GPU's need not cross to the host for it.
+    """SHA-256 in hex of a tensor's bytes after folding them on its device: a GPU sends 1/65536 of them to the host.
 
-    256 KiB at a time, each number of 32 bits is multiplied by an odd number of its place, and all are added modulo
-    2^32. One number that differs always shows; several do unless they cancel out, about once in 2^32.
+    Of each 256 KiB, every 32-bit number is multiplied by an odd factor for its position, and all are added modulo 2^32.
+    One differing number always changes the sum; several cancel out about once in 2^32.
     """
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = len(raw) - len(raw) % (4 * _FOLD)
     rest = torch.zeros(4 * _FOLD, dtype=torch.uint8, device=raw.device)
     rest[: len(raw) - whole] = raw[whole:]
     places = _PLACES.to(raw.device)
-    at_once = 1 if raw.device.type == "cpu" else 1024  # what a cache holds
+    at_once = 1 if raw.device.type == "cpu" else 1024  # fits in the cache
     folded = hashlib.sha256()
     for part in (raw[:whole], rest):
         for rows in torch.split(part.view(torch.int32).view(-1, _FOLD), at_once):
@@ -75,28 +72,36 @@ def digest(tensor: Tensor) -> str:
     return folded.hexdigest()
 
 
-def checksum(tensors: Iterable[Described]) -> str:
-    """SHA-256 in hex over names, types, shapes and digests, in the order of the names."""
-    lines = sorted(f"{found.name} {found.dtype} {found.shape} {found.digest}\n" for found in tensors)
+def combined_digest(tensors: Iterable[Described]) -> str:
+    """SHA-256 in hex over names, types, shapes and digests, sorted by name: the checksum of an offer.
+
+    Not that of files (`coderepairrl.sync.weights.checksum`), which a GPU's tensors would have to be written to.
+    """
+    lines = sorted(f"{each.name} {each.dtype} {each.shape} {each.digest}\n" for each in tensors)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def write_offer(folder: Path, backend: str, tensors: Iterable[Described]) -> None:
-    """Say what `send` will send, in this order."""
-    listed = [[found.name, found.dtype, found.shape] for found in tensors]
-    (folder / OFFER).write_text(json.dumps({"backend": backend, "tensors": listed}))
+def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, called_off: str) -> None:
+    """Write the offer of `tensors`, in the order in which `send` will send them.
+
+    Both ends give up waiting for each other once a file named `called_off` is beside it: whoever started them creates
+    it when one of them has ended.
+    """
+    listed = [[each.name, each.dtype, each.shape] for each in tensors]
+    size = sum(DTYPES[each.dtype].itemsize * math.prod(each.shape) for each in tensors)
+    file.write_text(json.dumps({"backend": backend, "called_off": called_off, "bytes": size, "tensors": listed}))
 
 
-def send(folder: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
-    """Send what the offer in `folder` says to so many `receivers`; no step of it may take longer than `seconds`.
+def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
+    """Send `tensors` as offered in `file` to the given number of `receivers`; each step may take `seconds`.
 
-    `tensors` are drawn to the end whatever happens: making one may take every process of a learner. Raises `Torn`, and
-    ValueError when they are not those of the offer.
+    The iterator is always exhausted, since producing a tensor may take every process of a learner. Raises `Torn`, and
+    ValueError for tensors that are not those of the offer.
     """
     try:
-        offer = _read(folder)
-        _meet(folder, 0, receivers, seconds)
-        with Wire(offer["backend"], folder, 0, receivers + 1, seconds) as wire:
+        offer = _read(file)
+        _meet(file.parent, offer["called_off"], 0, receivers, seconds)
+        with Wire(offer["backend"], file.parent, 0, receivers + 1, seconds) as wire:
             for (name, tensor), listed in zip(tensors, offer["tensors"], strict=True):
                 if [name, _NAMES[tensor.dtype], list(tensor.shape)] != listed:
                     raise ValueError(f"{name} was not offered here, but {listed[0]}")
@@ -105,16 +110,16 @@ def send(folder: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, se
         deque(tensors, maxlen=0)
 
 
-def receive(folder: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
-    """All that the offer in `folder` says, in host memory, and its `checksum`; `rank` counts from 1.
+def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
+    """The tensors offered in `file`, in host memory, and their `combined_digest`; `rank` counts from 1.
 
-    Raises `Torn`, also after `seconds` and a step that was begun before, and ValueError for what is not finite.
+    Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for values that are not finite.
     """
-    offer, deadline = _read(folder), time.monotonic() + seconds
-    _meet(folder, rank, receivers, seconds)
+    offer, deadline = _read(file), time.monotonic() + seconds
+    _meet(file.parent, offer["called_off"], rank, receivers, seconds)
     arrived: dict[str, Tensor] = {}
     described: list[Described] = []
-    with Wire(offer["backend"], folder, rank, receivers + 1, seconds) as wire:
+    with Wire(offer["backend"], file.parent, rank, receivers + 1, seconds) as wire:
         for name, dtype, shape in offer["tensors"]:
             tensor = torch.empty(shape, dtype=DTYPES[dtype], device=wire.device)
             wire.broadcast(tensor)
@@ -124,14 +129,14 @@ def receive(folder: Path, rank: int, receivers: int, seconds: float) -> tuple[di
                 raise ValueError(f"{name} has values that are not finite")
             described.append(Described(name, tensor))
             arrived[name] = tensor.cpu()
-    return arrived, checksum(described)
+    return arrived, combined_digest(described)
 
 
 class Wire:
-    """A group of processes that meet over a file in `folder`; rank 0 sends. What differs on a GPU is the backend.
+    """A group of processes that find each other by a file in `folder`; rank 0 sends.
 
-    ``gloo`` and ``nccl`` carry the values themselves. With ``ipc`` they go through a `_Window`, a stretch of the
-    sender's memory that all have open, and gloo says whose turn it is.
+    The backends ``gloo`` and ``nccl`` transport the values. With ``ipc`` they pass through a `_Window` of the sender's
+    memory that all processes map, and gloo only synchronises.
     """
 
     def __init__(self, backend: str, folder: Path, rank: int, ranks: int, seconds: float) -> None:
@@ -139,7 +144,7 @@ class Wire:
         wait = timedelta(seconds=seconds)
         try:
             file_store: Any = dist.FileStore  # type: ignore[attr-defined]
-            store = file_store(str(folder / f"{MEET}store"), ranks)
+            store = file_store(str(folder / "meet-store"), ranks)
             store.set_timeout(wait)
             self._place = rank, ranks, store
             if backend == "nccl":
@@ -149,7 +154,7 @@ class Wire:
                 self.device = torch.device("cpu")
                 gloo: Any = dist.ProcessGroupGloo
                 options = gloo._Options()
-                options._devices = [gloo.create_device(hostname="127.0.0.1")]  # nobody else reaches it
+                options._devices = [gloo.create_device(hostname="127.0.0.1")]  # not reachable from other machines
                 options._timeout = wait
                 self._group = gloo(store, rank, ranks, options)
         except RuntimeError as error:
@@ -158,19 +163,19 @@ class Wire:
             try:
                 self._window = _Window(folder, sends=rank == 0, all_here=self._all_here)
             except BaseException:
-                del self._group  # nobody waits for an end that failed
+                del self._group  # so that the other ends fail at once instead of waiting
                 raise
             self.device = self._window.device
 
     def broadcast(self, tensor: Tensor) -> None:
-        """The sender's values into everybody's tensor, which is contiguous and on `device`."""
+        """Copy the sender's values into every receiver's tensor, which is contiguous and on `device`."""
         if self._window is not None:
             self._window.pass_through(tensor)
         else:
             self._wait(lambda: self._group.broadcast(tensor, 0))
 
     def _all_here(self) -> None:
-        """Return when everybody is here, with all done that was begun on a GPU."""
+        """Wait for pending GPU work and for all ends (a barrier)."""
         self._settle()
         self._wait(self._group.barrier)
 
@@ -188,7 +193,7 @@ class Wire:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        """Return when all that was sent has left, and hang up: an end that failed keeps nobody waiting."""
+        """Wait until everything is sent and disconnect; after a failure, disconnect at once."""
         try:
             self._settle()
             if self._window is not None:
@@ -199,7 +204,7 @@ class Wire:
             del self._group
 
     def _part(self, *, failed: bool) -> None:
-        """Return when nobody reads any more what NCCL takes down with this end; at once if it `failed`."""
+        """Wait until all ends are done, since NCCL frees memory that they still read; not if this end `failed`."""
         rank, ranks, store = self._place
         store.set(f"done-{rank}", "1")
         if not failed:
@@ -210,10 +215,10 @@ class Wire:
 
 
 def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
-    """A group whose `wait` waits, and raises when it took longer than `wait`.
+    """A NCCL group whose operations block, and raise after `wait`.
 
-    Else it returns at once, and when a step takes too long, a thread of torch's ends the process: a server's worker,
-    which is to go on serving what it has. Torch looks at the environment while it makes the group.
+    By default they return at once, and after a timeout a watchdog thread of torch ends the process: here a server's
+    worker, which has to keep serving its weights. Torch reads the environment variable when it makes the group.
     """
     nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
     options = nccl.Options()
@@ -229,14 +234,14 @@ def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
 
 
 class _Window:
-    """Memory where the sender's tensors are, on a GPU or in the host, that all ends have open.
+    """Memory of the sender, on a GPU or in the host, that all ends have mapped.
 
-    All tensors, one after the other, pass through its two halves: while the others read one, the sender fills the next.
+    All tensors pass through its two halves one after the other: the receivers read one while the sender fills the next.
     """
 
     def __init__(self, folder: Path, *, sends: bool, all_here: Callable[[], None]) -> None:
-        """What opens it lies in `folder` until all have it open. Raises OSError when there is no room for it."""
-        memory, handle = folder / f"{MEET}memory", folder / f"{MEET}handle"
+        """Its handle is in `folder` until all ends have it mapped. Raises OSError when there is no room for it."""
+        memory, handle = folder / "meet-memory", folder / "meet-handle"
         self._sends = sends
         self._all_here = all_here
         self._passed = 0
@@ -245,19 +250,19 @@ class _Window:
             handle.write_bytes(ForkingPickler.dumps(self._bytes))
         elif sends:
             with memory.open("xb") as file:
-                os.posix_fallocate(file.fileno(), 0, WINDOW)  # whoever writes where there is no room is killed
+                os.posix_fallocate(file.fileno(), 0, WINDOW)  # else writing to a full /dev/shm kills the process
             self._bytes = _mapped(memory)
         all_here()
         if not sends:
             self._bytes = pickle.loads(handle.read_bytes()) if handle.exists() else _mapped(memory)
         all_here()
-        if sends:  # who is killed from here on leaves nothing
+        if sends:  # from here on a killed process leaves nothing behind
             memory.unlink(missing_ok=True)
             handle.unlink(missing_ok=True)
         self.device = self._bytes.device
 
     def pass_through(self, tensor: Tensor) -> None:
-        """The sender's values into everybody's tensor."""
+        """Copy the sender's values into every receiver's tensor."""
         rest, half = tensor.view(-1).view(torch.uint8), WINDOW // 2
         while len(rest):
             if not self._sends and self._passed % half == 0:
@@ -274,7 +279,7 @@ class _Window:
                 self._all_here()
 
     def close(self, *, failed: bool) -> None:
-        """Let go: at once if this end `failed`, else the sender last, whose memory it is that the others read."""
+        """Unmap: at once if this end `failed`, else the sender last, since the others read its memory."""
         if self._sends and self._passed % (WINDOW // 2) and not failed:
             self._all_here()
         if not self._sends:
@@ -291,20 +296,20 @@ def _mapped(file: Path) -> Tensor:
     return torch.from_file(str(file), shared=True, size=WINDOW, dtype=torch.uint8)
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    offer: dict[str, Any] = json.loads((folder / OFFER).read_text())
+def _read(file: Path) -> dict[str, Any]:
+    offer: dict[str, Any] = json.loads(file.read_text())
     return offer
 
 
-def _meet(folder: Path, rank: int, receivers: int, seconds: float) -> None:
-    """Wait until all ends are there, which the sender says: only then do they connect, which cannot be called off."""
+def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: float) -> None:
+    """Wait until all ends are there, as the sender signals. Only then do they connect, which cannot be interrupted."""
     if rank:
-        (folder / f"{MEET}ready-{rank}").touch()
-    go = folder / f"{MEET}go"
-    wanted = [go] if rank else [folder / f"{MEET}ready-{other}" for other in range(1, receivers + 1)]
+        (folder / f"meet-ready-{rank}").touch()
+    go = folder / "meet-go"
+    wanted = [go] if rank else [folder / f"meet-ready-{other}" for other in range(1, receivers + 1)]
     deadline = time.monotonic() + seconds
     while not all(file.exists() for file in wanted):
-        if (folder / CALLED_OFF).exists():
+        if (folder / called_off).exists():
             raise Torn("the other end ended before it began")
         if time.monotonic() > deadline:
             raise Torn(f"the other end did not come within {seconds:.0f} s")

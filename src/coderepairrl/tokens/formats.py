@@ -1,7 +1,7 @@
 """Formats of tool calls, and parsing them from ids.
 
-Formats are named as vLLM's parsers (``--tool-call-parser``). Which one a model uses is not looked up: it is the one that
-parses the calls that the model's own chat template renders (`find`).
+Formats are named as vLLM's parsers (``--tool-call-parser``). Which one a model uses is not looked up: it is the one
+that parses the calls that the model's own chat template renders (`find`).
 """
 
 from __future__ import annotations
@@ -181,15 +181,15 @@ FORMATS = (
 )
 
 
-def find(tokenizer: InertTokenizer, reply: Sequence[int], name: str, arguments: object, tools: Sequence[Tool]) -> Format:
-    """The format in which the ids `reply` are exactly one call of `name` with `arguments`.
+def find(tokenizer: InertTokenizer, ids: Sequence[int], name: str, arguments: object, tools: Sequence[Tool]) -> Format:
+    """The format in which the `ids` of a reply are exactly one call of `name` with `arguments`.
 
     Raises LookupError where there is none.
     """
     reader = Reader(tokenizer)
     for each in FORMATS:
         if all(token in tokenizer.added for token in each.needs):
-            calls = each.read(reader, list(reply), tools, False).tool_calls
+            calls = each.read(reader, list(ids), tools, False).tool_calls
             if [(call.status, call.name, call.arguments) for call in calls] == [("ok", name, arguments)]:
                 return each
     raise LookupError

@@ -1,8 +1,8 @@
 """ASCII text to ids word by word, with a cache of words, in a quarter of the tokenizer's time.
 
 A byte-level BPE splits text by a regular expression and merges within each piece only, so the ids of a piece never
-change. Python's `re` splits ASCII text, on which it agrees with the tokenizer's dialect of regular expressions; patterns
-on which the two differ are left to the tokenizer.
+change. Python's `re` splits ASCII text, on which it agrees with the tokenizer's dialect of regular expressions;
+patterns on which the two differ are left to the tokenizer.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Served:
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._fits(offer)
-        arguments = [str(offer.resolve()), await self.receivers(), self._link.patience, checksum]
+        arguments = [str((offer / weights.OFFER).resolve()), await self.receivers(), self._link.patience, checksum]
         body = {"method": "receive_policy", "args": arguments}
         with self._traffic.held():  # a server that receives samples nothing
             try:  # the workers give up after their patience, and once more that for a step in progress

@@ -1,7 +1,14 @@
-"""The five seams of the project on one page.
+"""The five seams of the project on one page: all that is used of a part, by anybody, is here.
 
-Each has a scripted fake beside its real implementations and an exam, ``crrl check KIND NAME``. A class of your
-own is named by import path in the config (``engine = "mypackage.engines:MyEngine"``) and sits the same exam.
+Each has a scripted fake beside its real implementations and an exam, ``crrl check KIND NAME``. A class of your own
+derives from its protocol, which has a default for what is not abstract, is named by import path in the config
+(``reward = "mine:Short"``), made of the section's ``options`` by keyword, and sits the same exam:
+
+    class Short(Reward):
+        name = "short"
+
+        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+            return Score(self.name, 1.0 if len(episode.patch) < 500 else 0.0)
 """
 
 from __future__ import annotations
@@ -25,8 +32,7 @@ class TaskSource(Protocol):
     name: str
 
     def prepare(self) -> None:
-        """Fetch and cache whatever the tasks need. Raises `TaskError` naming the task and the fix."""
-        ...
+        """Fetch and cache what the tasks need. Raises `TaskError` naming the task and the fix."""
 
     def __iter__(self) -> Iterator[Task]: ...
 
@@ -51,41 +57,33 @@ class Sandbox(Protocol):
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Run `argv` (no shell) to its end, its whole process tree gone afterwards."""
-        ...
+        """Run `argv` (no shell) to its end, `timeout` seconds at most. Afterwards its whole process tree is gone."""
 
     async def read(self, path: str) -> bytes:
-        """Bytes of a file, `path` relative to `workdir`.
-
-        Raises OSError for whatever an agent can bring about: FileNotFoundError, PermissionError (outside), ...
-        """
-        ...
+        """Bytes of a file, `path` relative to `workdir`. Raises OSError for all that an agent can bring about:
+        FileNotFoundError, PermissionError (outside), ..."""
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
         """Replace or create a file (and its folders), keeping its mode.
 
         With `follow` links are followed, inside the workspace only. Without, `path` afterwards is a file of its own in
         folders that are no links: links on the way give place to folders, and other names of the file keep its content.
-
-        Raises OSError likewise, with the file as it was: PermissionError (outside), ENOSPC (a full workspace), ...
+        Raises OSError as `read`, with the file as it was, also for a full workspace (ENOSPC).
         """
-        ...
 
     async def reach(self, address: str) -> str:
         """Bridge the host's Unix socket `address` to the guest's loopback; returns ``http://127.0.0.1:PORT``."""
-        ...
 
     async def diff(self) -> bytes:
         """The change against the task's commit, new, staged and committed files included, as git applies it.
 
         No process of the guest is alive while it is taken, and none of the agent's code runs.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """What a backend says of its sandboxes on this machine, for exams and attacks.
+    """Properties of a backend's sandboxes on this machine, for exams and attacks.
 
     >>> SandboxInfo(isolates=True, limits={"memory": 1 << 30}).limits["memory"] >> 20
     1024
@@ -96,21 +94,18 @@ class SandboxInfo:
     user: int | None = None
     """User id of the host that commands run as; None: ours."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """What one sandbox may use and no more: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
+    """What one sandbox may use at most: bytes of ``memory``, ``file_bytes`` of one file, ``disk_bytes``, ..."""
     limits_kept: str = "by means of its own"
-    """By what limits are kept, in words."""
+    """How limits are kept, in words."""
     workspaces: str = "by means of its own"
     """How workspaces are opened, in words."""
     slowdown: float = 3.0
-    """Time of a short command at most, in times of a plain one of the host."""
+    """Time of a short command at most, as a multiple of the same command's on the host."""
 
 
 @runtime_checkable
 class SandboxBackend(Protocol):
-    """A way to isolate: `bwrap`, `docker`, ..., `unsafe-local`. It is made of ``sandbox.options`` by keyword.
-
-    A backend of your own derives from this class, names itself and opens sandboxes; what else is here has defaults.
-    """
+    """A way to isolate: `bwrap`, `docker`, ..., `unsafe-local`."""
 
     name: str
 
@@ -122,21 +117,17 @@ class SandboxBackend(Protocol):
     @abstractmethod
     def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox for `task`; leaving the context destroys it. Raises `SandboxFault`, `TaskError`."""
-        ...
 
     def show(self, folders: Sequence[str]) -> None:
-        """Let commands see these folders of the host, read-only, before anything is opened.
-
-        Raises `ConfigError` where that is not possible.
-        """
+        """Let commands see these folders of the host, read-only, before anything is opened. Raises `ConfigError`."""
         raise ConfigError(f"sandbox {self.name!r} cannot show {folders[0]}, which the agent needs", fix="another one")
 
-    def check(self) -> None:
+    def require(self) -> None:
         """Raise `PrerequisiteError`, with the command that helps, if it cannot work here. May take a second."""
         return
 
     def info(self) -> SandboxInfo:
-        """What it is on this machine."""
+        """Its properties on this machine."""
         return SandboxInfo()
 
     def close(self) -> None:
@@ -146,16 +137,7 @@ class SandboxBackend(Protocol):
 
 @runtime_checkable
 class Agent(Protocol):
-    """Something that repairs code by calling a model. It is made of ``agent.options`` by keyword.
-
-    An agent of your own derives from this class:
-
-        class Mine(Agent):
-            name = "mine"
-            placement = "host"
-
-            async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport: ...
-    """
+    """Something that repairs code by calling a model."""
 
     name: str
     placement: Literal["host", "sandbox"]
@@ -172,7 +154,6 @@ class Agent(Protocol):
     @abstractmethod
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Work on `task` until done or out of budget. Raises `AgentFault` when the program itself breaks."""
-        ...
 
 
 class Chunk(NamedTuple):
@@ -187,7 +168,6 @@ class Chunk(NamedTuple):
 class Engine(Protocol):
     """Token ids in, token ids out. Knows no text: it stops on ids, the gateway on strings."""
 
-    name: str
     context: int
     """Longest sequence, prompt and output together, in tokens."""
 
@@ -195,10 +175,8 @@ class Engine(Protocol):
     def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """Sample until a stop id (which is emitted), `max_tokens`, or the context is full.
 
-        Closing the generator aborts the request. Raises `EngineFault`, and ValueError for a prompt that leaves
-        no room.
+        Closing the generator aborts the request. Raises `EngineFault`, and ValueError for a prompt that leaves no room.
         """
-        ...
 
     @abstractmethod
     async def load(self, path: Path, version: int, checksum: str) -> int:
@@ -210,7 +188,6 @@ class Engine(Protocol):
         in the order of their names. Raises `EngineFault` when it differs or they do not fit; the old version then goes
         on serving, never a mixture. No prefix computed by older weights is reused.
         """
-        ...
 
     async def receivers(self) -> int:
         """How many processes take the weights of an offer; 0 where all weights come as files."""
@@ -222,37 +199,19 @@ class Engine(Protocol):
         return 300.0
 
     @abstractmethod
-    async def pause(self) -> None:
-        """Hold all requests where they are."""
-        ...
-
-    @abstractmethod
-    async def resume(self) -> None:
-        """Let held requests go on."""
-        ...
-
-    @abstractmethod
     async def health(self) -> Mapping[str, float]:
         """Counters: ``version``, ``running``, ``generated_tokens``, ... Raises `EngineFault` when it is dead."""
-        ...
 
     @abstractmethod
     async def close(self) -> None:
         """Stop serving and release everything."""
-        ...
 
 
 @runtime_checkable
 class EngineSpec(Protocol):
-    """An engine with its options, not started yet: what ``engine = "module:Class"`` in a config names.
+    """An engine with its options, not started yet; this is what ``engine`` in a config names.
 
-    It is made of ``engine.options`` by keyword and raises `ConfigError` for those that cannot be on any machine.
-
-        class Mine(EngineSpec):
-            name = "mine"
-
-            async def start(self, model: Path, *, log_dir: Path) -> Engine:
-                return MyEngine(model)
+    Making one raises `ConfigError` for options that cannot be on any machine.
     """
 
     name: str
@@ -273,18 +232,15 @@ class EngineSpec(Protocol):
         return False
 
     def with_adapters(self, rank: int) -> EngineSpec:
-        """The same with room for adapters of this rank, itself if it takes none.
-
-        Raises `ConfigError` where its options leave less room.
-        """
+        """The same with room for adapters of this rank, itself if it takes none. Raises `ConfigError`."""
         return self
 
     def on_gpus(self, visible: str) -> EngineSpec:
-        """The same on these GPUs alone, in the words of CUDA_VISIBLE_DEVICES. Asked only where it `takes_gpus`."""
+        """The same on these GPUs alone, as CUDA_VISIBLE_DEVICES has them. Asked only where it `takes_gpus`."""
         return self
 
     def check_model(self, model: Path) -> None:
-        """Raise `ConfigError` if it cannot serve the folder `model`, whichever machine it is."""
+        """Raise `ConfigError` if it cannot serve the folder `model`, on any machine."""
         return
 
     def require(self) -> None:
@@ -301,19 +257,11 @@ class EngineSpec(Protocol):
 
         Raises `ConfigError` as `check_model`, `PrerequisiteError` as `require`, and `EngineFault`.
         """
-        ...
 
 
 @runtime_checkable
 class Reward(Protocol):
-    """Judges an episode's patch. A reward of your own derives from this class, or is a plain function.
-
-    class Short(Reward):
-        name = "short"
-
-        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-            return Score(self.name, 1.0 if len(episode.patch) < 500 else 0.0)
-    """
+    """Judges an episode's patch. It takes no options, and may be a plain function."""
 
     name: str
     repairs: bool = False
@@ -331,15 +279,12 @@ class Reward(Protocol):
     @abstractmethod
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode; `sandbox` opens fresh workspaces for rewards that run code. Raises `RewardFault`."""
-        ...
 
     def drawn(self, episode: Episode) -> bool:
         """Whether it scores this episode: one that costs much may score a sample."""
         return True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float | None:
-        """The value of `patch` where `oracle` is the reference of a task in `language`; None where it needs more.
-
-        Raises `MalformedPatch` for what is no diff.
-        """
+        """The value of `patch` where `oracle` is the reference of a task in `language`; None where it needs more than
+        two diffs. Raises `MalformedPatch` for what is no diff."""
         return None

@@ -55,6 +55,6 @@ async def test_abort_and_death() -> None:
     stream = engine.generate([0], Sampling(), 0)
     await anext(stream)
     engine.kill("out of memory")
-    for call in (anext(stream), engine.health(), engine.pause()):
+    for call in (anext(stream), engine.health()):
         with pytest.raises(EngineFault, match="out of memory"):
             await call

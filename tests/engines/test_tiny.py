@@ -153,21 +153,6 @@ async def test_weights_that_overflow_fail_the_request_and_not_the_engine(
     assert after[:2] == before[:2]
 
 
-@alone
-async def test_pause_holds_and_resume_goes_on(shared: TinyEngine) -> None:
-    expected = await ask(shared, [4, 5], Sampling(max_tokens=400), 1)
-    stream = shared.generate([4, 5], Sampling(max_tokens=400), 1)
-    ids = [*(await anext(stream)).ids]
-    await shared.pause()
-    count = (await shared.health())["generated_tokens"]
-    await asyncio.sleep(0.1)
-    health = await shared.health()
-    assert (health["generated_tokens"], health["paused"], health["running"]) == (count, 1, 1)
-    await shared.resume()
-    ids += [token async for chunk in stream for token in chunk.ids]
-    assert ids == expected[0]
-
-
 async def test_a_dead_engine_fails_everybody_at_once_and_says_why(engine: TinyEngine) -> None:
     async def consume(seed: int) -> None:
         async for _ in engine.generate([1, 2, seed], LONG, seed):
@@ -180,7 +165,7 @@ async def test_a_dead_engine_fails_everybody_at_once_and_says_why(engine: TinyEn
     for outcome in await asyncio.wait_for(asyncio.gather(*consumers, return_exceptions=True), 5):
         assert isinstance(outcome, EngineFault)
         assert "SIGKILL" in str(outcome)
-    for call in (engine.health(), engine.pause(), ask(engine, [1], LONG), engine.load(Path("x"), 1, "")):
+    for call in (engine.health(), ask(engine, [1], LONG), engine.load(Path("x"), 1, "")):
         with pytest.raises(EngineFault, match="SIGKILL"):
             await asyncio.wait_for(call, 5)
 

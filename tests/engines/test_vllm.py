@@ -348,7 +348,7 @@ async def test_a_server_that_dies_mid_request(engine: VllmEngine) -> None:
         async for chunk in engine.generate([fake_vllm.DIE], TEN, 0):
             chunks.append(chunk)
     assert [token for chunk in chunks for token in chunk.ids] == [0, 1]
-    for call in (engine.health(), ask(engine, [1], TEN), engine.pause()):
+    for call in (engine.health(), ask(engine, [1], TEN)):
         with pytest.raises(EngineFault, match="exited with 7|broke"):
             await call
 
@@ -636,18 +636,6 @@ async def test_adapters_need_a_server_for_them(engine: VllmEngine, tmp_path: Pat
     path, digest = adapter(tmp_path / "a1")
     with pytest.raises(EngineFault, match="without adapters"):
         await engine.load(path, 1, digest)
-
-
-async def test_pause_holds_and_resume_lets_go(
-    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
-) -> None:
-    await joined.pause()
-    asking = asyncio.create_task(ask(joined, [1], TEN))
-    path, digest = weights_named(miniature, tmp_path / "new.safetensors")
-    await joined.load(path, 1, digest)
-    assert not state(wire).go.is_set() and (await joined.health())["paused"] == 1
-    await joined.resume()
-    assert len((await asking)[0]) == 10
 
 
 def gone(pid: int) -> bool:

@@ -62,7 +62,7 @@ def bwrap() -> Iterator[Bubblewrap]:
     backend = Bubblewrap(**limits)
     assert isinstance(backend, Bubblewrap)
     try:
-        backend.check()
+        backend.require()
     except PrerequisiteError as error:
         if os.environ.get("CI") == "true":
             raise

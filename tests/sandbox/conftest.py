@@ -111,7 +111,7 @@ def sandlock() -> Iterator[Sandlock]:
 
 def _checked(backend: T) -> Iterator[T]:
     try:
-        backend.check()
+        backend.require()
     except PrerequisiteError as error:
         if os.environ.get("CI") == "true":
             raise

@@ -54,8 +54,8 @@ async def test_without_bubblewrap_the_fix_is_a_command(monkeypatch: pytest.Monke
     assert first == install_command("bubblewrap") and other.endswith("pip install sandlock==0.9.0")
     assert caught.value.exit_code == ExitCode.PREREQUISITE
     with pytest.raises(PrerequisiteError, match="bubblewrap is not installed"):
-        sandbox.require(sandbox.make("bwrap"))
-    sandbox.require(sandbox.make("scripted"))  # has nothing to say
+        sandbox.make("bwrap").require()
+    sandbox.make("scripted").require()  # has nothing to say
     with pytest.raises(PrerequisiteError):
         async with sandbox.make("bwrap").open(TASK):
             pass
@@ -105,7 +105,7 @@ def test_what_a_sandbox_would_hide_is_refused(place: str) -> None:
 def test_what_cannot_be_bound_is_named(bwrap: Bubblewrap) -> None:
     backend = Bubblewrap(binds=["/nowhere"])
     with pytest.raises(PrerequisiteError, match="nowhere") as caught:
-        backend.check()
+        backend.require()
     assert "sandbox.options.binds" in caught.value.fix
     backend.close()
 
@@ -128,7 +128,7 @@ async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Ta
         assert b"+x\n" in await box.diff()
     backend.close()
     with pytest.raises(PrerequisiteError, match="no nonsense here"):
-        sandbox.require(Bubblewrap(commands=["nonsense"]))
+        Bubblewrap(commands=["nonsense"]).require()
 
 
 # -- the fake

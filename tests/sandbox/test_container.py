@@ -184,14 +184,14 @@ async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]
 def test_an_image_that_is_missing_or_lacks_programs_is_named(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     name, options = made
     with pytest.raises(PrerequisiteError, match="no image") as caught:
-        sandbox.require(sandbox.make(name, **options | {"image": "nothing:1"}))
+        sandbox.make(name, **options | {"image": "nothing:1"}).require()
     assert caught.value.fix == f"{name} pull nothing:1"
     with subprocess.Popen(["tar", "-C", tmp_path, "-c", "."], stdout=subprocess.PIPE) as archive:
         command = [name, *options["flags"], "import", "-", "crrl-empty:1"]
         subprocess.run(command, stdin=archive.stdout, check=True, capture_output=True)
     image = options["image"].replace("test", "empty")
     with pytest.raises(PrerequisiteError, match="cannot run") as caught:
-        sandbox.require(sandbox.make(name, **options | {"image": image}))
+        sandbox.make(name, **options | {"image": image}).require()
     assert "sandbox.options.image" in caught.value.fix
 
 
@@ -199,7 +199,7 @@ def test_an_image_that_is_missing_or_lacks_programs_is_named(made: tuple[str, di
 def test_a_program_that_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(container.shutil, "which", lambda program: None)
     with pytest.raises(PrerequisiteError, match=f"{name} is not installed") as caught:
-        sandbox.require(sandbox.make(name))
+        sandbox.make(name).require()
     assert "install" in caught.value.fix
 
 
@@ -209,7 +209,7 @@ def test_a_daemon_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch,
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(PrerequisiteError, match="does not answer: Cannot connect") as caught:
-        sandbox.require(sandbox.make("docker"))
+        sandbox.make("docker").require()
     assert "systemctl start docker" in caught.value.fix
 
 
@@ -238,7 +238,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Conta
 
 def test_limits_are_kept_by_the_groups_that_the_runtime_has(fake: Callable[..., Container]) -> None:
     backend = fake(f"{{{ALL}}}")
-    backend.check()
+    backend.require()
     assert backend.ungrouped == ("cpu",) and "none on CPUs" in backend.how_limits_are_kept()
     words = backend._isolation("/w", 0)
     assert "--pids-limit" in words and "--memory" in words and "--cpus" not in words
@@ -271,6 +271,6 @@ def test_what_keeps_containers_from_working_is_named(
 ) -> None:
     backend = fake(info, code, image="python:1")
     with pytest.raises(PrerequisiteError, match=says) as caught:
-        backend.check()
+        backend.require()
     assert fix in caught.value.fix
     backend.close()

@@ -39,8 +39,8 @@ class Box(SandboxBackend):
         if fails == "making":
             raise RuntimeError("cannot be made")
 
-    def check(self):
-        if self.fails == "check":
+    def require(self):
+        if self.fails == "require":
             raise RuntimeError("cannot be checked")
 
     @asynccontextmanager
@@ -70,7 +70,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str, task: Task) -> None:
     backend = sandbox.make(f"{mine}:Box")
-    sandbox.require(backend)
+    backend.require()
     async with backend.open(task) as box:
         with pytest.raises(SandboxFault, match=rf"{mine}:Box\.exec raised ValueError: no idea how .*{mine}\.py, line"):
             await box.exec(["ls"])
@@ -91,8 +91,8 @@ async def test_so_is_what_opening_and_ending_it_raises(mine: str, task: Task) ->
         with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be {fails}ed"):
             async with sandbox.make(f"{mine}:Box", fails=fails).open(task):
                 pass
-    with pytest.raises(SandboxFault, match=r"Box\.check raised RuntimeError"):
-        sandbox.require(sandbox.make(f"{mine}:Box", fails="check"))
+    with pytest.raises(SandboxFault, match=r"Box\.require raised RuntimeError"):
+        sandbox.make(f"{mine}:Box", fails="require").require()
     with pytest.raises(SandboxFault, match=rf"{mine}:Box raised RuntimeError: cannot be made"):
         sandbox.make(f"{mine}:Box", fails="making")
     with pytest.raises(ConfigError, match="is no SandboxBackend") as caught:

@@ -93,6 +93,6 @@ def test_no_attack_succeeds(rootless: Run, family: str) -> None:
 @pytest.mark.slow
 def test_what_keeps_the_limits_is_said(rootless: Run) -> None:
     """Processes are counted in a user namespace of the sandbox's own, whatever control groups there are."""
-    program = "backend = make(); sandbox.require(backend); say([backend.ungrouped, backend.how_limits_are_kept()])"
+    program = "backend = make(); backend.require(); say([backend.ungrouped, backend.how_limits_are_kept()])"
     ungrouped, said = rootless(program)
     assert "pids" not in ungrouped and ("control groups" in said) and ("per process" in said) == bool(ungrouped)

@@ -315,11 +315,11 @@ def test_options_are_those_of_bubblewrap() -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PrerequisiteError, match="not installed") as caught:
-        Sandlock().check()
+        Sandlock().require()
     assert caught.value.fix.endswith(f" -m pip install {PACKAGE}")
     monkeypatch.setattr(module.platform, "machine", lambda: "riscv64")
     with pytest.raises(PrerequisiteError, match="no sandlock for riscv64") as caught:
-        Sandlock().check()
+        Sandlock().require()
     assert caught.value.fix.endswith(" install bubblewrap")
 
 
@@ -339,7 +339,7 @@ def test_an_old_kernel_is_named(monkeypatch: pytest.MonkeyPatch, abi: int, words
     package = pytest.importorskip("sandlock")
     monkeypatch.setattr(package, "landlock_abi_version", lambda: abi)
     with pytest.raises(PrerequisiteError, match=words) as caught:
-        Sandlock().check()
+        Sandlock().require()
     assert "bubblewrap" in caught.value.fix and "6.12" in caught.value.fix
 
 
@@ -371,7 +371,7 @@ def test_a_promise_that_does_not_hold_is_refused(
     monkeypatch.setattr(Sandlock, "_supervised", leaky)
     backend = Sandlock()
     with pytest.raises(PrerequisiteError, match=words):
-        backend.check()
+        backend.require()
     backend.close()
 
 

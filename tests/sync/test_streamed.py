@@ -67,10 +67,6 @@ class Held:
         raise NotImplementedError
         yield
 
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
     async def health(self) -> dict[str, float]:
         return {}
 

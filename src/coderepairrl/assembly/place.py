@@ -49,7 +49,7 @@ def choose_place(config: Config, problems: Problems) -> Made[Place]:
             if not choice.value.fix:
                 raise  # else the option was meant for the stronger one
             raise ConfigError(f"{error} ({choice.value})", fix=error.fix) from error
-        sandbox.require(backend)
+        backend.require()
         return backend
 
     works = problems.attempt(check_agent)

@@ -103,7 +103,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
         raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
     if sys.platform != "linux":
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
-    sandbox.require(sandbox.make(sandbox.choose().name))
+    sandbox.make(sandbox.choose().name).require()
     chance = random.Random(seed)
     with adopting(), _workplace() as work:
         untouched = _Trial(work, "untouched")

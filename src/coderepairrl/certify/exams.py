@@ -57,7 +57,7 @@ async def _sandbox(name: str, options: Options) -> AsyncIterator[Finding]:
     from coderepairrl.certify.sandbox import sit
 
     backend = sandbox.make(name, **options)
-    sandbox.require(backend)
+    backend.require()
     async for finding in sit(backend):
         yield finding
     async for finding in redteam.examine(backend):
@@ -134,7 +134,7 @@ async def _agent(name: str, options: Options) -> AsyncIterator[Finding]:
         choice = sandbox.choose()
         sandbox.check_agent(choice, agent.name, agent.not_in)
         backend = sandbox.make(choice.name, agent.binds)
-        sandbox.require(backend)
+        backend.require()
         findings = await programs.examine(agent, backend)
     else:
         findings = await sit(agent)

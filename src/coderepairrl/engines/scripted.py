@@ -39,8 +39,6 @@ class ScriptedEngine(Engine):
         [(5, 6), (7,)]
     """
 
-    name = "scripted"
-
     def __init__(self, script: Script, *, context: int = 4096, chunk: int = 4, delay: float = 0.0) -> None:
         self.context = context
         self.version = 0
@@ -52,8 +50,6 @@ class ScriptedEngine(Engine):
         self._running = 0
         self._generated = 0
         self._dead: str | None = None
-        self._go = asyncio.Event()
-        self._go.set()
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises `EngineFault` after `kill`, and when a list of replies is used up."""
@@ -68,7 +64,6 @@ class ScriptedEngine(Engine):
         try:
             while at < len(reply):
                 await asyncio.sleep(self._delay)
-                await self._go.wait()
                 self._alive()
                 piece = reply[at : at + self._chunk]
                 logprobs = tuple(-((at + n) % 8 + 1) / 8 for n in range(len(piece)))
@@ -85,16 +80,6 @@ class ScriptedEngine(Engine):
         weights.verify(path, checksum)
         self.version = version
         return version
-
-    async def pause(self) -> None:
-        """Hold all requests."""
-        self._alive()
-        self._go.clear()
-
-    async def resume(self) -> None:
-        """Let them go on."""
-        self._alive()
-        self._go.set()
 
     async def health(self) -> Mapping[str, float]:
         """``version``, ``running``, ``waiting``, ``generated_tokens``."""
@@ -113,7 +98,6 @@ class ScriptedEngine(Engine):
     def kill(self, why: str = "the engine died") -> None:
         """Die: every open and later call raises `EngineFault`."""
         self._dead = why
-        self._go.set()
 
     def _alive(self) -> None:
         if self._dead is not None:

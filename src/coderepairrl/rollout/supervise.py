@@ -28,7 +28,6 @@ class SupervisedEngine(Engine):
     """
 
     def __init__(self, engine: Engine, start: Callable[[], Awaitable[Engine]], *, restarts: int) -> None:
-        self.name = engine.name
         self.context = engine.context
         self.restarted = 0
         self._engine = engine
@@ -79,14 +78,6 @@ class SupervisedEngine(Engine):
                 raise
             raise _Refused(str(fault), fix=fault.fix) from fault
         self._loaded = weights
-
-    async def pause(self) -> None:
-        """See `Engine.pause`."""
-        await self._engine.pause()
-
-    async def resume(self) -> None:
-        """See `Engine.resume`."""
-        await self._engine.resume()
 
     async def health(self) -> Mapping[str, float]:
         """See `Engine.health`; restarts are counted as ``restarts``."""

@@ -23,7 +23,6 @@ __all__ = [
     "check_agent",
     "choose",
     "make",
-    "require",
 ]
 
 SHIPPED = {
@@ -58,14 +57,6 @@ def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBacke
     if show:
         backend.show(show)
     return backend
-
-
-def require(backend: SandboxBackend) -> None:
-    """Raise `PrerequisiteError` at once, with the command that helps, if `backend` knows that it cannot work here.
-
-    May take a second.
-    """
-    backend.check()
 
 
 def available() -> list[Finding]:
@@ -145,7 +136,7 @@ def _isolating() -> Iterator[Finding]:
 
 def _availability(backend: GuestBackend, but: str) -> Finding:
     try:
-        backend.check()
+        backend.require()
         return Finding(backend.name, True, f"works here; {backend.how_limits_are_kept()}{but}", required=False)
     except PrerequisiteError as error:
         return Finding(backend.name, False, str(error), error.fix, required=False)

@@ -211,7 +211,7 @@ class GuestBackend(SandboxBackend, ABC):
     async def _open(self, task: Task) -> AsyncIterator[GuestSandbox]:
         workspace, environment = task.workspace, environment_of(task)
         if self._workspaces is None:
-            await asyncio.to_thread(self.check)
+            await asyncio.to_thread(self.require)
             self._check_limits()
             self._workspaces = self._workspaces or Workspaces(
                 self.state, owner=self.user, pack_up_to=self.pack_up_to, images=self.images

@@ -136,7 +136,7 @@ class Bubblewrap(GuestBackend):
         """The workspace and the temporary folders are in memory, each with its size."""
         return (WORKDIR, "/tmp", "/dev/shm")
 
-    def check(self) -> None:
+    def require(self) -> None:
         """Raise `PrerequisiteError` unless bubblewrap is there, may make namespaces, and finds an interpreter."""
         with self._checking:
             if self._python is not None:

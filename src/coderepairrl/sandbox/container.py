@@ -133,7 +133,7 @@ class Container(GuestBackend):
         """Whether a container's processes are none of our own user's: then a resource limit counts them."""
         return False
 
-    def check(self) -> None:
+    def require(self) -> None:
         """Raise `PrerequisiteError` unless the program is there, its daemon answers, and the image has what we need."""
         with self._checking:
             if self._checked:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from coderepairrl.errors import CodeRepairError, SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend, SandboxInfo
 from coderepairrl.types import ExecResult, Task
 
-_RETURNS: dict[str, type] = {"exec": ExecResult, "read": bytes, "write": type(None), "reach": str, "diff": bytes}
-_OF_FILES = ("read", "write")
-"""Methods whose OSError is an answer: an agent may bring it about."""
+T = TypeVar("T")
 
 
 @contextmanager
@@ -52,10 +50,10 @@ class Guarded(SandboxBackend):
         with guard(f"{self._path}.show"):
             self._inner.show(folders)
 
-    def check(self) -> None:
+    def require(self) -> None:
         """As the inner one's. Raises `SandboxFault`, and what that raises."""
-        with guard(f"{self._path}.check"):
-            self._inner.check()
+        with guard(f"{self._path}.require"):
+            self._inner.require()
 
     def info(self) -> SandboxInfo:
         """As the inner one's."""
@@ -77,7 +75,7 @@ class Guarded(SandboxBackend):
             context = self._inner.open(task)
             box = await context.__aenter__()
         try:
-            yield cast(Sandbox, _GuardedSandbox(box, self._path))
+            yield _GuardedSandbox(box, self._path)
         except BaseException:
             raised = sys.exc_info()
             with guard(f"{self._path}.open", *((type(raised[1]),) if isinstance(raised[1], Exception) else ())):
@@ -89,22 +87,34 @@ class Guarded(SandboxBackend):
                 await context.__aexit__(None, None, None)
 
 
-class _GuardedSandbox:
+class _GuardedSandbox(Sandbox):
     def __init__(self, inner: Sandbox, path: str) -> None:
         self._inner = inner
         self._path = path
+        with guard(f"{path}.workdir"):
+            self.workdir = inner.workdir
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return self._guarded(name, found) if name in _RETURNS else found
+    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
+        with guard(f"{self._path}.exec"):
+            return self._checked("exec", await self._inner.exec(argv, **options), ExecResult)
 
-    def _guarded(self, name: str, method: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-        async def call(*args: Any, **options: Any) -> object:
-            what = f"{self._path}.{name}"
-            with guard(what, *((OSError,) if name in _OF_FILES else ())):
-                answer = await method(*args, **options)
-            if not isinstance(answer, _RETURNS[name]):
-                raise SandboxFault(f"the sandbox {what} returned {answer!r:.200}, not {_RETURNS[name].__name__}")
-            return answer
+    async def read(self, path: str) -> bytes:
+        with guard(f"{self._path}.read", OSError):  # which an agent may bring about
+            return self._checked("read", await self._inner.read(path), bytes)
 
-        return call
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
+        with guard(f"{self._path}.write", OSError):
+            await self._inner.write(path, data, follow=follow)
+
+    async def reach(self, address: str) -> str:
+        with guard(f"{self._path}.reach"):
+            return self._checked("reach", await self._inner.reach(address), str)
+
+    async def diff(self) -> bytes:
+        with guard(f"{self._path}.diff"):
+            return self._checked("diff", await self._inner.diff(), bytes)
+
+    def _checked(self, method: str, answer: object, kind: type[T]) -> T:
+        if not isinstance(answer, kind):
+            raise SandboxFault(f"the sandbox {self._path}.{method} returned {answer!r:.200}, not {kind.__name__}")
+        return answer

@@ -122,7 +122,7 @@ class Sandlock(GuestBackend):
         """The folder itself: there is only one file system."""
         return str((box / "work").resolve())
 
-    def check(self) -> None:
+    def require(self) -> None:
         """Raise `PrerequisiteError` unless package and kernel are there and every promise holds in a trial."""
         with self._checking:
             if self._python is not None:

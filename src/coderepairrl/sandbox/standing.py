@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox, SandboxBackend
@@ -20,21 +21,12 @@ async def workspace(backend: SandboxBackend, task: Task) -> AsyncIterator[Sandbo
         yield box
 
 
-class Nothing:
+class Nothing(Sandbox):
     """The workspace of a task that has none: whatever an agent tries in it fails, and changes nothing."""
 
     workdir = "/"
 
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout: float = 60.0,
-        max_bytes: int = 1 << 20,
-        cwd: str | None = None,
-    ) -> ExecResult:
+    async def exec(self, argv: Sequence[str], **options: Any) -> ExecResult:
         """No command runs: exit code 127."""
         return ExecResult(127, b"this task has no workspace: answer it\n")
 
@@ -59,7 +51,7 @@ class Nothing:
 
 
 class Standing(SandboxBackend):
-    """In place of a backend: whoever opens it gets `box` as it stands, and leaves it open."""
+    """A backend of one open sandbox, `box`, as it stands; it stays open."""
 
     def __init__(self, backend: SandboxBackend, box: Sandbox) -> None:
         self.name = backend.name
@@ -67,5 +59,5 @@ class Standing(SandboxBackend):
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[Sandbox]:
-        """The one sandbox there is, whichever the `task`."""
+        """The one sandbox there is, for any `task`."""
         yield self._box

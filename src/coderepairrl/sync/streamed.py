@@ -22,7 +22,6 @@ class Streamed(Engine):
     """
 
     def __init__(self, engine: Engine, send: Send) -> None:
-        self.name = engine.name
         self.context = engine.context
         self._engine = engine
         self._send = send
@@ -57,14 +56,6 @@ class Streamed(Engine):
             if called_off or not sending.result():  # a sender that was called off only reports that
                 raise
             raise EngineFault(f"{refusal}; the learner broke off: {sending.result()}", fix=refusal.fix) from refusal
-
-    async def pause(self) -> None:
-        """See `Engine.pause`."""
-        await self._engine.pause()
-
-    async def resume(self) -> None:
-        """See `Engine.resume`."""
-        await self._engine.resume()
 
     async def health(self) -> Mapping[str, float]:
         """See `Engine.health`."""

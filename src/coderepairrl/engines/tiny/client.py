@@ -49,8 +49,6 @@ class TinyEngine(Engine):
     on under the new weights, their keys recomputed, each token tagged with the version that sampled it.
     """
 
-    name = "tiny"
-
     def __init__(self, child: Child, config: ModelConfig, context: int) -> None:
         self.context = context
         self._vocabulary = config.vocab_size
@@ -95,18 +93,10 @@ class TinyEngine(Engine):
         answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 
-    async def pause(self) -> None:
-        """Hold every request after the step in progress."""
-        await self._ask("pause")
-
-    async def resume(self) -> None:
-        """Let held requests go on."""
-        await self._ask("resume")
-
     async def health(self) -> Mapping[str, float]:
         """Counters.
 
-        ``version``; ``paused`` (0 or 1); requests ``running`` and ``waiting``; tokens since the start:
+        ``version``; requests ``running`` and ``waiting``; tokens since the start:
         ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``;
         ``kv_tokens_free``, cells of the cache that no running request occupies.
         """

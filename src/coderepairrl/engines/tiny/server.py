@@ -1,6 +1,6 @@
 """The tiny engine's process: one thread that answers frames and runs one forward pass after another.
 
-Frames in: ``{"do": "generate" | "abort" | "load" | "pause" | "resume" | "health", ...}``. Frames out: one per decode
+Frames in: ``{"do": "generate" | "abort" | "load" | "health", ...}``. Frames out: one per decode
 step, ``{"keys", "ids", "logprobs", "version", "ended"}``, whatever the number of requests; ``{"failed", "error"}`` for
 a request that cannot go on; ``{"answer", ...}`` for a numbered command.
 """
@@ -73,16 +73,15 @@ class TinyServer:
         self.weights = read_weights(self.config, weights_of(folder))
         self.model = Model(self.config, slots=slots, context=context)
         self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
-        self.paused = False
 
     def serve(self, parent: Parent) -> None:
         """Until the parent hangs up."""
         while True:
-            idle = self.paused or not self.scheduler.busy
+            idle = not self.scheduler.busy
             while (frame := parent.receive(block=idle)) is not None:
                 if reply := self.handle(frame):
                     parent.send(reply)
-                idle = self.paused or not self.scheduler.busy
+                idle = not self.scheduler.busy
             for reply in self.step():
                 parent.send(reply)
 
@@ -110,9 +109,6 @@ class TinyServer:
             for slot, count in self.scheduler.forget():
                 self.model.wipe(slot, count)
             return {"version": self.version}
-        if do in ("pause", "resume"):
-            self.paused = do == "pause"
-            return {}
         if do == "health":
             return {"health": self.health()}
         raise EngineFault(f"unknown command {do!r}")
@@ -122,7 +118,6 @@ class TinyServer:
         scheduler = self.scheduler
         return {
             "version": self.version,
-            "paused": int(self.paused),
             "running": len(scheduler.running),
             "waiting": len(scheduler.waiting),
             "prompt_tokens": scheduler.counters.prompt,

@@ -40,8 +40,6 @@ class VllmEngine(Engine):
     each other under versioned names: a request in flight ends on the adapter that it began with.
     """
 
-    name = "vllm"
-
     def __init__(
         self, link: Link, model: Path, checksum: str, *, policy: str, context: int, slots: int, max_loras: int
     ) -> None:
@@ -94,20 +92,10 @@ class VllmEngine(Engine):
         """Seconds after which what says nothing is taken for hung."""
         return self._link.patience
 
-    async def pause(self) -> None:
-        """Hold every request after the step in progress."""
-        self._traffic.paused = True
-        await self._link.post("/pause", query={"mode": "keep"})
-
-    async def resume(self) -> None:
-        """Let held requests go on."""
-        await self._link.post("/resume")
-        self._traffic.paused = False
-
     async def health(self) -> Mapping[str, float]:
         """Counters.
 
-        ``version``; ``paused`` (0 or 1); requests ``running`` and ``waiting``, those that wait here included; tokens
+        ``version``; requests ``running`` and ``waiting``, those that wait here included; tokens
         since the start: ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and
         ``generated_tokens``; ``kv_used``, the share of the cache that is in use; ``adapters`` at the server.
         """
@@ -118,8 +106,7 @@ class VllmEngine(Engine):
             if (name := _COUNTERS.get(line.partition("{")[0])) is not None:
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
-        ours = {"version": self._served.version, "paused": int(self._traffic.paused), "adapters": self._served.adapters}
-        return counters | ours
+        return counters | {"version": self._served.version, "adapters": self._served.adapters}
 
     async def close(self) -> None:
         """End a server of our own; leave one that was joined. Requests still open raise `EngineFault`."""

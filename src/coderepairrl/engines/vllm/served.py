@@ -121,8 +121,7 @@ class Served:
             try:
                 await self._link.call("POST", "/pause", query={"mode": "keep"})
                 refused = await self._swap_or_undo(path, version, checksum)
-                if not self._traffic.paused:
-                    await self._link.call("POST", "/resume")
+                await self._link.call("POST", "/resume")
             except BaseException as error:  # a cancelled load, too: requests are held, and must not go on
                 self._link.die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
                 await self._link.server.close(grace=0.0)

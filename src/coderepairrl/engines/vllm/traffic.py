@@ -25,8 +25,6 @@ class Traffic:
         self.streams: set[Stream] = set()
         self.queued = 0
         """Requests that wait here."""
-        self.paused = False
-        """Whether the server was asked to hold every request."""
         self.heard = time.monotonic()
         """When the server last said anything, or had nothing to say."""
         self.fewer = asyncio.Event()
@@ -78,6 +76,6 @@ class Traffic:
 
     def silence(self) -> float:
         """Seconds for which the server has had work and said nothing."""
-        if not self.streams or self.paused or self.holding:
+        if not self.streams or self.holding:
             self.heard = time.monotonic()
         return time.monotonic() - self.heard

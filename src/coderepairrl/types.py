@@ -4,8 +4,8 @@ Data flows one way: a `Task` becomes an `Episode` of `Turn`s, an episode earns `
 tree of turns become the `Sample`s that a policy is trained on.
 
     >>> given = TokenSpan((1, 2, 3), Origin.GIVEN)
-    >>> said = TokenSpan((7, 8), Origin.POLICY, (-0.1, -0.5))
-    >>> len(given), len(said)
+    >>> sampled = TokenSpan((7, 8), Origin.POLICY, (-0.1, -0.5))
+    >>> len(given), len(sampled)
     (3, 2)
 """
 
@@ -21,7 +21,7 @@ class Origin(StrEnum):
     """Where the tokens of a span come from."""
 
     GIVEN = "given"
-    """Written by somebody else: template, prompt, tool output. Context, never trained."""
+    """Written by others than the policy: template, prompt, tool output. Context, never trained."""
     POLICY = "policy"
     """Sampled by the policy."""
 
@@ -161,7 +161,7 @@ class Turn:
     fork: Fork | None = None
     """Of a turn without `base`: where it branches off inside another. None of a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
-    """What somebody else's server said of a turn that it sampled: ``usage``, ``finish_reason``, ids if it gave any. For
+    """What a remote server reported of a turn that it sampled: ``usage``, ``finish_reason``, ids if it gave any. For
     information: such a turn has no spans."""
 
     @property
@@ -186,9 +186,9 @@ def path(turns: Sequence[Turn], leaf: int) -> tuple[Turn, ...]:
 def sequence(turns: Sequence[Turn], leaf: int) -> tuple[int, ...]:
     """Every id that the engine had in context after turn `leaf`, in order.
 
-    >>> said = TokenSpan((7, 8), Origin.POLICY, (-0.1, -0.5))
-    >>> first = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), said)
-    >>> other = Turn(1, None, TokenSpan((3,), Origin.GIVEN), said, fork=Fork(0, tokens=3, messages=1))
+    >>> output = TokenSpan((7, 8), Origin.POLICY, (-0.1, -0.5))
+    >>> first = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), output)
+    >>> other = Turn(1, None, TokenSpan((3,), Origin.GIVEN), output, fork=Fork(0, tokens=3, messages=1))
     >>> sequence((first, other), 1)
     (1, 2, 7, 3, 7, 8)
     """
@@ -270,7 +270,7 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one reward says of an episode. The episode's reward is the weighted sum.
+    """The value of one reward for an episode. The episode's reward is the weighted sum.
 
     >>> total((Score("patch_lines", 0.5, 0.6), Score("tests", 1.0, 0.4)))
     0.7
@@ -369,10 +369,10 @@ class Sample:
 class Command:
     """A check: `argv` run in the workspace, for at most `timeout` seconds.
 
-    `results` names what it says of single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``, ``node``, or
-    ``swebench:PARSER`` (docs/guides/tasks.md). Without it the exit code decides: 0 passes. `test_timeout` are the
-    seconds that one test may take where pytest or unittest is asked: one that takes longer has failed, and the others
-    still run. 0 is half of the time that is left, so that some is left for the others.
+    `results` is the format of its reports on single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``,
+    ``node``, or ``swebench:PARSER`` (docs/guides/tasks.md). Without it the exit code decides: 0 passes. `test_timeout`
+    are the seconds that one test may take where pytest or unittest is asked: one that takes longer has failed, and the
+    others still run. 0 is half of the time that is left, so that some is left for the others.
 
     >>> Command(("python3", "-m", "unittest", "-q"), timeout=20.0).timeout
     20.0
@@ -459,7 +459,7 @@ class Task:
     kind: str = ""
     """Chooses agent, limits and rewards (config section ``kinds``); empty is what the run has for all."""
     answer: str = ""
-    """What the last reply must say, of a task that is answered and not repaired: a label, for example ``CWE-79``."""
+    """Of a task that is answered and not repaired, what the last reply must contain: a label such as ``CWE-79``."""
     verified: tuple[Verified, ...] = ()
     """Further references, on the copy of the task that rewards are given; agents get a task without any."""
 
@@ -521,7 +521,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """How an agent ended, by its own account. `tool_calls` is None when it cannot tell.
+    """How an agent ended, by its own account. `tool_calls` is None when it does not count them.
 
     `exit` is ``submitted``, or the limit that ended it: ``calls``, ``tokens``, ``time``.
 

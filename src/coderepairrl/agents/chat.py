@@ -26,10 +26,10 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model said, and the exact length of the conversation with it.
+    """The model's message, and the exact length of the conversation with it.
 
-    Our own gateway also tells which tool calls in the text could not be read, how many tokens the episode and the
-    model's context have left, and the index of the turn; other servers do not.
+    The other fields come from our own gateway alone: tool calls in the text that could not be read, the tokens that the
+    episode and the model's context have left, and the index of the turn.
     """
 
     message: Message

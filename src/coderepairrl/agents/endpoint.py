@@ -93,18 +93,21 @@ def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]
             {
                 "id": f"call_{number}_{index}",
                 "type": "function",
-                "function": {"name": name, "arguments": said if isinstance(said, str) else json.dumps(said)},
+                "function": {
+                    "name": name,
+                    "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments),
+                },
             }
-            for index, (name, said) in enumerate(answer.calls)
+            for index, (name, arguments) in enumerate(answer.calls)
         ]
-    said = len(json.dumps(message)) // 4
-    tokens = len(json.dumps(request["messages"])) // 4 + said if answer.tokens is None else answer.tokens
+    sampled = len(json.dumps(message)) // 4
+    tokens = len(json.dumps(request["messages"])) // 4 + sampled if answer.tokens is None else answer.tokens
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
         "model": request["model"],
         "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if answer.calls else "stop"}],
-        "usage": {"prompt_tokens": tokens - said, "completion_tokens": said, "total_tokens": tokens},
+        "usage": {"prompt_tokens": tokens - sampled, "completion_tokens": sampled, "total_tokens": tokens},
         "crrl": answer.crrl,
     }
 
@@ -115,8 +118,8 @@ def _streamed(completion: dict[str, Any]) -> bytes:
     message, reason = choice.pop("message"), choice.pop("finish_reason")
     for index, call in enumerate(message.get("tool_calls", ())):
         call["index"] = index
-    said = {"choices": [{**choice, "delta": message, "finish_reason": None}]}
+    delta = {"choices": [{**choice, "delta": message, "finish_reason": None}]}
     ended = {"choices": [{**choice, "delta": {}, "finish_reason": reason}]}
-    chunks = [said, ended, {"choices": [], "usage": usage}]
+    chunks = [delta, ended, {"choices": [], "usage": usage}]
     events = [json.dumps({**completion, "object": "chat.completion.chunk", **chunk}) for chunk in chunks]
     return "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"]).encode()

@@ -203,9 +203,9 @@ class _Run:
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
-        said = raw if isinstance(raw, str) else json.dumps(raw)
+        given = raw if isinstance(raw, str) else json.dumps(raw)
         seconds = time.monotonic() - started
-        self.done.append(ToolCall(self.turn, name, said, result.ok, len(text), seconds, command))
+        self.done.append(ToolCall(self.turn, name, given, result.ok, len(text), seconds, command))
         return text
 
     def _unread(self, text: str) -> str:

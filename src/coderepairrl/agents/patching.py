@@ -20,7 +20,7 @@ class NoMatch(Exception):
 
 
 class Ambiguous(Exception):
-    """The passage occurs `count` times; `context` tells whether a context was given that did not help."""
+    """The passage occurs `count` times; `context`: one was given, and did not help."""
 
     def __init__(self, count: int, context: bool) -> None:
         super().__init__(count)

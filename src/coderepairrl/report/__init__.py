@@ -1,7 +1,6 @@
 """What a run has come to, or several side by side: one HTML page, the same numbers as JSON, a figure."""
 
-from coderepairrl.report.analysis import Report
 from coderepairrl.report.command import load, numbers, write_figure, write_page
 from coderepairrl.report.page import render
 
-__all__ = ["Report", "load", "numbers", "render", "write_figure", "write_page"]
+__all__ = ["load", "numbers", "render", "write_figure", "write_page"]

@@ -58,7 +58,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is said of one run."""
+    """Everything that the page and the JSON of a run show."""
 
     name: str
     path: str
@@ -324,20 +324,20 @@ def _changes(data: RunData) -> list[str]:
 def _missing(
     data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
 ) -> list[str]:
-    said = []
+    notices = []
     if not steps:
-        said.append("No step is finished yet, so there are no curves.")
+        notices.append("No step is finished yet, so there are no curves.")
     elif planned is not None and len(steps) < planned:
-        said.append(f"{len(steps)} of {planned} steps are finished.")
+        notices.append(f"{len(steps)} of {planned} steps are finished.")
     if not evaluations:
-        said.append("No evaluation on held-out tasks is finished: nothing here says how the policy generalises.")
+        notices.append("No evaluation on held-out tasks is finished: nothing here says how the policy generalises.")
     elif len(evaluations) == 1:
-        said.append("Only one evaluation is finished, so there is no before and after.")
+        notices.append("Only one evaluation is finished, so there is no before and after.")
     if data.rows and "tests" not in _scores(data):
-        said.append(
+        notices.append(
             "Tests were never run, so nothing here says whether patches repair: a reward can rise while repairs do "
             "not. They can be measured without being paid for: reward.tests=0, or reward.sampled_tests=0 for a quarter."
         )
     if data.last == "start":
-        said.append("The run has not ended: it is still working, or it was killed and waits for --resume.")
-    return said
+        notices.append("The run has not ended: it is still working, or it was killed and waits for --resume.")
+    return notices

@@ -20,7 +20,7 @@ from coderepairrl.types import Ending, Episode, Origin, TokenSpan
 
 Record = Mapping[str, Any]
 _LINES, _KINDS = 8, 200
-"""Of what a program printed: lines shown, and kinds of last lines told apart."""
+"""Of what a program printed: lines shown, and kinds of last lines that are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class RunData:
 
 
 def read(path: Path) -> RunData:
-    """Everything that a report says of the run in `path`. Raises `UsageError` when it is no run folder."""
+    """Everything that a report needs of the run in `path`. Raises `UsageError` when it is no run folder."""
     folder = open_run(path)
     data = RunData(folder, folder.about())
     try:
@@ -137,7 +137,7 @@ def _whole(folder: RunFolder, notices: list[str]) -> Iterator[Record]:
 
 
 def _watch(data: RunData) -> Iterator[Record]:
-    """Pass on the records that make episodes, and keep what the others say."""
+    """Pass on the records that make episodes, and keep the contents of the others."""
     open_since: dict[tuple[str, int], float] = {}
     pending: set[str] = set()
     for record in _whole(data.folder, data.notices):
@@ -199,7 +199,7 @@ def _add(data: RunData, episode: Episode) -> None:
     known = data.evaluated.setdefault((episode.phase, episode.step), {})
     key = (episode.group, episode.attempt)
     if key not in known or known[key].ending is Ending.VOID:
-        nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and not what it was told
+        nothing = TokenSpan((), Origin.GIVEN)  # a report needs what was sampled, and no prompts
         known[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))
 
 

@@ -24,9 +24,9 @@ class AnswerReward(Reward, ABC):
 
 
 def last_reply(episode: Episode) -> str:
-    """What the model said last; thoughts that a parser took out are put back between ``<think>`` tags."""
+    """The text of the last reply; thoughts that a parser took out are put back between ``<think>`` tags."""
     messages = episode.turns[-1].messages if episode.turns else ()
     if not messages or messages[-1].get("role") != "assistant":
         return ""
-    said, thought = messages[-1].get("content") or "", messages[-1].get("reasoning_content")
-    return f"<think>\n{thought.strip()}\n</think>\n{said.lstrip()}" if thought else str(said)
+    text, thought = messages[-1].get("content") or "", messages[-1].get("reasoning_content")
+    return f"<think>\n{thought.strip()}\n</think>\n{text.lstrip()}" if thought else str(text)

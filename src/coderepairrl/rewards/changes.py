@@ -123,7 +123,7 @@ def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, mark
 
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
-    """`files` with the deletion of a file and the creation of an equal one told as the rename that it is."""
+    """`files` with the deletion of a file and the creation of an equal one joined to the rename that they are."""
     deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
     folded: list[FilePatch] = []
     gone: set[int] = set()

@@ -40,7 +40,7 @@ async def _in_thread(call: Callable[[], object]) -> object:
 
     def deliver(found: object, error: BaseException | None) -> None:
         if done.cancelled():
-            return  # nobody waits any more
+            return  # the caller no longer waits
         if error is None:
             done.set_result(found)
         else:
@@ -52,7 +52,7 @@ async def _in_thread(call: Callable[[], object]) -> object:
             found = call()
         except BaseException as error:
             problem = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop has been closed, so no caller waits
             loop.call_soon_threadsafe(deliver, found, problem)
 
     threading.Thread(target=work, name="reward", daemon=True).start()

@@ -73,6 +73,41 @@ class FilePatch:
         return self.new if self.copied or not self.old else self.old
 
 
+class _Blocks:
+    """The blocks of a hunk while its lines are read. `at` is the number of lines of the old file before the next."""
+
+    def __init__(self, at: int) -> None:
+        self.at = self.start = at
+        self.removed: list[bytes] = []
+        self.added: list[bytes] = []
+        self.found: list[Block] = []
+
+    def context(self) -> None:
+        self.close()
+        self.at += 1
+        self.start = self.at
+
+    def remove(self, line: bytes) -> None:
+        if self.added:  # a removal after an addition opens the next block
+            self.close()
+        self.removed.append(line)
+        self.at += 1
+
+    def add(self, line: bytes) -> None:
+        self.added.append(line)
+
+    def unended(self, tag: bytes) -> None:
+        """The line before, with this `tag`, has no newline at its end."""
+        last = {b"+": self.added, b"-": self.removed}.get(tag)
+        if last:
+            last[-1] = last[-1].removesuffix(b"\n")
+
+    def close(self) -> None:
+        if self.removed or self.added:
+            self.found.append(Block(self.start, tuple(self.removed), tuple(self.added)))
+        self.removed, self.added, self.start = [], [], self.at
+
+
 def parse(patch: bytes) -> tuple[FilePatch, ...]:
     """The files of `patch` in order; nothing for an empty one. Raises `MalformedPatch`."""
     return tuple(_Reader(patch).files())
@@ -183,7 +218,7 @@ class _Reader:
             self.at += 1
 
     def binary(self) -> str:
-        """Digest of the forward payload (the reverse one says nothing new)."""
+        """Digest of the forward payload; the reverse one follows from it and the file."""
         if not re.fullmatch(rb"(literal|delta) \d+", self.peek()):
             raise self.error("expected `literal SIZE` or `delta SIZE` of a binary patch")
         digest, forward = hashlib.sha256(), True
@@ -206,38 +241,28 @@ class _Reader:
         heading = self.peek()[header.end() :].strip()
         self.at += 1
         body = self.at
-        removed: list[bytes] = []
-        added: list[bytes] = []
-        start = at
+        blocks = _Blocks(at)
         while old_left > 0 or new_left > 0 or self.peek().startswith(b"\\"):
             if self.at >= len(self.lines):
                 raise self.error("the patch ends inside a hunk")
             line = self.lines[self.at]
             tag, text = line[:1], line[1:] + b"\n"
             if tag == b"\\":  # "\ No newline at end of file" belongs to the line above
-                last = added if self.lines[self.at - 1][:1] == b"+" else removed
-                if last and self.lines[self.at - 1][:1] in (b"+", b"-"):
-                    last[-1] = last[-1].removesuffix(b"\n")
+                blocks.unended(self.lines[self.at - 1][:1])
             elif tag == b"-" and old_left > 0:
-                if added:  # a removal after an addition opens the next block
-                    file.blocks.append(Block(start, tuple(removed), tuple(added)))
-                    removed, added, start = [], [], at
-                removed.append(text)
-                old_left, at = old_left - 1, at + 1
+                blocks.remove(text)
+                old_left -= 1
             elif tag == b"+" and new_left > 0:
-                added.append(text)
+                blocks.add(text)
                 new_left -= 1
             elif tag in (b" ", b"", b"\r") and old_left > 0 and new_left > 0:
-                if removed or added:
-                    file.blocks.append(Block(start, tuple(removed), tuple(added)))
-                    removed, added = [], []
-                old_left, new_left, at = old_left - 1, new_left - 1, at + 1
-                start = at
+                blocks.context()
+                old_left, new_left = old_left - 1, new_left - 1
             else:
                 raise self.error("not the line that the hunk header leads to expect; the hunk is cut or miscounted")
             self.at += 1
-        if removed or added:
-            file.blocks.append(Block(start, tuple(removed), tuple(added)))
+        blocks.close()
+        file.blocks += blocks.found
         file.hunks.append(Hunk(heading, tuple(self.lines[body : self.at])))
 
     def name(self, raw: bytes, *, prefixed: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""A reward that gives the values it was given, for tests of whatever uses rewards."""
+"""A reward with scripted values, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coderepairrl.types import Ending, Episode, Score, Task
 
 
 class ScriptedReward(Reward):
-    """A reward that says what it is told: by patch, else `default`. For tests of whatever consumes rewards.
+    """Scores each patch with the value given for it, else with `default`. For tests of code that consumes rewards.
 
     An exception in place of a number is raised.
     """

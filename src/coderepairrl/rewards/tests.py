@@ -111,12 +111,12 @@ def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
 class StateTests(Reward):
     """1 if the task's checks pass in the attempt's own workspace as it stands at the end, else 0.
 
-    For tasks that are not done by a diff of files in a repository: something is to be installed, built, downloaded or
-    started over. No process of the attempt is alive any more, and the checks' own files are put back first.
+    For tasks whose result is no diff of a repository: something is to be installed, built, downloaded or
+    started over. The attempt's processes have ended, and the checks' own files are restored first.
 
     Unit: 0 or 1. Source: terminal benchmarks, which look at the machine and not at a patch. Known weakness: the checks
-    run among everything that the attempt left, outside of the repository, too, and whoever controls the machine can
-    make its interpreter say that they pass. Where a diff says it all, take `tests`, which runs them in a fresh sandbox.
+    run among everything that the attempt left, outside of the repository, too; an attempt that changed the interpreter
+    there can make them pass. Where a diff holds the whole repair, use `tests`, which runs them in a fresh sandbox.
     """
 
     name = "state_tests"

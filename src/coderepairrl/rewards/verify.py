@@ -120,7 +120,7 @@ async def verify(
     than 1 or a patch that repairs nothing more than 0, and what rewards raise.
     """
     marks = await _marks(asked, backend, about, cache) if cache is not None and asked else [None] * len(asked)
-    known = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where nobody may look
+    known = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
     room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def one(trial: Trial, mark: Path | None, kept: bool) -> list[Finding]:

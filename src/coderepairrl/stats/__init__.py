@@ -3,14 +3,13 @@
 from coderepairrl.stats.intervals import (
     TOO_FEW,
     Interval,
-    is_share,
     mean_interval,
     paired_difference,
     sign_flip_test,
     tango,
     wilson,
 )
-from coderepairrl.stats.measures import COUNTS, Pairs, Summary, compare, measures, pair, summarise
+from coderepairrl.stats.measures import COUNTS, Summary, compare, measures, pair, summarise
 from coderepairrl.stats.notes import Noted, Notes
 from coderepairrl.stats.ranking import Ranking, interval, rank_correlation
 
@@ -20,12 +19,10 @@ __all__ = [
     "Interval",
     "Noted",
     "Notes",
-    "Pairs",
     "Ranking",
     "Summary",
     "compare",
     "interval",
-    "is_share",
     "mean_interval",
     "measures",
     "pair",

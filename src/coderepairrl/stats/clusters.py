@@ -1,4 +1,4 @@
-"""What makes tasks no independent observations, and by what results are also given."""
+"""Which tasks depend on each other, and the slices of tasks that results are also given for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from coderepairrl.types import Episode
 
 _MUTANTS = "mutants/"
 _SLICES = 12
-"""A field with more values than these parts tasks into pieces too small to say anything."""
+"""A field with more values than these parts tasks into pieces too small for an estimate."""
 
 
 def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
-    """What the task of each of `episodes` is no independent observation of, by task id.
+    """The cluster of the task of each of `episodes`, by task id.
 
     Bugs of one repository are no independent observations: a policy that knows the repository knows them all. So a task
     is clustered with the others of its repository; where all are of one, they are observations of that repository, and
@@ -28,7 +28,7 @@ def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
     ({'t0': 'flask', 't1': 'flask', 't2': 'sympy'}, {'t0': 't0', 't1': 't1'})
     """
     repositories: dict[str, str] = {}
-    for episode in episodes:  # runs of older versions do not say it
+    for episode in episodes:  # runs of older versions do not have it
         repositories[episode.task_id] = episode.repository or repositories.get(episode.task_id, "")
     several = len(set(repositories.values())) > 1
     return {task: (several and repository) or _alone(task) for task, repository in repositories.items()}

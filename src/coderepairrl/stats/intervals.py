@@ -6,12 +6,12 @@ them, but never below that of independent values, and quantiles are Student's wi
 Graubard 1998). A share (a mean of values in [0, 1]) has the score interval of a proportion (Wilson 1927), a difference
 of two shares that of paired proportions (Tango 1998), each for the effective number of observations: p (1 - p) over the
 variance, for a share p. They stay within bounds and hold for few clusters and for small p, where a percentile bootstrap
-covers far less than it says (Dean and Pagano 2015; simulated in tests/stats/test_coverage.py), and need no random
+covers far less than 95 % (Dean and Pagano 2015; simulated in tests/stats/test_coverage.py), and need no random
 numbers. Anything else has the interval of Student's t.
 
-Equal values say nothing of their variance. A share then has its score interval with one observation per cluster: the
-cautious choice, exact where values within a cluster always agree. With one cluster alone, and where values that are no
-share are all equal, there is no interval: too few.
+Equal values give no estimate of their variance. A share then has its score interval with one observation per cluster:
+the cautious choice, exact where values within a cluster always agree. With one cluster alone, and where values that are
+no share are all equal, there is no interval: too few.
 
 Wilson 1927: J. Am. Stat. Assoc. 22, 209. Korn, Graubard 1998: Surv. Methodol. 24, 193. Tango 1998: Stat. Med. 17, 891.
 Dean, Pagano 2015: J. Surv. Stat. Methodol. 3, 484.
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TOO_FEW = "too few"
-"""What stands in the place of an interval that there is not."""
+"""Printed in place of an interval where there is none."""
 
 _FLIPS, _EXACT = 10_000, 12
 _Z = NormalDist().inv_cdf(0.975)
@@ -36,11 +36,11 @@ _ROUNDING = 1e-12
 """Relative size of differences that mean nothing."""
 _ALIKE = 5e-4
 """Shares that differ by no more are equal, as they are in print: an edit of a wrong place earns 1e-9 and not 0, and of
-its variance that says as little."""
+its variance that reveals as little."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval; both ends are None where there is too little to tell them from.
+    """An estimate with its 95 % interval; both ends are None where there is too little to estimate them from.
 
     >>> str(Interval(0.5, 0.4, 0.6)), str(Interval(0.5, None, None))
     ('0.500 [0.400, 0.600]', '0.500 [too few]')
@@ -183,7 +183,7 @@ def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Int
 
 
 def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Where, from `inside` to `outside`, `holds` ends to hold."""
+    """The point between `inside` and `outside` where `holds` becomes false, by bisection."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)

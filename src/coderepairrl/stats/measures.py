@@ -1,6 +1,6 @@
-"""What is measured of an episode, and how episodes become numbers with intervals.
+"""Measures of an episode, and their means over episodes with intervals.
 
-An episode void after all retries is not measured but counted: an infrastructure fault says nothing of a policy.
+An episode void after all retries is counted and not measured: an infrastructure fault is no fact about the policy.
 """
 
 from __future__ import annotations

@@ -123,10 +123,10 @@ def render_index(rows: Iterable[Row], *, run: str = "", notice: str = "") -> str
 
 def _state(turn: Turn, trained: Mapping[int, str] | None) -> tuple[str, str]:
     """State and reason of a turn's output."""
-    said = (trained or {}).get(turn.index, f"masked:{turn.masked}" if turn.masked else "sampled")
-    state, _, reason = said.partition(":")
+    mark = (trained or {}).get(turn.index, f"masked:{turn.masked}" if turn.masked else "sampled")
+    state, _, reason = mark.partition(":")
     if state not in STATES:
-        raise ValueError(f"turn {turn.index}: {said!r} begins with none of {', '.join(STATES)}")
+        raise ValueError(f"turn {turn.index}: {mark!r} begins with none of {', '.join(STATES)}")
     return state, reason
 
 

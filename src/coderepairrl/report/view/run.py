@@ -22,7 +22,7 @@ from coderepairrl.types import Ending, Episode
 def render(run: Path, episode: str | None = None) -> str:
     """The page of an episode of the run folder `run`, named by its id or the beginning of it; else the index.
 
-    A tokenizer that cannot be found is said so on the page, which then shows ids. Raises `UsageError` for a folder
+    Without a tokenizer the page shows ids, and a line says so. Raises `UsageError` for a folder
     that is no run, or an episode that it does not have.
     """
     if episode is not None:

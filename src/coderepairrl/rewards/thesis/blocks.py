@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from cydifflib import SequenceMatcher
 
@@ -40,30 +41,28 @@ def blocks(text: str) -> list[Block]:
     [(('  a', '', '  b'), ('  c',))]
     """
     found: list[Block] = []
-    search: list[str] | None = None
-    replace: list[str] | None = None
+    parts: list[list[str]] = []  # of the open block: the lines searched, then those that replace them
     for line in text.splitlines():
         if _OPEN.fullmatch(line):
-            search, replace = [], None
-        elif search is not None and replace is None and _DIVIDER.fullmatch(line):
-            replace = []
-        elif search is not None and replace is not None and _CLOSE.fullmatch(line):
+            parts = [[]]
+        elif len(parts) == 1 and _DIVIDER.fullmatch(line):
+            parts.append([])
+        elif len(parts) == 2 and _CLOSE.fullmatch(line):
+            search, replace = parts
             found.append((tuple(search), tuple(replace)))
-            search = replace = None
-        elif replace is not None:
-            replace.append(line)
-        elif search is not None:
-            search.append(line)
+            parts = []
+        elif parts:
+            parts[-1].append(line)
     return found
 
 
 class SearchReplaceFormat(AnswerReward):
     """How well formed the search/replace blocks of the answer are, in [0, 1].
 
-    Of the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without
-    a divider; below 0.5 that is it. A single perfect block earns 1. Else less 0.1 for each marker of another length,
-    0.05 for text behind SEARCH, and REPLACE, 0.15 for as many dividers as there are not SEARCHes, and REPLACEs, 0.1
-    for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker that does
+    Of the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without a
+    divider; below 0.5 the rest is skipped. A single perfect block earns 1. Else less 0.1 for each marker of another
+    length, 0.05 for text behind SEARCH, and REPLACE, 0.15 for as many dividers as there are not SEARCHes, and REPLACEs,
+    0.1 for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker that does
     not end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
 
     Unit: points of format. Source: the original's code, whose reader lost blocks with blank lines; the one here does
@@ -92,7 +91,7 @@ def block_format(text: str) -> float:
     value -= 0.1 * (">>>>>>> REPLACE" not in text and bool(_SHORT[1].search(text)))
     value -= 0.15 * (searches > 1 and searches != dividers) + 0.15 * (replaces > 1 and replaces != dividers)
     value -= sum(cost for pattern, cost in _DEVIATIONS if pattern.search(text))
-    value -= 0.3 * (0 <= text.find("REPLACE") < text.rfind("SEARCH") and text.find("SEARCH") > text.rfind("REPLACE"))
+    value -= 0.3 * (0 <= text.rfind("REPLACE") < text.find("SEARCH"))
     if searches and replaces:
         value -= 0.2 if not blocks(text) else 0.1 * (not _in_order(text, _PRIMARY))
     return min(max(value, 0.0), 1.0)
@@ -128,12 +127,12 @@ class SearchReplaceSimilarity(AnswerReward):
         wanted, given = _reference(task), blocks(unfenced(tagged_answer(answer)))
         if not given:
             return 0.0
-        empty: Block = ((), ())
-        size = max(len(wanted), len(given))
-        wanted += [empty] * (size - len(wanted))
-        given += [empty] * (size - len(given))
-        pairs = [(mine[side], theirs[side]) for mine, theirs in zip(given, wanted, strict=True) for side in (0, 1)]
-        return sum(float(SequenceMatcher(None, mine, theirs).ratio()) for mine, theirs in pairs) / len(pairs)
+        ratios = [
+            float(SequenceMatcher(None, mine[side], theirs[side]).ratio())
+            for mine, theirs in zip_longest(given, wanted, fillvalue=((), ()))
+            for side in (0, 1)
+        ]
+        return sum(ratios) / len(ratios)
 
 
 def _reference(task: Task) -> list[Block]:
@@ -144,8 +143,7 @@ def _reference(task: Task) -> list[Block]:
             hunks = [hunk for file in parse(task.reference) for hunk in file.hunks]
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
-        sides = [tuple(_text(hunk.side(tag)) for tag in (b"-", b"+")) for hunk in hunks]
-        found = [(search, replace) for search, replace in sides]
+        found = [(_text(hunk.side(b"-")), _text(hunk.side(b"+"))) for hunk in hunks]
     if not found:
         raise TaskError(f"task {task.id}: the reference has no search/replace block and no hunk", fix="give it one")
     return found

@@ -95,7 +95,7 @@ class ExplorationDepth(Reward):
     0.25 if the first successful search of the first ten commands printed a path that a later sed, head or tail reads;
     0.2 times the share of successes among the first six commands, if there are six; without that chain also 0.2 for
     a read of given lines, and 0.15 if that search was scoped or printed a path. Less, 0.2 at most: 0.07 for a command
-    said twice, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of given lines.
+    given twice, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of given lines.
 
     Unit: points. Source: the original's code. Known weakness: pays for looking, not for finding.
     """
@@ -118,10 +118,9 @@ class ExplorationDepth(Reward):
         value = 0.25 * chain + 0.2 * precise + 0.15 * scoped
         if len(calls) >= 6:
             value += 0.2 * sum(call.ok for call in calls[:6]) / 6
-        said = [call.command for call in first]
         failed = any(a.command == b.command and not a.ok and not b.ok for a, b in pairwise(first))
         cut = not precise and any("truncated" in call.output.lower() for call in first)
-        value -= min(0.07 * (len(set(said)) < len(said)) + 0.07 * failed + 0.1 * cut, 0.2)
+        value -= min(0.07 * (len({call.command for call in first}) < len(first)) + 0.07 * failed + 0.1 * cut, 0.2)
         return Score(self.name, min(max(value, 0.0), 1.0))
 
 

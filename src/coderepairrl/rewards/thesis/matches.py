@@ -139,7 +139,7 @@ class FunctionMatch(Reward):
                 try:
                     found[path] = ast.parse(source)
                 except (SyntaxError, ValueError):
-                    continue  # as with other languages, the headings tell
+                    continue  # the headings of the hunks stand in, as for other languages
         return found
 
 

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl import report
+from coderepairrl.apps.hello.command import SHOWN, before_and_after
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError, UsageError
 from coderepairrl.report import ledger, names, reading
@@ -64,6 +65,14 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     assert {name: change.change for name, change in whole.changes.items()} == expected
     assert whole.clusters == len(FUNCTIONS)
     assert whole.early["reward"].value == pytest.approx(sum(e.reward for e in before) / len(before))
+    for part in (whole, *slices):  # whatever only some episodes have, too
+        for name, change in part.changes.items():
+            assert part.late[name].value - part.early[name].value == pytest.approx(change.change.value), name
+    shown = before_and_after(run, 6)
+    for name, measure in SHOWN.items():
+        if name in shown:
+            told = (whole.early[measure].value, whole.late[measure].value, whole.changes[measure].change.value)
+            assert told == tuple(shown[name][column] for column in ("before", "after", "delta")), name
     assert [part.slice for part in slices] == ["quoted issues", "unquoted issues"]
     tests = whole.changes["tests"]
     by_task = {e.task_id: e.scores[1].value for e in after}
@@ -135,7 +144,9 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
     assert changed["agent.options.nudge"] == [None, False]
     assert set(changed) == {"train.lr", "run.seed", "run.steps", "agent.options.nudge"}
     (between,) = compare_runs(first, second)
-    assert between.early == first.comparisons[0].late and between.late == second.comparisons[0].late
+    for side, alone in ((between.early, first.comparisons[0].late), (between.late, second.comparisons[0].late)):
+        everywhere = [name for name in side if not name.endswith("_per_patch")]  # else by which tasks both have it for
+        assert "tests" in everywhere and all(side[name] == alone[name] for name in everywhere)
 
 
 def test_a_run_does_not_differ_from_itself(run: Path) -> None:

@@ -230,8 +230,9 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
 def _comparison(
     early: Sequence[Episode], late: Sequence[Episode], before: str, after: str, kind: str = ""
 ) -> Comparison:
-    changes = {}
+    changes, first, last = {}, dict(summarise(early).values), dict(summarise(late).values)
     for name, pairs in _by_importance(pair(early, late)).items():
+        first[name], last[name] = pairs.early, pairs.late  # of the same tasks: their difference is the change
         gains = [b - a for a, b in zip(pairs.before, pairs.after, strict=True)]
         changes[name] = Change(
             change=pairs.change,
@@ -245,8 +246,8 @@ def _comparison(
         after,
         kind,
         len(set(clusters_of(early).values())),
-        _by_importance(summarise(early).values),
-        _by_importance(summarise(late).values),
+        _by_importance(first),
+        _by_importance(last),
         changes,
     )
 

@@ -95,10 +95,23 @@ class Pairs(NamedTuple):
     """What each task is clustered in (`clusters_of`)."""
 
     @property
+    def early(self) -> Interval:
+        """Mean of ``before``."""
+        return mean_interval(self.before, self.clusters, share=self._share)
+
+    @property
+    def late(self) -> Interval:
+        """Mean of ``after``: it differs from `early` by `change`."""
+        return mean_interval(self.after, self.clusters, share=self._share)
+
+    @property
     def change(self) -> Interval:
         """Mean of ``after - before``."""
-        share = self.measure not in COUNTS and is_share(self.before + self.after)
-        return paired_difference(self.before, self.after, self.clusters, share=share)
+        return paired_difference(self.before, self.after, self.clusters, share=self._share)
+
+    @property
+    def _share(self) -> bool:
+        return self.measure not in COUNTS and is_share(self.before + self.after)
 
     @property
     def p(self) -> float:

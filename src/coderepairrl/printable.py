@@ -71,6 +71,15 @@ def rounded(value: float, digits: int = 3) -> str:
     return "~0" if 0 < abs(value) < 5e-7 else f"{value:.{digits}g}"
 
 
+def counted(count: int, noun: str) -> str:
+    """`count` of what `noun` names one of, whose plural ends in s.
+
+    >>> counted(1, "task"), counted(1234, "task")
+    ('1 task', '1,234 tasks')
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
 def _shown(found: re.Match[str]) -> str:
     char = found[0]
     if char in _JOINERS or unicodedata.category(char) not in _HIDDEN:

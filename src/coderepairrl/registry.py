@@ -47,6 +47,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names) or 'none'}."
 
 
+def nearest_run(folder: Path) -> str:
+    """`nearest` among the runs beside the run `folder`, which is not there; empty if there are none."""
+    runs = [each.parent.name for each in folder.parent.glob("*/run.json")]
+    return nearest(folder.name, runs) if runs else ""
+
+
 def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
     """The class behind `name`: a key of `shipped` (whose values are import paths) or itself ``module:Class``.
 

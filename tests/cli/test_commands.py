@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from coderepairrl.assembly.names import check_names
 from coderepairrl.cli import app, main
+from coderepairrl.config import load, shipped
 
+CRRL = [sys.executable, "-m", "coderepairrl.cli"]
 ROOT = Path(__file__).parents[2]
 GROUPS = {str(group.name): group.typer_instance for group in app.registered_groups}
 PARTS = ["", *(command.callback.__name__ for command in app.registered_commands if command.callback), *GROUPS]
@@ -33,6 +36,44 @@ def test_completion(words: str, expected: str) -> None:
     script = "import sys; sys.argv[0] = 'crrl'; from coderepairrl.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
     assert done.stdout.split() == [expected], done
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "fix"),
+    [
+        ("view runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
+        ("report runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
+        ("train runs/shrot --resume", "no config file runs/shrot", "did you mean 'short'?"),
+        ("serve runs/shrot", "runs/shrot is no model", "did you mean 'short'?"),
+        ("export nowhere out", "nowhere is no model: it has no config.json", "a folder in Hugging Face layout"),
+        ("data verify tasks.jsonl", "tasks.jsonl is no task source", "write jsonl path=tasks.jsonl"),
+        ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
+        ("config hello agent=nanoo", "agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
+        ("config hello reward=pacth_lines", "reward: unknown reward 'pacth_lines'", "did you mean 'patch_lines'?"),
+        ("config hello eval.source=mutant", "eval.source: unknown task source 'mutant'", "did you mean 'mutants'?"),
+    ],
+)
+def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "short").mkdir(parents=True)
+    (tmp_path / "runs" / "short" / "run.json").write_text('{"schema": 2}')
+    (tmp_path / "kinds.toml").write_text('extends = "hello"\n[run]\nname = "x"\n[kinds.hard]\nagent = "nanoo"\n')
+    done = subprocess.run([*CRRL, *words.split()], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and fix in done.stderr, done.stderr
+    assert "model.path" not in done.stderr and "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize("preset", sorted(shipped()))
+def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
+    check_names(load(preset))
+
+
+def test_one_task_is_one_task(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"id": "a", "prompt": "p", "language": "c", "answer": "x"}\n')
+    done = subprocess.run(
+        [*CRRL, "data", "export", "jsonl", "out.jsonl", "path=one.jsonl"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout == "out.jsonl: 1 task\n"
 
 
 def test_make_help() -> None:

@@ -11,7 +11,7 @@ import typer
 
 from coderepairrl.cli.output import Json, Options, counts, run, show, table
 from coderepairrl.errors import ExitCode
-from coderepairrl.printable import logged
+from coderepairrl.printable import counted, logged
 
 app = typer.Typer(help="Tasks: which there are; prepare, verify and export them.", no_args_is_help=True)
 
@@ -110,4 +110,4 @@ def data_export(
     from coderepairrl.certify import data
 
     count = data.export(data.load(source, config.parse_options(options or [], "path")), file)
-    show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {count} tasks")
+    show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {counted(count, 'task')}")

@@ -50,6 +50,9 @@ def config(
 ) -> None:
     """Every setting: its value, its default, and what set it: a preset, a file, or an override."""
     from coderepairrl import config as configs
+    from coderepairrl.assembly.names import check_names
 
     settings = configs.explain(file, overrides or [])
     show(json.dumps([setting._asdict() for setting in settings]) if as_json else configs.as_text(settings))
+    if file is not None:
+        check_names(configs.load(file, overrides or []))

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from coderepairrl.config.schema import Config
 from coderepairrl.config.secrets import FIX, secrets
 from coderepairrl.errors import ConfigError, several
+from coderepairrl.registry import nearest_run
 
 _SOURCES = ("tasks.source", "eval.source")
 _BEFORE: dict[str, dict[str, Any]] = {
@@ -160,6 +161,8 @@ def _find(source: str | Path) -> Path:
         return known[str(source)]
     near = difflib.get_close_matches(str(source).replace("_", "-"), known, 2, 0.5)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    if not near and len(path.parts) > 1 and not path.suffix and (run := nearest_run(path)):
+        guess = f"of the runs there, {run} Or "
     raise ConfigError(
         f"no config file {source}", fix=f"{guess}name a TOML file, or a shipped config: {', '.join(known) or 'none'}"
     )

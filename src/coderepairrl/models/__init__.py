@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
-from coderepairrl.registry import nearest
+from coderepairrl.registry import nearest, nearest_run
 
 _BUILTIN = "builtin:"
 _RUN = "run.json"
@@ -81,20 +81,26 @@ def folder(path: str, *, weights: bool = False) -> Path:
             found = named(path).folder
         fix = _advice(path)
     if not (found / "config.json").is_file():
-        raise UsageError(f"model.path={path}: {found} has no config.json", fix=fix)
+        raise UsageError(f"{_shown(path, found)} is no model: it has no config.json", fix=fix)
     if weights and not any(found.glob("*.safetensors")):
         raise UsageError(
-            f"model.path={path}: {found} has no weights (*.safetensors)", fix="download them, or set model.init=random"
+            f"{_shown(path, found)} has no weights (*.safetensors)", fix="download them, or set model.init=random"
         )
     return found
+
+
+def _shown(path: str, found: Path) -> str:
+    """The name of a model, and where that is."""
+    return path if path == str(found) else f"{path} ({found})"
 
 
 def _advice(path: str) -> str:
     """What to do about a `path` where there is no model."""
     found = Path(path).expanduser()
-    runs = [each.parent.name for each in found.parent.glob(f"*/{_RUN}")]
-    if not found.exists() and (runs or found.parent.name == "runs"):
-        return f"there is no such run: {nearest(found.name, runs)}" if runs else f"there is no run in {found.parent}"
+    if not found.exists() and (advice := nearest_run(found)):
+        return f"there is no such run: {advice}"
+    if not found.exists() and found.parent.name == "runs":
+        return f"there is no run in {found.parent}"
     if not found.exists() and _HUB_NAME.fullmatch(path):
         return (
             f"hf download {path} --local-dir {path} (for a gated model accept its terms on its page, and "

@@ -30,6 +30,7 @@ from coderepairrl import __version__
 from coderepairrl.errors import PrerequisiteError, RunError, TaskError, UsageError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
+from coderepairrl.registry import nearest_run
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import Log, read, repair
 from coderepairrl.runs.storage import replace_file
@@ -202,8 +203,10 @@ def open_run(path: Path) -> RunFolder:
     try:
         about: object = folder.about()
     except (OSError, ValueError) as error:
+        advice = "" if path.exists() else nearest_run(path)
         raise UsageError(
-            f"{path} is not a run folder ({error})", fix="name a folder that crrl train made; it has a run.json"
+            f"{path} is not a run folder ({error})" if path.exists() else f"there is no run {path}",
+            fix=advice or "name a folder that `crrl train` made: it has a run.json",
         ) from error
     schema = about.get("schema") if isinstance(about, dict) else None
     if schema not in _READABLE:

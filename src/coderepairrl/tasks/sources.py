@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from coderepairrl import registry
+from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.types import Task
 
@@ -22,6 +24,11 @@ def make(source: str, /, **options: Any) -> TaskSource:
 
     Raises `ConfigError` for an unknown name or option, with the nearest known one, and for a missing option.
     """
+    if Path(source).suffix in (".jsonl", ".json") and ":" not in source:
+        raise ConfigError(
+            f"{source} is no task source: a file of tasks is read by `jsonl`",
+            fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
+        )
     made: TaskSource = registry.make("task source", source, SHIPPED, TaskSource, options)
     return made
 

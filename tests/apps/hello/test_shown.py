@@ -49,6 +49,16 @@ def test_two_episodes_are_shown() -> None:
     assert not shown(episode(passed=True))
 
 
+def test_what_was_shown_is_not_shown_again_by_resume(tmp_path: Path) -> None:
+    small = ("run.steps=1", "eval.tasks=6", "eval.after=false", "rollout.tasks_per_step=2", "rollout.group_size=4")
+    first = subprocess.run([*CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
+    assert "an episode, before any training" in first.stderr, first.stderr
+    more = [*CRRL, "hello", *small, "run.steps=2", "--resume"]
+    again = subprocess.run(more, cwd=tmp_path, capture_output=True, text=True)
+    assert again.returncode == 0 and "step 2" in again.stdout, again.stderr
+    assert "an episode, before any training" not in again.stderr
+
+
 def test_the_headline_has_its_interval() -> None:
     changes = {"before": 0.224, "after": 0.363, "delta": 0.139, "ci95": [0.096, 0.184]}
     assert headline({"tests_passing": changes}) == (

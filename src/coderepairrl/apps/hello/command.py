@@ -18,7 +18,8 @@ from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.apps.hello.episode import Shown
 from coderepairrl.errors import as_called
-from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.printable import counted
+from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stats import Interval, compare, pair
 from coderepairrl.stats.clusters import slice_of
 from coderepairrl.types import Episode
@@ -47,7 +48,11 @@ def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool 
             print(as_called(f"a new run, {name}: crrl hello --resume goes on with {config.run.name}"), file=sys.stderr)
         config = configs.load("hello", [*overrides, f"run.name={name}"])
     began = time.monotonic()
-    asyncio.run(stages.run(config, resume=resume, show=Shown()))
+    shown = Shown()
+    if resume and (there := RunFolder(Path(config.run.dir) / config.run.name)).log.is_file():
+        for episode in logged_episodes(there.records()):
+            shown(episode)  # by the process that was stopped
+    asyncio.run(stages.run(config, resume=resume, show=shown))
     wall = time.monotonic() - began
     report = before_and_after(Path(config.run.dir) / config.run.name, config.run.steps)
     report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(_cpu_seconds(), 1)}
@@ -94,8 +99,8 @@ def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, d
     pairs = pair(before, after)
     return {
         name: {
-            "before": fmean(pairs[measure].before),
-            "after": fmean(pairs[measure].after),
+            "before": pairs[measure].early.value,
+            "after": pairs[measure].late.value,
             "delta": change.value,
             "ci95": [change.low, change.high],
         }
@@ -110,7 +115,8 @@ def as_text(report: Mapping[str, Any]) -> str:
     lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
     lines += [
         "",
-        f"{report['tasks']} held-out tasks, {report['episodes']} episodes, {report['tokens']:,} sampled tokens, "
+        f"{counted(report['tasks'], 'held-out task')}, {counted(report['episodes'], 'episode')}, "
+        f"{counted(report['tokens'], 'sampled token')}, "
         f"{report['wall_s']:.0f} s ({report['cpu_s']:.0f} CPU-s), seed {report['seed']}",
         f"run folder: {report['run']}",
     ]
@@ -138,7 +144,7 @@ def headline(report: Mapping[str, Any]) -> str:
     """What has come of it in a sentence."""
     changes = report.get("tests_passing") or report.get("reward")
     if changes is None:
-        return f"{report['episodes']} episodes; nothing was evaluated"
+        return f"{counted(report['episodes'], 'episode')}; nothing was evaluated"
     what = "held-out bugs repaired (tests pass)" if "tests_passing" in report else "reward on held-out bugs"
     low, high = (f"{100 * bound:+.0f}" if math.isfinite(bound) else "unknown" for bound in changes["ci95"])
     return (

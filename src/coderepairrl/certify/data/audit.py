@@ -13,6 +13,7 @@ import numpy as np
 from coderepairrl import rewards, stats
 from coderepairrl.certify.data.spoil import spoiled
 from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted
 from coderepairrl.report import plots
 from coderepairrl.rewards.parse import MalformedPatch
 
@@ -148,7 +149,8 @@ def report(rows: Sequence[Judged], audits: Sequence[RewardAudit]) -> str:
     tasks = {row.task for row in rows}
     mixed = sum(len({row.resolved for row in rows if row.task == task}) == 2 for task in tasks)
     lines = [
-        f"{len(rows)} patches, {sum(row.resolved for row in rows)} resolved, {len(tasks)} tasks, {mixed} with both",
+        f"{len(rows)} patches, {sum(row.resolved for row in rows)} resolved, "
+        f"{counted(len(tasks), 'task')}, {mixed} with both",
         "",
         f"| reward | AUC overall | within a task | gain over `{BASELINE}`, overall | within | rank correlation |",
         "|---|---|---|---|---|---|",

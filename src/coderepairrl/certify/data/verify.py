@@ -12,7 +12,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 from coderepairrl import rewards
 from coderepairrl.certify import task_source
 from coderepairrl.errors import UsageError
-from coderepairrl.printable import logged, printable
+from coderepairrl.printable import counted, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
@@ -119,7 +119,7 @@ def table(exams: Sequence[TaskExam]) -> str:
         wrong = [finding for finding in exam.findings if not finding.ok]
         lines += [f"        {printable(finding.name)}: no ({logged(finding.detail)})" for finding in wrong]
     failed = sum(not exam.ok for exam in exams[1:])
-    lines.append(f"{len(exams) - 1} tasks, {failed} failed")
+    lines.append(f"{counted(len(exams) - 1, 'task')}, {failed} failed")
     if any(exam.lacks for exam in exams):
         lines.append(f"  fix: {TO_INSTALL}")
     return "\n".join(lines)

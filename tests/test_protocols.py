@@ -104,16 +104,15 @@ async def test_fix_uses_no_more(made: list[str], isolating: None, tmp_path: Path
     as_me = ["git", "-C", str(repository), "-c", "user.name=me", "-c", "user.email=me@here"]
     for arguments in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "start"]):
         subprocess.run([*as_me, *arguments], check=True)
-    choice = serve.choose("builtin:tiny", ["rollout.calls=2"], command="crrl fix", used=fix.USED, defaults=fix.DEFAULTS)
-    fixed = await fix.fix(fix.open_repository(repository), "add() subtracts.", choice)
+    (issue := tmp_path / "issue.md").write_text("add() subtracts.")
+    fixed = await fix.fix(fix.resolve(repository, issue, "builtin:tiny", ["rollout.calls=2"]))
     assert fixed.exit and {"engine tiny", "agent nano", f"sandbox {fixed.sandbox}"} <= {*made}
 
 
 async def test_serve_uses_no_more(made: list[str], tmp_path: Path) -> None:
-    choice = serve.choose("builtin:tiny", command="crrl serve", used=serve.USED, defaults=serve.DEFAULTS)
     places = serve.Places(port=0, admin=tmp_path / "admin.sock")
     where: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-    serving = asyncio.create_task(serve.serve(choice, places, ready=where.set_result, say=print))
+    serving = asyncio.create_task(serve.serve(serve.resolve("builtin:tiny"), places, ready=where.set_result, say=print))
     await asyncio.wait([where, serving], return_when=asyncio.FIRST_COMPLETED)
     assert where.done(), serving.exception()
     host = httpx.AsyncClient(

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.assembly.policy import choose
 from coderepairrl.config import explain, load, override, shipped
 from coderepairrl.config.secrets import secrets
 from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.stages import evaluation
 
 SECRET = "s3cr3t-of-mine"
 LOOKS_LIKE_ONE = "sk-proj-a1B2c3D4e5F6g7H8i9J0k1L2"
-_USED = ("engine", "agent", "tasks", "eval", "kinds")
 HIDDEN = [
     f"engine.options.api_key={SECRET}",
     f"engine.options.apiKey={SECRET}",
@@ -45,7 +44,7 @@ def test_a_secret_in_clear_is_refused_and_not_repeated(given: str, tmp_path: Pat
     for refuse in (
         lambda: override(load("hello"), [given]),
         lambda: explain("hello", [given]),
-        lambda: choose("builtin:tiny", [given], command="crrl serve", used=_USED, defaults=("run.name=a",)),
+        lambda: evaluation.resolve("builtin:tiny", [given]),
     ):
         with pytest.raises((ConfigError, UsageError)) as again:
             refuse()

@@ -13,7 +13,9 @@ import pytest
 import transformers
 
 from coderepairrl import models, tokens
-from coderepairrl.apps.serve import DEFAULTS, USED, choose, replying
+from coderepairrl.apps.serve import resolve
+from coderepairrl.assembly.model import LocalModel
+from coderepairrl.assembly.replying import replying
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.gateway import Policy
 from coderepairrl.learn import merge
@@ -78,8 +80,9 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     merged.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     refused = project.crrl("train", str(run), "--resume", check=False)
     assert refused.returncode == 2 and f"{merged.name} has changed" in refused.stderr
-    chosen = choose(str(checkpoint), command="serve", used=USED, defaults=DEFAULTS)
-    assert (chosen.folder, chosen.adapter) == (project.run.path / "model", checkpoint)
+    served = resolve(str(checkpoint)).model
+    assert isinstance(served, LocalModel)
+    assert (served.folder, served.adapter) == (project.run.path / "model", checkpoint)
 
 
 async def test_a_kill_while_adapters_are_merged_leaves_no_half_of_a_model(project: Project) -> None:
@@ -121,12 +124,12 @@ def test_an_export_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path: P
 
 async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     """By its folder, as `crrl fix` and `crrl serve` take it: merged for tiny, as an adapter for vLLM."""
-    chosen = {"command": "serve", "used": USED, "defaults": DEFAULTS}
-    choice = choose(str(project.run.path), **chosen)
-    assert choice.folder is not None and choice.adapter is not None
-    assert choice.name == str(project.run.checkpoints / "00003") and choice.folder == project.run.path / "model"
+    plan = resolve(str(project.run.path))
+    assert isinstance(plan.model, LocalModel) and plan.model.adapter is not None
+    assert plan.model.name == str(project.run.checkpoints / "00003")
+    assert plan.model.folder == project.run.path / "model"
     steps = [record for record in project.records() if record["type"] == "step"]
-    await merge(choice.folder, choice.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
+    await merge(plan.model.folder, plan.model.adapter, tmp_path / "merged", "fp32", log_dir=tmp_path)
     assert weights.checksum(tmp_path / "merged") == steps[-1]["checksum"]
 
     async def logprobs(engine: Engine) -> list[float]:
@@ -134,7 +137,7 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
         return [logprob async for chunk in chunks for logprob in chunk.logprobs]
 
     truth = await Tiny().start(tmp_path / "merged", log_dir=tmp_path)
-    async with replying(choice, tmp_path) as source:
+    async with replying(plan, tmp_path) as source:
         assert isinstance(source, Policy)
         assert await logprobs(source.engine) == await logprobs(truth)
     await truth.close()
@@ -142,6 +145,6 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
     where = json.dumps(str(tmp_path / "site"))
     options = f'engine.options={{python="{sys.executable}", env={{PYTHONPATH={where}}}}}'
     fake_site(tmp_path / "site")
-    async with replying(choose(str(project.run.path), ["engine=vllm", options], **chosen), tmp_path) as source:
+    async with replying(resolve(str(project.run.path), ["engine=vllm", options]), tmp_path) as source:
         health = await source.health()
         assert (health["adapters"], health["version"]) == (1, 1)

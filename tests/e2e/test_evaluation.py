@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coderepairrl import learn
-from coderepairrl.assembly.policy import Choice, choose
+from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
@@ -23,8 +23,8 @@ SETTINGS = (
 )
 
 
-def chosen(model: Path, *more: str) -> Choice:
-    return choose(str(model), [*SETTINGS, *more], command="eval", used=evaluation.USED, defaults=evaluation.DEFAULTS)
+def chosen(model: Path, *more: str) -> AgentPlan:
+    return evaluation.resolve(str(model), [*SETTINGS, *more])
 
 
 async def test_a_model_is_measured_on_two_sources_without_a_learner(

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import pytest
 
 import coderepairrl
-from coderepairrl.apps.fix import apply, open_repository
+from coderepairrl.apps.fix.repository import apply, open_repository
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.processes import hostgit
 from coderepairrl.runs.folder import commit

@@ -1,17 +1,18 @@
-"""A run before anything of it is started: every part named, made and checked (`resolve`)."""
+"""What a command will do, before anything of it is started: every part named, made and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from coderepairrl import engines, models, rewards, tokens
+from coderepairrl import models, rewards
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.kinds import check_kinds, of_kind
 from coderepairrl.assembly.learner import settings
+from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, named, writer
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
@@ -24,7 +25,6 @@ from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, Terms
-from coderepairrl.tokens import Codec
 from coderepairrl.types import Limits, Task
 
 T = TypeVar("T")
@@ -32,27 +32,46 @@ _TASKS_NAMED = 3
 """Tasks that cannot be opened, of which each is a message; the others are counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A run's parts, not opened: nothing was started, fetched or written for it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingPlan:
+    """A model that replies to somebody's agents (``crrl serve``). Like all plans it is not opened: nothing was
+    started, fetched or written for it."""
 
     config: Config
     """With what ``auto`` stands for; what else its parts are made of is in them."""
-    model: Path
-    """Folder of the initial policy, or of the shape of one that is drawn at random."""
-    codec: Codec
-    forks: tuple[str, ...]
-    """Where token ids cannot be extended exactly, in words."""
-    sources: tuple[Share, ...]
-    """Training tasks, with the part of the batches that each source has."""
-    eval_tasks: Mapping[str, tuple[Task, ...]]
-    """Held-out ones by the name of the evaluation: all, or a sample."""
+    model: LocalModel | RemoteModel
+
+    @property
+    def limits(self) -> Limits:
+        """What an episode may spend."""
+        return limits(self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlan(ServingPlan):
+    """An agent of ours that works with the model on tasks (``crrl fix``, evaluation)."""
+
     place: Place
-    limits: Limits
     kinds: Mapping[str, Terms]
     """How tasks are attempted and judged, by their kind; ``""`` is for all others."""
-    engine: EngineSpec
-    """With room for the run's adapters, on its own GPUs."""
+    eval_tasks: Mapping[str, tuple[Task, ...]]
+    """Held-out ones by the name of the evaluation: all, or a sample."""
+
+    @property
+    def reward_versions(self) -> dict[str, int]:
+        """The version of each reward's formula, by its name."""
+        made = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
+        return rewards.versions_of(reward for reward, _ in made)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(AgentPlan):
+    """A run: the model learns from what the agent did."""
+
+    model: LocalModel
+    """The initial policy, or the shape of one that is drawn at random. Its engine is on the run's own GPUs."""
+    sources: tuple[Share, ...]
+    """Training tasks, with the part of the batches that each source has."""
     learner: LearnSettings
     devices: devices.Split
     in_turn: bool
@@ -67,32 +86,42 @@ class Plan:
         """Those of all sources."""
         return tuple(chain.from_iterable(source.tasks for source in self.sources))
 
-    @property
-    def reward_versions(self) -> dict[str, int]:
-        """The version of each reward's formula, by its name."""
-        made = (each for terms in self.kinds.values() for phase in terms.rewards.values() for each in phase)
-        return rewards.versions_of(reward for reward, _ in made)
-
     def require(self) -> None:
         """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
         if self.lacking:
             raise several(self.lacking)
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationPlan:
-    """An evaluation without training, not opened: who replies is another matter (`assembly.policy`)."""
+def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> ServingPlan:
+    """The model that `model` names, served by the settings that come with it.
 
-    config: Config
-    eval_tasks: Mapping[str, tuple[Task, ...]]
-    place: Place
-    kinds: Mapping[str, Terms]
+    All that is wrong is raised together, with what is in `problems` already and what the machine lacks: one mistake as
+    `ConfigError`, `UsageError` or `PrerequisiteError`, more of them as `Several`.
+    """
+    config, chosen = named(model, overrides, use, problems)
+    problems.report()
+    return ServingPlan(config=config.value, model=chosen.value)
 
 
-def resolve_evaluation(config: Config) -> EvaluationPlan:
-    """The held-out tasks of `config`, and how they are attempted and judged. Raises as `resolve` does, and `TaskError`
-    where no evaluation has any task."""
+def resolve_attempt(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> AgentPlan:
+    """As `resolve_serving`, with an agent for tasks of the user's own, which nothing rewards."""
+    config, chosen = named(model, overrides, use, problems)
+    if not config:
+        problems.report()
+    place = choose_place(config.value, problems)
+    problems.report()
+    terms = Terms(place.value.agent, place.value.sandbox, limits(config.value), {})
+    return AgentPlan(config=config.value, model=chosen.value, place=place.value, kinds={"": terms}, eval_tasks={})
+
+
+def resolve_evaluation(model: str, overrides: Sequence[str], use: Use) -> AgentPlan:
+    """As `resolve_serving`, with the held-out tasks of the settings, and how they are attempted and judged. Raises
+    `TaskError` where no evaluation has any task."""
     problems = Problems()
+    known, chosen = named(model, overrides, use, problems)
+    if not known:
+        problems.report()
+    config = known.value
     measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
     place = choose_place(config, problems)
     _, eval_tasks = read_tasks(config, problems, training=False)
@@ -105,7 +134,9 @@ def resolve_evaluation(config: Config) -> EvaluationPlan:
             TaskError("no evaluation has a held-out task", fix="name a source and a split that has: eval.split")
         )
     problems.report()
-    return EvaluationPlan(config, eval_tasks.value, place.value, kinds.value)
+    return AgentPlan(
+        config=config, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks=eval_tasks.value
+    )
 
 
 def resolve(config: Config, *, resumed: bool = False) -> Plan:
@@ -121,10 +152,8 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         problems.attempt(lambda: check_clip(config))
     learner = problems.attempt(lambda: settings(config))
     model = problems.attempt(lambda: models.folder(config.model.path, weights=config.model.init == "weights"))
-    codec = problems.attempt(
-        lambda: tokens.load(model.value, renderer=config.model.renderer, thinking=config.model.thinking)
-    )
-    forks = problems.attempt(lambda: tuple(codec.value.verify()))
+    adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
+    codec, forks = writer(config, model, problems)
     paid = problems.attempt(lambda: rewards.make(config.reward))
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     place = choose_place(config, problems)
@@ -142,15 +171,11 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         problems.report()
     return Plan(
         config=config,
-        model=model.value,
-        codec=codec.value,
-        forks=forks.value,
+        model=LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value),
         sources=sources.value,
         eval_tasks=eval_tasks.value,
         place=place.value,
-        limits=limits(config),
         kinds=kinds.value,
-        engine=engine.value,
         learner=learner.value,
         devices=split.value,
         in_turn=bool(devices.shared(config, engine.value.takes_gpus)),
@@ -163,15 +188,11 @@ def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made
     """The engine, with room for the run's adapters and on its own GPUs; and which GPUs each child sees."""
     lora = config.train.lora
 
-    def choose() -> EngineSpec:
-        chosen = engines.make(config.engine.name, **config.engine.options)
-        return chosen if lora is None else chosen.with_adapters(lora.rank)
-
     def on_its_gpus() -> EngineSpec:
         visible = split.value.engine.get(devices.VISIBLE)
         return chosen.value if visible is None else chosen.value.on_gpus(visible)
 
-    chosen = problems.attempt(choose)
+    chosen = problems.attempt(lambda: engine_of(config, None if lora is None else lora.rank))
     split = problems.attempt(lambda: devices.split(config, chosen.value.takes_gpus))
     problems.attempt(lambda: check_route(config, chosen.value))
     problems.attempt(lambda: chosen.value.check_model(model.value))

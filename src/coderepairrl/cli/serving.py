@@ -28,23 +28,17 @@ def fix(
     as_json: Json = False,
 ) -> None:
     """Let a model repair your own repository: its work on stderr, the diff on stdout."""
-    from coderepairrl.apps import fix, serve
+    from coderepairrl.apps import fix
+    from coderepairrl.assembly.model import relayed
 
-    repository, text = fix.open_repository(repo), fix.read_issue(issue)
     given = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
-    choice = serve.choose(
-        model,
-        [*given, *serve.relayed(model_name, key_env)],
-        command="crrl fix",
-        used=fix.USED,
-        defaults=fix.DEFAULTS,
-    )
-    fixed = run(fix.fix(repository, text, choice, temperature=temperature, trace=fix.Trace()))
+    repair = fix.resolve(repo, issue, model, [*given, *relayed(model_name, key_env)])
+    fixed = run(fix.fix(repair, temperature=temperature, trace=fix.Trace()))
     if not as_json:
         fix.show(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
     applied = False
     try:
-        applied = apply and fix.apply(repository, fixed.patch)
+        applied = apply and fix.apply(repair.repository, fixed.patch)
     finally:
         if as_json:
             show(json.dumps({**fixed.as_json(), "applied": applied}))
@@ -73,16 +67,11 @@ def serve(
 ) -> None:
     """The gateway alone, for a trainer of your own: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
     from coderepairrl.apps import serve as served
+    from coderepairrl.assembly.model import relayed
 
     if admin is not None and admin_port is not None:
         raise UsageError("--admin and --admin-port are two places for one thing", fix="choose one")
-    choice = served.choose(
-        model,
-        [*(overrides or []), *served.relayed(model_name, key_env)],
-        command="crrl serve",
-        used=served.USED,
-        defaults=served.DEFAULTS,
-    )
+    plan = served.resolve(model, [*(overrides or []), *relayed(model_name, key_env)], log=log)
 
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else table(where))
@@ -91,7 +80,7 @@ def serve(
         print(logged(text), file=sys.stderr)
 
     places = served.Places(host, port, socket, admin, admin_port, chat)
-    asyncio.run(served.serve(choice, places, log=log, ready=ready, say=say))
+    asyncio.run(served.serve(plan, places, log=log, ready=ready, say=say))
 
 
 def export(

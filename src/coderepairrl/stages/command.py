@@ -104,7 +104,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
     if resume:
         await _check_model(folder, plan)
     else:
-        began = models.files(plan.model) if plan.config.model.init == "weights" else ()
+        began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
         _create(folder, plan, await until_called_off(digests, began))
     progress.say(f"run folder {folder.path}")
     if doubt:
@@ -118,7 +118,7 @@ def _changes(plan: Plan, folder: RunFolder, history: History) -> list[Change]:
 def _model(plan: Plan, folder: RunFolder) -> Path:
     """Where the initial policy comes from, or random weights that were drawn for it, or merged ones, lie."""
     own = folder.path / "model"
-    return own if own.is_dir() else plan.model
+    return own if own.is_dir() else plan.model.folder
 
 
 def _pinned(config: Config) -> Config:
@@ -153,7 +153,7 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str]) -> None:
         "config": plan.config.model_dump(mode="json"),
         "model": model,
     }
-    folder.create(to_toml(plan.config), about, plan.engine.versions())
+    folder.create(to_toml(plan.config), about, plan.model.engine.versions())
 
 
 async def _until_stopped(
@@ -238,7 +238,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     each = config.eval.each
     return {
         "run": str(folder.path),
-        "model": str(plan.model),
+        "model": str(plan.model.folder),
         "sandbox": plan.place.choice.name,
         "engine": config.engine.name,
         "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import models
-from coderepairrl.assembly.plan import resolve_evaluation
-from coderepairrl.assembly.policy import Choice, replying
+from coderepairrl.assembly.model import LocalModel, Use
+from coderepairrl.assembly.plan import AgentPlan, resolve_evaluation
+from coderepairrl.assembly.replying import replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Server
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.rewards import versions_of
 from coderepairrl.rollout import Rollout
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import difference, digests
@@ -23,34 +24,38 @@ from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluate
 from coderepairrl.types import Sampling, Turn
 
-DEFAULTS = ("run.name=evaluation",)
-"""For a model that no run tells us about."""
-USED = ("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout", "gateway", "eval", "run")
-"""Settings that mean something here (`assembly.policy.choose`)."""
+USE = Use(
+    "crrl eval",
+    used=("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout", "gateway", "eval", "run"),
+    defaults=("run.name=evaluation",),
+)
 
 
-async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
-    """Every evaluation that the settings of `choice` name, of its model as it is; their summaries by name.
+def resolve(model: str, overrides: Sequence[str] = ()) -> AgentPlan:
+    """The evaluations of `model` by its settings and `overrides`. Raises what `resolve_evaluation` raises."""
+    return resolve_evaluation(model, overrides, USE)
+
+
+async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Every evaluation that `plan` names, of its model as it is; their summaries by name.
 
     There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
     and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`.
 
-    Raises what `resolve_evaluation` and `replying` raise, `UsageError` for a folder that is taken or, with `resume`,
+    Raises what `replying` raises, `UsageError` for a folder that is taken or, with `resume`,
     that measured something else, and `HealthGateError` where too many episodes are void.
     """
-    config = choice.config
-    plan = resolve_evaluation(config)
+    config = plan.config
     if resume:
-        await _require_the_same(open_run(folder.path), choice)
+        await _require_the_same(open_run(folder.path), plan)
     else:
-        made = (each for terms in plan.kinds.values() for name in plan.eval_tasks for each in terms.rewards[name])
         about = {
             "name": folder.path.name,
             "seed": config.run.seed,
-            "policy": choice.name,
-            "rewards": versions_of(reward for reward, _ in made),
+            "policy": plan.model.name,
+            "rewards": plan.reward_versions,
             "config": config.model_dump(mode="json"),
-            **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(choice).items()},
+            **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
         }
         folder.create(to_toml(config), about)
     log = folder.writer()
@@ -60,7 +65,7 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
         with Progress(0, quiet=quiet) as progress, scratch("evaluation") as home:
             home.chmod(0o711)  # guests run as another user, and the socket is in it
             progress.say(str(plan.place.choice))
-            async with replying(choice, folder.logs) as source:
+            async with replying(plan, folder.logs) as source:
 
                 def record(episode: str, turn: Turn) -> None:
                     log.append("turn", episode=episode, turn=turn)
@@ -95,24 +100,26 @@ async def measure(choice: Choice, folder: RunFolder, *, resume: bool = False, qu
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 
-def _parts(choice: Choice) -> dict[str, Path]:
+def _parts(plan: AgentPlan) -> dict[str, Path]:
     """The folders of the policy, by what run.json calls the checksums of their files; none of one behind a URL."""
-    places = {"model": choice.folder, "adapter": choice.adapter}
+    if not isinstance(plan.model, LocalModel):
+        return {}
+    places = {"model": plan.model.folder, "adapter": plan.model.adapter}
     return {part: place for part, place in places.items() if place is not None}
 
 
-async def _require_the_same(folder: RunFolder, choice: Choice) -> None:
+async def _require_the_same(folder: RunFolder, plan: AgentPlan) -> None:
     """Raise `UsageError` if what `folder` holds was measured of another policy, or by other settings."""
     about = folder.about()
-    config = choice.config.model_dump(mode="json")
-    other = ["the policy"] if about["policy"] != choice.name else []
+    config = plan.config.model_dump(mode="json")
+    other = ["the policy"] if about["policy"] != plan.model.name else []
     other += [name for name, section in about["config"].items() if section != config.get(name)]
     if other:
         raise UsageError(
             f"{folder.path} cannot be resumed: another evaluation was begun there ({', '.join(other)})",
             fix="name a new folder",
         )
-    for part, place in _parts(choice).items():
+    for part, place in _parts(plan).items():
         known = about.get(part, {})  # not of evaluations by older versions
         if found := await until_called_off(difference, place, known):
             raise UsageError(

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coderepairrl import models, tokens
+from coderepairrl import tokens
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway
@@ -101,7 +101,7 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
                 split = evaluation.each[name].split
                 progress.say(f"no evaluation {name}: there is no held-out task in split {split!r}")
     progress.say(str(plan.place.choice))
-    for fork in plan.forks:
+    for fork in plan.model.forks:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
 
@@ -110,17 +110,17 @@ async def initial_model(plan: Plan, folder: RunFolder) -> Path:
 
     That folder is there whole, with the checksums of its files, or not at all.
     """
-    config, adapter = plan.config, models.named(plan.config.model.path).adapter
+    config, adapter = plan.config, plan.model.adapter
     if config.model.init == "weights" and adapter is None:
-        return plan.model
+        return plan.model.folder
     target = folder.path / "model"
     if target.exists() and folder.log.stat().st_size:  # else of a start that failed, perhaps with another seed
         return target
     with replace_folder(target) as made:
         if config.model.init == "random":
-            await init_random(plan.model, made, config.run.seed, log_dir=folder.logs)
+            await init_random(plan.model.folder, made, config.run.seed, log_dir=folder.logs)
         elif adapter is not None:
-            await merge(plan.model, adapter, made, config.train.precision, log_dir=folder.logs)
+            await merge(plan.model.folder, adapter, made, config.train.precision, log_dir=folder.logs)
             await asyncio.to_thread(write_sums, made)
     return target
 
@@ -132,7 +132,7 @@ async def open_policy(
     config = plan.config
 
     async def start_engine() -> Engine:
-        made = await plan.engine.start(model, log_dir=folder.logs)
+        made = await plan.model.engine.start(model, log_dir=folder.logs)
         if config.engine.weights == "file":
             return made
         return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
@@ -144,7 +144,7 @@ async def open_policy(
     started, learner = await _both(start_engine(), lambda: learn(plan.learner), in_turn=plan.in_turn)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
     parts.push_async_callback(engine.close)
-    policy = LivePolicy(config, folder, learn, engine, learner, adapters=plan.engine.adapters)
+    policy = LivePolicy(config, folder, learn, engine, learner, adapters=plan.model.engine.adapters)
     parts.push_async_callback(policy.close)
     return engine, policy
 
@@ -167,8 +167,12 @@ async def open_gateway(
 ) -> Gateway:
     """The gateway, which writes each turn to `log`."""
     config = plan.config
-    drawn = model != plan.model  # a run's own copy of the tokenizer, which stays as it is
-    codec = tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking) if drawn else plan.codec
+    drawn = model != plan.model.folder  # a run's own copy of the tokenizer, which stays as it is
+    codec = (
+        tokens.load(model, renderer=config.model.renderer, thinking=config.model.thinking)
+        if drawn
+        else plan.model.codec
+    )
 
     def record(episode: str, turn: Turn) -> None:
         log.append("turn", episode=episode, turn=turn)

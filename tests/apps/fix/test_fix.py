@@ -17,8 +17,9 @@ import pytest
 
 from coderepairrl import models
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
-from coderepairrl.apps.fix import DEFAULTS, USED
-from coderepairrl.apps.serve import Choice, choose
+from coderepairrl.apps.fix.command import USE
+from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
+from coderepairrl.assembly.problems import Problems
 from coderepairrl.errors import ConfigError, UsageError
 from fix.conftest import PATCH, SHORT, Home, call, says
 from hostile_repository import SETTINGS, Hostile
@@ -26,8 +27,8 @@ from hostile_repository import SETTINGS, Hostile
 DONE = "It adds now."
 
 
-def chosen(model: str, *overrides: str) -> Choice:
-    return choose(model, overrides, command="crrl fix", used=USED, defaults=DEFAULTS)
+def chosen(model: str, *overrides: str) -> AgentPlan:
+    return resolve_attempt(model, overrides, USE, Problems())
 
 
 def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Path) -> None:
@@ -233,9 +234,9 @@ eval = {{ before = false, after = false }}
     assert home.path / summary["model"] == run / "checkpoints" / "00001"
     assert summary["limits"] == {"calls": 2, "tokens": 3000, "turn_tokens": 8, "seconds": 20.0}
     assert summary["patch"] == "" and not summary["applied"]
-    choice = chosen(str(run), "rollout.calls=9")
-    assert choice.config.rollout.calls == 9
-    assert choice.config.agent.options == {"system": "compact", "tools": "compact", "nudge": False}
+    plan = chosen(str(run), "rollout.calls=9")
+    assert plan.limits.calls == 9
+    assert plan.config.agent.options == {"system": "compact", "tools": "compact", "nudge": False}
     subprocess.run(["rm", "-r", str(run / "checkpoints")], check=True)
     assert b"no checkpoint yet" in home.fix(run, code=2).stderr
 

@@ -20,7 +20,7 @@ import pytest
 from anthropic import Anthropic
 from openai import APIStatusError, NotFoundError, OpenAI
 
-from coderepairrl.apps.serve import DEFAULTS, USED, Choice, choose
+from coderepairrl.apps.serve import resolve
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.errors import ConfigError, UsageError
@@ -230,18 +230,15 @@ def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, min
 
 
 def test_models_that_are_none_and_settings_that_do_nothing(tmp_path: Path, miniature: Path) -> None:
-    def chosen(model: str, *overrides: str) -> Choice:
-        return choose(model, overrides, command="crrl serve", used=USED, defaults=DEFAULTS)
-
     relayed = tmp_path / "relay.toml"
     relayed.write_text('run.name = "x"\nmodel.path = "http://127.0.0.1:9/v1"\nengine.name = "relay"\n')
-    assert chosen(str(relayed)).url == "http://127.0.0.1:9/v1"
+    assert resolve(str(relayed)).model.name == "http://127.0.0.1:9/v1"
     with pytest.raises(ConfigError, match="cannot serve"):
-        chosen(str(relayed), "engine=tiny")
+        resolve(str(relayed), ["engine=tiny"])
     with pytest.raises(ConfigError, match="no use for train.lr"):
-        chosen(str(miniature), "train.lr=1")
+        resolve(str(miniature), ["train.lr=1"])
     with pytest.raises(ConfigError, match=r"engine\.options\.attempts"):
-        chosen("http://127.0.0.1:9/v1", "engine.options.attempts=0")
+        resolve("http://127.0.0.1:9/v1", ["engine.options.attempts=0"])
 
 
 async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:

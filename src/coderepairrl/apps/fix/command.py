@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from coderepairrl.apps.fix.repository import Repository
+from coderepairrl.apps.fix.repository import Repository, open_repository, read_issue
 from coderepairrl.apps.fix.trace import Trace
-from coderepairrl.assembly.place import limits, place
-from coderepairrl.assembly.policy import Choice, replying
+from coderepairrl.assembly.model import Use
+from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
+from coderepairrl.assembly.problems import Problems
+from coderepairrl.assembly.replying import replying
 from coderepairrl.errors import AgentFault, Fault
 from coderepairrl.gateway import Server, Session
 from coderepairrl.processes.scratch import scratch
@@ -18,14 +22,37 @@ from coderepairrl.rollout import how_it_ended, run_agent
 from coderepairrl.runs.codec import dump
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
-DEFAULTS = ("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768")
-"""For a model that no run tells us about: what one user waits for, not what a thousand episodes may cost."""
-USED = (
-    *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
-    *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
-    *("rollout.history_policy", "gateway.accept"),
+USE = Use(
+    "crrl fix",
+    used=(
+        *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
+        *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
+        *("rollout.history_policy", "gateway.accept"),
+    ),
+    # what one user waits for, not what a thousand episodes may cost
+    defaults=("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768"),
 )
-"""Settings that mean something here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What is to be repaired, by which model and agent; nothing is started."""
+
+    repository: Repository
+    task: Task
+    plan: AgentPlan
+
+
+def resolve(repository: Path, issue: Path, model: str, overrides: Sequence[str] = ()) -> Repair:
+    """The bug that the file `issue` describes, in the clean `repository`, and the model that `model` names.
+
+    All that is wrong is raised together: `ConfigError`, `UsageError`, `TaskError`, `PrerequisiteError`, or `Several`.
+    """
+    problems = Problems()
+    opened = problems.attempt(lambda: open_repository(repository))
+    text = problems.attempt(lambda: read_issue(issue))
+    plan = resolve_attempt(model, overrides, USE, problems)
+    return Repair(opened.value, opened.value.task(text.value), plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +75,22 @@ class Fixed:
         return found
 
 
-async def fix(
-    repository: Repository,
-    issue: str,
-    choice: Choice,
-    *,
-    temperature: float = 0.0,
-    trace: Trace | None = None,
-) -> Fixed:
-    """Let the model of `choice` repair what `issue` describes, in a sandboxed copy of `repository`.
+async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None = None) -> Fixed:
+    """Let the model attempt `repair` in a sandboxed copy of the repository, which itself is only read.
 
-    The repository itself is only read. Raises `ConfigError`, `PrerequisiteError` (no sandbox), `TaskError`, and the
-    `Fault` of whatever broke.
+    Raises what `replying` raises, `TaskError`, and the `Fault` of whatever broke.
     """
-    config, trace = choice.config, trace or Trace(quiet=True)
-    here = place(config)
-    agent, backend, chosen = here.agent, here.sandbox, here.choice
-    task, allowed = repository.task(issue), limits(config)
+    repository, task, plan = repair.repository, repair.task, repair.plan
+    config, trace = plan.config, trace or Trace(quiet=True)
+    agent, backend, chosen = plan.place.agent, plan.place.sandbox, plan.place.choice
+    allowed = plan.limits
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
     trace.say("sandbox", f"{backend.name}: {chosen.why}")
-    trace.say("model", f"{choice.name}, temperature {temperature:g}")
+    trace.say("model", f"{plan.model.name}, temperature {temperature:g}")
     sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
     with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
-        async with replying(choice, home) as source:
+        async with replying(plan, home) as source:
             server = Server(
                 source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn), accept=config.gateway.accept
             )
@@ -93,7 +112,7 @@ async def fix(
     return Fixed(
         patch=patch,
         exit=report.exit,
-        model=choice.name,
+        model=plan.model.name,
         repository=str(repository.root),
         commit=repository.commit,
         seconds=round(seconds, 3),

@@ -6,34 +6,36 @@ import asyncio
 import os
 import resource
 import secrets
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl import engines
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.apps.serve.visitors import Visitors
-from coderepairrl.assembly.place import limits
-from coderepairrl.assembly.policy import Choice, replying
+from coderepairrl.assembly.model import LocalModel, RemoteModel, Use
+from coderepairrl.assembly.plan import ServingPlan, resolve_serving
+from coderepairrl.assembly.problems import Problems
+from coderepairrl.assembly.replying import replying
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Policy, Server
+from coderepairrl.gateway import Server
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import stoppable
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.types import Sampling, Turn
 
-DEFAULTS = ("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768")
-"""For a model that no run tells us about."""
-USED = (
-    *("engine", "model.renderer", "model.thinking", "run.retries"),
-    *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
-    *("rollout.history_policy", "rollout.side_calls", "gateway.accept"),
+USE = Use(
+    "crrl serve",
+    used=(
+        *("engine", "model.renderer", "model.thinking", "run.retries"),
+        *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
+        *("rollout.history_policy", "rollout.side_calls", "gateway.accept"),
+    ),
+    defaults=("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768"),
 )
-"""Settings that mean something here."""
 TOKEN = "CRRL_ADMIN_TOKEN"
 """The environment variable that may hold the token of an admin port."""
 
@@ -52,42 +54,58 @@ class Places:
     """Whether the gateway also answers who has no session's key, over the loopback; None: for models of our own."""
 
 
+def resolve(model: str, overrides: Sequence[str] = (), *, log: Path | None = None) -> ServingPlan:
+    """The model that `model` names, and its settings; `log` is where turns will be recorded.
+
+    All that is wrong is raised together: `ConfigError`, `UsageError`, `PrerequisiteError`, or `Several`.
+    """
+    problems = Problems()
+
+    def check_log() -> None:
+        if log is not None:
+            with _advising():
+                RunFolder(log).require_free()
+
+    problems.attempt(check_log)
+    return resolve_serving(model, overrides, USE, problems)
+
+
 async def serve(
-    choice: Choice,
+    plan: ServingPlan,
     places: Places,
     *,
     log: Path | None = None,
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    """Serve the model of `choice` until one of `signals.STOPPING`; `ready` is told where, once it answers.
+    """Serve the model of `plan` until one of `signals.STOPPING`; `ready` is told where, once it answers.
 
     Turns are recorded in the folder `log`. Raises `UsageError` for what is taken or there already, and what
     `replying` raises.
     """
     with stoppable() as received:  # from the first moment on: an engine that is being started ends with us
         try:
-            await _serve(choice, places, log, ready, say)
+            await _serve(plan, places, log, ready, say)
         except asyncio.CancelledError:
             if not received:
                 raise
 
 
 async def _serve(
-    choice: Choice,
+    plan: ServingPlan,
     places: Places,
     log: Path | None,
     ready: Callable[[dict[str, Any]], None],
     say: Callable[[str], None],
 ) -> None:
-    config = choice.config
+    config = plan.config
     _allow_connections()
     async with AsyncExitStack() as parts:
         home = parts.enter_context(scratch("serve"))
-        record = _recorder(parts, log, choice)
-        source = await parts.enter_async_context(replying(choice, log / "logs" if log else home))
-        if isinstance(source, Policy):
-            for fork in source.codec.verify():
+        record = _recorder(parts, log, plan)
+        source = await parts.enter_async_context(replying(plan, log / "logs" if log else home))
+        if isinstance(plan.model, LocalModel):
+            for fork in plan.model.forks:
                 say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
         rollout = config.rollout
         sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
@@ -101,8 +119,8 @@ async def _serve(
         await server.start(places.host, places.port, places.socket)
         if places.socket is not None:
             parts.callback(places.socket.unlink, missing_ok=True)
-        sessions = Sessions(server, limits(config), record, side_calls=rollout.side_calls)
-        chat = not choice.url if places.chat is None else places.chat
+        sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
+        chat = not isinstance(plan.model, RemoteModel) if places.chat is None else places.chat
         if chat:
             server.visit = Visitors(sessions)
         parts.push_async_callback(sessions.close_all)
@@ -115,7 +133,7 @@ async def _serve(
         if not by_port:
             parts.callback(address.unlink, missing_ok=True)
         told = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
-        told |= {"chat": f"{server.url}/v1" if chat else "", "model": choice.name, "log": str(log or "")}
+        told |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
         ready({name: value for name, value in told.items() if value})
         try:
             await asyncio.Event().wait()
@@ -129,15 +147,22 @@ def _allow_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _recorder(parts: AsyncExitStack, folder: Path | None, choice: Choice) -> Log | None:
+def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> Log | None:
     if folder is None:
         return None
-    run, engine = RunFolder(folder), choice.config.engine
-    versions = {} if choice.url else engines.make(engine.name, **engine.options).versions()
-    try:
-        run.create(configs.to_toml(choice.config), {"command": "serve", "model": choice.name}, versions)
-    except UsageError as error:
-        raise UsageError(str(error), fix="name another folder with --log") from None
+    run = RunFolder(folder)
+    versions = plan.model.engine.versions() if isinstance(plan.model, LocalModel) else {}
+    with _advising():
+        run.create(configs.to_toml(plan.config), {"command": "serve", "model": plan.model.name}, versions)
     log = run.writer()
     parts.callback(log.close)
     return log
+
+
+@contextmanager
+def _advising() -> Iterator[None]:
+    """What is wrong with the folder of a log is mended by another ``--log``, not by another run's name."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error), fix="name another folder with --log") from None

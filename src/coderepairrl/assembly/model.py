@@ -1,0 +1,237 @@
+"""What a model's name means: a folder here or an endpoint elsewhere, with the settings that it is used with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from pydantic import Field, ValidationError
+
+from coderepairrl import config as configs
+from coderepairrl import engines, models, tokens
+from coderepairrl.assembly.problems import Made, Problems
+from coderepairrl.config import Config
+from coderepairrl.config.schema import Section
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.protocols import EngineSpec
+from coderepairrl.registry import nearest
+from coderepairrl.sync import weights
+from coderepairrl.tokens import Codec
+
+RELAY = "relay"
+"""The engine of models that somebody else serves."""
+
+
+class RelayOptions(Section):
+    """``engine.options`` where the engine is ``relay``."""
+
+    model_name: str = ""
+    """The model's name at the URL; not needed where there is only one."""
+    key_env: str = ""
+    """The environment variable that holds the key. Empty: OPENAI_API_KEY, if that is set."""
+    context: int | None = Field(default=None, ge=2)
+    """Longest sequence in tokens, if the endpoint does not say."""
+    attempts: int = Field(default=5, ge=1)
+    """How often a request is sent at most while the endpoint is busy or cannot be reached."""
+    backoff: float = Field(default=0.5, ge=0)
+    """Seconds before the second attempt; doubled before each further one."""
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What the endpoint calls it."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Added to every request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A folder in Hugging Face layout, what writes prompts for it, and the engine that will serve it."""
+
+    folder: Path
+    codec: Codec
+    forks: tuple[str, ...]
+    """Where token ids cannot be extended exactly, in words."""
+    engine: EngineSpec
+    """With room for adapters where there are any."""
+    adapter: Path | None = None
+    """A folder with adapters on the model in `folder`."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return str(self.adapter or self.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """An endpoint that somebody else serves, by its base URL."""
+
+    url: str
+    options: RelayOptions
+    key: str = field(default="", repr=False)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.url
+
+
+class Use(NamedTuple):
+    """A command that takes any model, and what it does with settings."""
+
+    command: str
+    used: tuple[str, ...]
+    """Those that mean something to it; overrides of others are refused."""
+    defaults: tuple[str, ...]
+    """Overrides for a model that comes without settings."""
+
+
+def named(
+    model: str, overrides: Sequence[str], use: Use, problems: Problems
+) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
+    """The model that `model` names (a URL, a TOML file, or what `models.named` knows), and the settings for it.
+
+    A checkpoint of a run has the run's settings, a TOML file its ``model.path`` and its settings; a shipped model has
+    those of the shipped config that trains it, any other the defaults of `use`, and so has one that is not there, so
+    that the rest can be checked. `problems` gets all that is wrong, and what the machine lacks.
+    """
+    overrides = _useful(overrides, use, problems)
+    if _is_url(model):
+        kept = []
+        for override in overrides:
+            key, _ = configs.parse_override(override)
+            if key.startswith("model"):
+                problems.add(ConfigError(f"{key} is for models that are served here, not for {model}"))
+            else:
+                kept.append(override)
+        config = problems.attempt(lambda: _plain([*use.defaults, f"engine={RELAY}", *kept], kept, use))
+        return config, _remote(model, config, problems)
+    if Path(model).suffix == ".toml":
+        config = problems.attempt(lambda: configs.load(Path(model).expanduser(), overrides))
+        if config and _is_url(config.value.model.path):
+            return config, _remote(config.value.model.path, config, problems)
+        found = problems.attempt(lambda: _with_weights(config.value.model.path))
+    else:
+        found = problems.attempt(lambda: _with_weights(model))
+        run = found.value.run if found else None
+
+        def settings() -> Config:
+            if run is not None:
+                return configs.load(run, overrides)
+            plain = _plain([*use.defaults, *overrides], overrides, use)
+            return _trainer_of(model, overrides) or plain
+
+        config = problems.attempt(settings)
+    return config, _local(config.value, found, problems) if config else Made([])
+
+
+def relayed(model_name: str, key_env: str | None) -> list[str]:
+    """The overrides that two options of the command line stand for."""
+    given = {"model_name": model_name, "key_env": key_env}
+    return [f"engine.options.{option}={json.dumps(value)}" for option, value in given.items() if value]
+
+
+def engine_of(config: Config, rank: int | None) -> EngineSpec:
+    """The engine that `config` names, with room for adapters of `rank`. Raises `ConfigError`."""
+    chosen = engines.make(config.engine.name, **config.engine.options)
+    return chosen if rank is None else chosen.with_adapters(rank)
+
+
+def writer(config: Config, folder: Made[Path], problems: Problems) -> tuple[Made[Codec], Made[tuple[str, ...]]]:
+    """What writes prompts for the model in `folder`, and where it cannot extend them exactly."""
+    model = config.model
+    codec = problems.attempt(lambda: tokens.load(folder.value, renderer=model.renderer, thinking=model.thinking))
+    return codec, problems.attempt(lambda: tuple(codec.value.verify()))
+
+
+def _useful(overrides: Sequence[str], use: Use, problems: Problems) -> list[str]:
+    """Those that mean something to the command; the others are problems."""
+
+    def check(override: str) -> str:
+        key, _ = configs.parse_override(override)
+        if not any(key == each or key.startswith(f"{each}.") for each in use.used):
+            raise ConfigError(f"{use.command} has no use for {key}", fix=nearest(key, use.used))
+        return override
+
+    made = [problems.attempt(lambda override=override: check(override)) for override in overrides]  # type: ignore[misc]
+    return [each.value for each in made if each]
+
+
+def _plain(options: Sequence[str], overrides: Sequence[str], use: Use) -> Config:
+    return configs.validate(configs.parse_options(options), use.command, overrides)
+
+
+def _local(config: Config, found: Made[models.Named], problems: Problems) -> Made[LocalModel | RemoteModel]:
+    folder = problems.attempt(lambda: found.value.folder)
+    adapter = found.value.adapter if found else None
+    codec, forks = writer(config, folder, problems)
+    engine = problems.attempt(lambda: engine_of(config, None if adapter is None else weights.adapter_rank(adapter)))
+    problems.attempt(lambda: engine.value.check_model(folder.value))
+    problems.attempt(lambda: engine.value.require())
+    return problems.attempt(lambda: LocalModel(folder.value, codec.value, forks.value, engine.value, adapter))
+
+
+def _is_url(model: str) -> bool:
+    return model.startswith(("http://", "https://"))
+
+
+def _remote(url: str, config: Made[Config], problems: Problems) -> Made[LocalModel | RemoteModel]:
+    def address() -> str:
+        parts = urlsplit(url)
+        if parts.username or parts.password or parts.query:
+            # it is shown and recorded
+            raise UsageError(f"the URL at {parts.hostname} has a secret in it", fix="keys come from --key-env")
+        return url.rstrip("/")
+
+    def options() -> RelayOptions:
+        if config.value.engine.name != RELAY:
+            raise ConfigError(
+                f"engine {config.value.engine.name!r} cannot serve {here.value}", fix=f'engine = "{RELAY}"'
+            )
+        return _options(config.value)
+
+    here = problems.attempt(address)
+    chosen = problems.attempt(options)
+    key = problems.attempt(lambda: _key(chosen.value.key_env))
+    return problems.attempt(lambda: RemoteModel(here.value, chosen.value, key.value))
+
+
+def _options(config: Config) -> RelayOptions:
+    known = RelayOptions.model_fields
+    for option in config.engine.options:
+        if option not in known:
+            raise ConfigError(f"engine {RELAY!r} has no option {option!r}", fix=nearest(option, known))
+    try:
+        return RelayOptions(**config.engine.options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"engine.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _key(variable: str) -> str:
+    key = os.environ.get(variable or "OPENAI_API_KEY", "")
+    if variable and not key:
+        raise UsageError(f"the environment variable {variable} is not set", fix=f"export {variable}=...")
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(
+            f"the key in {variable or 'OPENAI_API_KEY'} cannot be sent", fix="is there a line break in it?"
+        )
+    return key
+
+
+def _with_weights(model: str) -> models.Named:
+    found = models.named(model)
+    if not any(found.folder.glob("*.safetensors")):
+        raise UsageError(
+            f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"
+        )
+    return found
+
+
+def _trainer_of(model: str, overrides: Sequence[str]) -> Config | None:
+    """The shipped config that trains this shipped model: it knows how an agent must speak to it."""
+    trainers = (path for path in configs.shipped().values() if configs.load(path).model.path == model)
+    return next((configs.load(path, overrides) for path in trainers), None)

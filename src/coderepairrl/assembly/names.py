@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from coderepairrl import agents, engines, rewards, sandbox, tasks
 from coderepairrl.agents import recipe
-from coderepairrl.assembly.policy import RELAY
+from coderepairrl.assembly.model import RELAY
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, several
 from coderepairrl.registry import nearest

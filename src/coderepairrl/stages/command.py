@@ -160,7 +160,7 @@ async def _until_stopped(
     plan: Plan, parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]
 ) -> None:
     try:
-        names = {"sandbox": plan.place.sandbox.name, "engine": plan.engine.name}
+        names = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name}
         parts.log.append("start", step=history.step, **names, clip=plan.clip)
         if plan.clip.startswith("never"):
             parts.progress.say(f"the ratio's clip never acts{plan.clip.removeprefix('never')}")

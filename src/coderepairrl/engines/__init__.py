@@ -1,6 +1,6 @@
 """Inference engines behind one protocol: `make` an `EngineSpec` by name, `start` the `Engine` that it describes.
 
-An engine of your own is named by import path, ``package.module:Class``, and sits the same exam
+An engine of your own is named by import path, ``package.module:Class``, and is held to the same exam
 (`coderepairrl.certify.engine`).
 """
 
@@ -26,8 +26,8 @@ SHIPPED = {
 def make(name: str, /, **options: Any) -> EngineSpec:
     """The engine `name` with its options, not started.
 
-    Raises `ConfigError` for an unknown name or option (the nearest is suggested), one that is missing, and values that
-    cannot be on any machine.
+    Raises `ConfigError` for an unknown name or option (with the nearest known one), a missing option, and invalid
+    values.
 
     >>> make("tiny", slots=4).name
     'tiny'

@@ -1,4 +1,4 @@
-"""Values that options of engines may have."""
+"""Checks for the values of engine options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine that says what it was told to: the fake for tests of everything above it."""
+"""An engine that emits scripted replies: the fake for tests of everything above it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Script = Callable[[Sequence[int], Sampling, int], Sequence[int]] | Sequence[Sequ
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as it reached the engine."""
+    """A request that the engine received."""
 
     ids: tuple[int, ...]
     sampling: Sampling
@@ -29,7 +29,7 @@ class ScriptedEngine(Engine):
 
     `script` is either one reply per request in order of arrival, or a function of ``(ids, sampling, seed)``. A reply
     is cut after a stop id, at `max_tokens` and where the context is full, as by a real engine. The n-th token's
-    logprob is ``-(n % 8 + 1) / 8``, exact in binary. `requests` records what was asked, `aborted` counts iterators
+    logprob is ``-(n % 8 + 1) / 8``, exact in binary. `requests` records all requests, `aborted` counts iterators
     closed early, and `kill` makes the engine die.
 
         >>> async def demo():
@@ -52,7 +52,7 @@ class ScriptedEngine(Engine):
         self._dead: str | None = None
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises `EngineFault` after `kill`, and when a list of replies is used up."""
+        """See `Engine.generate`. Raises `EngineFault` after `kill` and beyond the last reply of a list."""
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         self._alive()
@@ -75,7 +75,7 @@ class ScriptedEngine(Engine):
             self.aborted += at < len(reply) and self._dead is None
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """Check the file's SHA-256 and take on `version`. Raises `EngineFault` when it does not match."""
+        """Check the checksum and switch to `version`. Raises `EngineFault` when it does not match."""
         self._alive()
         weights.verify(path, checksum)
         self.version = version
@@ -96,7 +96,7 @@ class ScriptedEngine(Engine):
         self.kill("the engine was closed")
 
     def kill(self, why: str = "the engine died") -> None:
-        """Die: every open and later call raises `EngineFault`."""
+        """Simulate a crash: open and later calls raise `EngineFault`."""
         self._dead = why
 
     def _alive(self) -> None:
@@ -119,7 +119,7 @@ class ScriptedEngine(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(EngineSpec):
-    """A `ScriptedEngine` by name, with its arguments. Model and logs mean nothing to it."""
+    """Spec of a `ScriptedEngine`. The model folder and the logs are not used."""
 
     script: Script
     context: int = 4096

@@ -3,7 +3,7 @@
 The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process that `Learner` starts.
 """
 
-from coderepairrl.learn.advantages import KIND, GroupAdvantages, group_advantages
+from coderepairrl.learn.advantages import KIND, group_advantages
 from coderepairrl.learn.client import Learner, init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, batch, stitch
@@ -13,7 +13,6 @@ __all__ = [
     "Account",
     "Batch",
     "Form",
-    "GroupAdvantages",
     "LearnSettings",
     "Learner",
     "batch",

@@ -17,9 +17,8 @@ def run_account(records: Iterable[Mapping[str, Any]]) -> Account:
 def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]:
     """The account of a run from its log, by kind of task.
 
-    To the accounts of its steps come tokens that no step consumed, dropped as ``evaluation``, ``void`` (a try
-    that was retried), ``interrupted`` (the run was stopped in mid-episode) or ``pending`` (finished, and consumed by
-    no step yet).
+    Tokens that no step consumed are added to the accounts of the steps as dropped: ``evaluation``, ``void`` (an attempt
+    that was retried), ``interrupted`` (the run stopped during the episode) or ``pending`` (finished, not consumed yet).
     """
     accounts: dict[str, Account] = {}
     begun: dict[str, tuple[str, str]] = {}

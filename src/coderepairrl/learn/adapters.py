@@ -21,7 +21,7 @@ _ADAPTER = ".default."
 
 
 def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Give `model` float32 adapters that change nothing yet, and freeze everything else.
+    """Add float32 adapters to `model`, initially without effect, and freeze everything else.
 
     The same model and seed give the same adapters. Raises `UsageError` when a target names no linear layer.
     """
@@ -35,7 +35,7 @@ def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
         torch.manual_seed(seed)
         inject_adapter_in_model(_config(settings), model)
     for module in model.modules():
-        if isinstance(module, LoraLayer):  # else each would widen its input, which autocast narrows again
+        if isinstance(module, LoraLayer):  # else every layer upcasts its input, and autocast downcasts it again
             module.cast_input_dtype_enabled = False
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -51,7 +51,7 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
 
 
 def peft_name(name: str) -> str:
-    """The name in peft's files of one of our parameters.
+    """The name in peft's files of a parameter.
 
     >>> peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
     'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
@@ -61,7 +61,7 @@ def peft_name(name: str) -> str:
 
 @contextmanager
 def off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before the adapters: exactly, for they then add zero."""
+    """Within, the model without its adapters: exactly, since they add zero."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.scale_layer(0.0)
@@ -73,9 +73,9 @@ def off(model: nn.Module) -> Iterator[None]:
 
 
 def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The model's tensors under their own names with the adapters' product added in float32; the model stays as it is.
+    """The model's tensors by name with the adapters' product added in float32; the model is not changed.
 
-    `whole` collects a parameter that processes share; they all draw from this.
+    `whole` gathers a parameter that processes share; all of them must iterate.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     for name, parameter in model.named_parameters():

@@ -1,6 +1,6 @@
-"""Rewards of a group of attempts at one task become advantages (arXiv 2402.03300, 2503.20783). Free of torch.
+"""Advantages from the rewards of a group of attempts at one task (arXiv 2402.03300, 2503.20783). Without torch.
 
-`None` stands for a void episode: it has no reward, is no part of the baseline, and gets no advantage.
+`None` stands for a void episode: it has no reward, does not count in the baseline, and gets no advantage.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from coderepairrl.errors import ConfigError
 
 EPS = 1e-4
 KIND: dict[Algorithm, Kind] = {"gspo": "zscore", "grpo": "zscore", "dr_grpo": "mean"}
-"""The default of each algorithm: Dr. GRPO (arXiv 2503.20783) is GRPO without the division, which weighs groups by
-their spread."""
+"""The default of each algorithm. Dr. GRPO (arXiv 2503.20783) is GRPO without the division by the standard deviation,
+which gives groups with little spread more weight."""
 FLAT = 1e-9
-"""Rewards that differ by no more than this are equal: what is left of 0.1 + 0.2 - 0.3."""
+"""Rewards that differ by no more than this are equal: rounding errors such as 0.1 + 0.2 - 0.3."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvantages:
-    """Advantages of one group, in the order of its rewards; None for an episode that is not trained on: a void one,
-    and each of a flat group, unless there is a KL term.
+    """Advantages of one group, in the order of its rewards. None for episodes that are not trained on: void ones, and
+    all of a flat group unless there is a KL term.
 
-    `mean` and `std` are of the rewards that count (0.0 when there is none).
+    `mean` and `std` are those of the rewards of episodes that are not void (0.0 if there are none).
     """
 
     values: tuple[float | None, ...]
     mean: float
     std: float
     flat: bool
-    """Fewer than two rewards, or all equal: the rewards teach nothing, and it is counted as such."""
+    """Fewer than two rewards, or all equal: there is nothing to learn from them."""
 
 
 def group_advantages(
@@ -48,8 +48,8 @@ def group_advantages(
 
     ``zscore`` is GRPO's ``(r - mean) / (std + eps)`` and ``mean`` Dr. GRPO's ``r - mean``. The standard deviation
     is the population's (``ddof=0``), as in the thesis; TRL takes the sample's (``ddof=1``) with the same eps.
-    With a KL term (`kl`) a flat group has the advantages that the formulas give it, which are 0: the term acts on every
-    episode. Without one its gradient is 0 whatever is computed, so its episodes have none.
+    With a KL term (`kl`) the episodes of a flat group have advantage 0, since the term acts on every episode. Without
+    one their gradient would be 0, so they have None.
     Raises `ConfigError` for an unknown kind and ValueError for a reward that is not finite.
 
     >>> group_advantages([0.0, 1.0, None, 0.5], "mean").values

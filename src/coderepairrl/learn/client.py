@@ -1,4 +1,4 @@
-"""The controller's end of the learner process. Free of torch."""
+"""The controller's end of the learner process. Without torch."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MODULE = "coderepairrl.learn.learner"
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE = 5.0
 PATIENCE = 3600.0
-"""Seconds: no step here takes nearly so long, and a hang is noticed the same day."""
+"""Seconds: much longer than any step, yet a hang is noticed."""
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class Learner:
-    """A running learner: one process, or several that share the work. Requests are served one after the other.
+    """A running learner: one process, or several that share the work. Requests are served one at a time.
 
     Every method raises `LearnerFault` when a process died (with the end of its log) or refused the request,
     `RunError` when it could not read or write (a full disk), `UsageError` when the model or checkpoint is bad and
-    `PrerequisiteError` when the machine lacks what the settings ask for. A cancelled request is still carried out.
-    When one of several processes dies, the others are killed; so are all when they take longer than `patience` seconds
-    for one request.
+    `PrerequisiteError` when the machine lacks what the settings ask for. A cancelled request is still completed.
+    When one of several processes dies, the others are killed; all are when a request takes longer than `patience`
+    seconds.
     """
 
     def __init__(self, children: Sequence[Child], publish_dir: Path, patience: float = PATIENCE) -> None:
@@ -42,7 +42,7 @@ class Learner:
         self._patience = patience
         self._turn = asyncio.Lock()
         self.version = 0
-        """Of the weights the learner holds: the number of batches it was given."""
+        """Version of the learner's weights: the number of batches so far."""
 
     @classmethod
     async def start(
@@ -59,8 +59,8 @@ class Learner:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
         It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
-        `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. They learn on GPUs
-        where there are some; with `gpu` they must.
+        `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. GPUs
+        are used if there are any; with `gpu` there must be some.
         """
         learner = cls([], publish_dir, patience)
         try:
@@ -81,33 +81,33 @@ class Learner:
 
         A batch whose gradient is not finite changes nothing but the version: the metrics have ``skipped``.
 
-        The loss is averaged over so many `episodes` (`Batch.episodes`); None are those that have rows.
+        The loss is averaged over `episodes` (`Batch.episodes`); None is the number of those with rows.
         """
         rows = [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
         metrics: dict[str, Any] = await self._call("step", samples=rows, episodes=episodes)
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
-        """Write the current weights for the engine. Deleting older folders is left to the caller."""
+        """Write the current weights for the engine. The caller deletes older folders."""
         path, version, checksum = await self._call("publish", folder=str(self._publish_dir.resolve()), form=form)
         return Published(Path(path), version, checksum)
 
     async def offer(self, route: Route) -> Published:
-        """Say what the current weights are, for an engine that takes them without a file, and from `send`.
+        """List the current tensors for an engine that receives them from `send`.
 
-        The checksum is that of `coderepairrl.sync.wire`.
+        The checksum is `coderepairrl.sync.wire.combined_digest`.
         """
         path, version, checksum = await self._call("offer", folder=str(self._publish_dir.resolve()), route=route)
         return Published(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the weights that were offered in the folder `offer` to so many `receivers`; "", or why it broke off.
+        """Send the weights of the folder `offer` to `receivers` processes; returns "", or why it broke off.
 
-        No step of it may take longer than `seconds`.
+        Each step may take `seconds`.
         """
         where = {"path": str(offer), "version": version}
-        said: str = await self._call("send", **where, receivers=receivers, seconds=seconds)
-        return said
+        broken_off: str = await self._call("send", **where, receivers=receivers, seconds=seconds)
+        return broken_off
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
         """Logprob of each token but the first of each row, under the current weights."""
@@ -128,12 +128,12 @@ class Learner:
         await asyncio.gather(*(child.close() for child in self._children))
 
     async def _call(self, op: str, **arguments: Any) -> Any:
-        # shielded: a cancelled caller must not leave half a frame, or a reply, for the next one
+        # shielded: a cancelled caller must not leave half a frame or an unread reply behind
         exchange = asyncio.ensure_future(self._exchange({"op": op, **arguments}))
         try:
             return await asyncio.shield(exchange)
         except asyncio.CancelledError:
-            exchange.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it now
+            exchange.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio warns
             raise
 
     async def _exchange(self, frame: dict[str, Any]) -> Any:
@@ -161,7 +161,7 @@ class Learner:
         return replies[0]["ok"]
 
     async def _replies(self) -> list[Frame]:
-        """One of each process. When one died, those that wait for it are given time to say so, and are killed."""
+        """The replies by rank. When a process dies, the others get `_GRACE` seconds to report it, and are killed."""
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
         try:
             done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
@@ -191,9 +191,9 @@ async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -
 
 
 async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
-    """Write the model in `base` with the adapters in `adapter` to `target`, as a run of that `precision` serves it.
+    """Write the model in `base` merged with the adapters in `adapter` to `target`, in a child process.
 
-    It happens in a child process. Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError`
+    `precision` is that of the run. Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError`
     as `Learner` does.
     """
     folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "target": str(target.resolve())}
@@ -201,7 +201,7 @@ async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *
 
 
 async def _once(op: str, log_dir: Path, **arguments: Any) -> None:
-    """An operation that needs no trainer, in a process of its own."""
+    """Run an operation without a trainer in a process of its own."""
     learner = Learner(await _spawn(1, log_dir, log_dir, {}), log_dir)
     try:
         await learner._call(op, **arguments)
@@ -210,7 +210,7 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> None:
 
 
 async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
-    """The processes, with what they need to find each other. All or none of them are started."""
+    """Start the processes, with the environment by which they find each other; all or none."""
     if processes == 1:
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)

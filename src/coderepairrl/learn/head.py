@@ -1,9 +1,9 @@
 """The output head in float32 under a model that computes in bfloat16.
 
-A logit of 20 that is rounded to bfloat16 is off by up to 0.06, and so is the logprob, however exactly the softmax is
-computed after it: of all roundings between two programs of one model this is the largest (MiniMax-M1, arXiv 2506.13585;
-ScaleRL, arXiv 2510.13786). So the product of hidden states and weights is summed and kept in float32. The weights are
-those that an engine is given, in bfloat16: vLLM with ``head_dtype`` float32 has the same logits of the same states.
+A logit of 20 rounded to bfloat16 is off by up to 0.06, and so is the logprob, however exact the softmax: this is the
+largest of all rounding differences between two implementations of a model (MiniMax-M1, arXiv 2506.13585;
+ScaleRL, arXiv 2510.13786). So the product of hidden states and weights is computed in float32. The weights are
+rounded to bfloat16 as in an engine: vLLM with ``head_dtype`` float32 has the same logits for the same hidden states.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 def upcast(head: nn.Module) -> None:
-    """Let the linear layer `head` compute so. It stays the module that it is, whose weights processes may share."""
+    """Replace the forward pass of the linear layer `head`; it stays the same module, whose weights may be sharded."""
     linear = cast(Any, head)
 
     def forward(hidden_ND: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def upcast(head: nn.Module) -> None:
 
 
 class _Product(torch.autograd.Function):
-    """``hidden @ weight.T``, and its gradients, in float32; between the passes only what is there anyway is kept."""
+    """``hidden @ weight.T`` and its gradients in float32, saving only the inputs for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class _Product(torch.autograd.Function):
 
 
 def _served(weight_VD: Tensor) -> Tensor:
-    """As an engine has it, in float32."""
+    """The weights as an engine has them (bfloat16), in float32."""
     return weight_VD.to(torch.bfloat16).float()
 
 

@@ -1,11 +1,11 @@
 """The learner's process: ``python -m coderepairrl.learn.learner``, driven by frames (`processes/children.py`).
 
 A request is ``{"op": NAME, ...arguments}`` and gets one reply: ``{"ok": result, "version": n}``, or ``{"error":
-message, "kind": KIND, "fix": hint}`` after which the process goes on with the next request. KIND is ``usage`` (a bad
+message, "kind": KIND, "fix": hint}`` after which the process serves the next request. KIND is ``usage`` (a bad
 model or checkpoint), ``prerequisite`` (a package or device is missing), ``storage`` (could not read or write) or
-``refused`` (a bad batch). Anything unforeseen ends the process, and its log says why.
+``refused`` (a bad batch). Any other exception ends the process, with a traceback in its log.
 
-Where several processes share the work, each gets every request and answers it; what they answer is the same.
+Where several processes share the work, each gets every request, and all give the same answer.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _sample(data: dict[str, Any]) -> Sample:
 
 
 def main() -> None:
-    """Serve requests until the parent hangs up."""
+    """Serve requests until the parent closes the connection."""
     parent = Parent.connect()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     service = Service()

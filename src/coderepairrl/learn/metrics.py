@@ -1,4 +1,4 @@
-"""What a training step reports."""
+"""The metrics of a training step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coderepairrl.types import Sample
 
 
 class Totals(NamedTuple):
-    """Sums, largest and smallest values over micro-batches; they add up over processes."""
+    """Sums and extremes over micro-batches; adding combines those of several processes."""
 
     micro_batches: int = 0
     surprise: float = 0.0
@@ -122,15 +122,15 @@ class Metrics:
         self._rate = rate
 
     def skip(self, updates: int, reason: str) -> None:
-        """So many updates will not be made."""
+        """Note that `updates` updates will not be made."""
         self._skipped = {"skipped": updates, "skipped_reason": reason}
 
     def totals(self) -> Totals:
-        """What this process has seen."""
+        """The totals of this process."""
         return sum(self._seen, Totals())
 
     def summary(self, everyone: Sequence[Totals]) -> dict[str, Any]:
-        """All metrics of all processes, as plain numbers but for the reason of a batch that was skipped."""
+        """The metrics over all processes: numbers, and the reason if a batch was skipped."""
         total = sum(everyone, Totals())
         result: dict[str, float] = {
             "ratio_mean": total.ratio / total.ratios,
@@ -152,6 +152,6 @@ class Metrics:
             result["mismatch_cut"] = total.cut / total.cuts
         if updates := len(self._norms):
             result |= {"loss": total.loss / updates, "grad_norm": sum(self._norms) / updates, "lr": self._rate}
-        if self._skipped:  # a log is JSON, which has no other numbers
+        if self._skipped:  # JSON has no NaN or infinity
             result = {name: value for name, value in result.items() if math.isfinite(value)}
         return result | self._skipped

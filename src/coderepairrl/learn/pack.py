@@ -1,7 +1,7 @@
-"""Rows become micro-batches without padding: laid end to end in one sequence, each attending to itself alone.
+"""Packing rows into micro-batches without padding: end to end in one sequence, each attending only to itself.
 
-Tensor names carry shapes: T tokens of a micro-batch, R its rows, N its trained tokens. Only trained tokens ever
-reach a loss, so a masked token contributes exactly nothing to it.
+Tensor names carry shapes: T tokens of a micro-batch, R its rows, N its trained tokens. Only trained tokens reach a
+loss, so a masked token contributes exactly nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from coderepairrl.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Some rows end to end, and their trained tokens.
+    """Rows end to end, and their trained tokens.
 
-    `at_N` are the positions in T whose hidden state predicts the trained tokens `target_N`, `row_N` the row of
-    each. `lengths` are the rows' in tokens. `count_R` is the number of trained tokens of a row.
+    `at_N` are the positions in T whose hidden states predict the trained tokens `target_N`; `row_N` is the row of
+    each. `lengths` are those of the rows in tokens, `count_R` the numbers of trained tokens in them.
     """
 
     ids_T: Tensor
@@ -45,7 +45,7 @@ class MicroBatch:
 
 
 def split(lengths: Sequence[int], budget: int) -> Iterator[slice]:
-    """Consecutive rows with at most `budget` tokens together; a longer row goes alone.
+    """Slices of consecutive rows with at most `budget` tokens together; a longer row is alone.
 
     >>> [(part.start, part.stop) for part in split([3, 3, 9, 2], budget=6)]
     [(0, 2), (2, 3), (3, 4)]
@@ -61,18 +61,17 @@ def split(lengths: Sequence[int], budget: int) -> Iterator[slice]:
 
 
 def micro_batches(samples: Sequence[Sample], budget: int) -> list[MicroBatch]:
-    """`samples` in order, packed under a budget of tokens. Raises ValueError for a row that cannot be trained."""
+    """`samples` in order, packed into at most `budget` tokens each. Raises ValueError for a malformed row."""
     for sample in samples:
         _check(sample)
     return [pack(samples[part]) for part in split([len(sample.ids) for sample in samples], budget)]
 
 
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """The rows of each of `parts` disjoint minibatches, and how many of the batch's `episodes` are in it.
+    """The rows of each of `parts` disjoint minibatches, and its number of the batch's `episodes`.
 
-    Episodes are dealt in turn, so that attempts at one task are spread over the parts; all rows of an episode go to one
-    part, and those without a row fill the parts up to equal numbers. Parts without a row are left out: they have no
-    gradient.
+    Episodes are distributed round-robin, which spreads attempts at one task over the parts; all rows of an episode are
+    in one part, and episodes without rows even out the numbers. Parts without rows are left out: they have no gradient.
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in minibatches(rows, 8, 3)]
@@ -87,10 +86,10 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
 
 
 def share(samples: Sequence[Sample], budget: int, rank: int, ranks: int) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """The micro-batches of one of several processes, and one to be idle with if another process has one more.
+    """The micro-batches of process `rank`, and an idle one if other processes have one more.
 
-    Processes that share a model must pass through it equally often, so they differ by one micro-batch at most, and
-    rows are dealt longest first to whoever has the fewest tokens. A single process gets `micro_batches`.
+    Processes that share a model must run it equally often. So their numbers differ by at most one, and rows are
+    distributed longest first to the part with the fewest tokens. A single process gets `micro_batches`.
     Raises what `micro_batches` raises.
     """
     if ranks == 1:
@@ -104,9 +103,9 @@ def share(samples: Sequence[Sample], budget: int, rank: int, ranks: int) -> tupl
 
 
 def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[int]]:
-    """Rows by number in parts of about equal length: at most `budget` tokens each, a longer row alone.
+    """Indices of rows in parts of about equal length, of at most `budget` tokens each; a longer row is alone.
 
-    There are as many parts as fill whole rounds of `ranks`, or as there are rows.
+    The number of parts is a multiple of `ranks`, or that of the rows.
 
     >>> deal([3, 3, 9, 2], budget=9, ranks=2)
     [[2], [0, 1, 3]]

@@ -1,6 +1,6 @@
-"""What is collective in training: everything that differs when several processes share a batch, or the model too.
+"""The parts of training that differ when several processes share a batch or the model.
 
-`Alone` is one process; `coderepairrl.learn.together` has one of several.
+`Alone` is a single process; `coderepairrl.learn.together` has one of several.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Alone:
-    """One process with a model of its own."""
+    """A single process with the whole model."""
 
     rank = 0
     ranks = 1
@@ -35,17 +35,17 @@ class Alone:
 
     @property
     def load_device(self) -> torch.device:
-        """Where the whole model fits."""
+        """The device that the whole model is loaded to."""
         return self.device
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Take over a policy and the optimiser of its parameters."""
+        """Set the policy and the optimiser of its parameters. Called once."""
         self.policy = policy
         self.optimizer = optimizer
         policy.whole = self.whole
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward pass of one micro-batch; `last` of an update."""
+        """Context for the forward and backward pass of one micro-batch; `last` for the last one before an update."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -55,7 +55,7 @@ class Alone:
     def update(self, rate: float) -> float:
         """One optimiser update from the accumulated gradient; returns its norm before clipping.
 
-        Raises FloatingPointError for a gradient that is not finite, which is forgotten.
+        Raises FloatingPointError for a gradient that is not finite, which is discarded.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -71,23 +71,23 @@ class Alone:
         return norm
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """A parameter, collected from all processes: they all ask for it."""
+        """A parameter, gathered from all processes: a collective operation."""
         return whole(parameter)
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        """Of the whole parameter."""
+        """Shape of the whole parameter."""
         return parameter.shape
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Replace a parameter's values by `value`, which every process has."""
+        """Set a parameter to the whole `value`, which every process has."""
         with torch.no_grad():
             parameter.copy_(_like(parameter, value))
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """The optimiser's state of a parameter, collected; nothing before the first update."""
+        """The optimiser's state of a parameter, gathered; empty before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
             tensor = whole(torch.as_tensor(value))
-            # parameters share the tables of 8-bit codes, and files share nothing
+            # 8-bit optimisers share code tables between parameters; safetensors refuses shared memory
             yield key, tensor if tensor.shape == parameter.shape else tensor.clone()
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
@@ -95,7 +95,7 @@ class Alone:
         self.optimizer.state.pop(parameter, None)
         if values:
             self.optimizer.state[parameter] = {key: _like(parameter, value) for key, value in values.items()}
-            if self.settings.optimizer == "adamw_8bit":  # which counts in a plain integer
+            if self.settings.optimizer == "adamw_8bit":  # its step is a plain int
                 self.optimizer.state[parameter]["step"] = int(values["step"])
 
     def gather(self, value: T) -> list[T]:
@@ -104,27 +104,27 @@ class Alone:
 
 
 def _same_bits() -> None:
-    """Let the same samples give the same weights on a GPU, too: a run that is resumed repeats steps and compares.
+    """Make training deterministic on a GPU, too: a resumed run repeats steps and compares the weights.
 
-    Torch raises for what has no deterministic kernel, of which a step uses nothing. With ``warn_only`` it would not
-    raise, but attention would not be deterministic: `_flash_attention_backward` then only warns. Attention in half
-    precision is FlashAttention now, not cuDNN's, which torch prefers on an H100 and plans anew for each row's length.
+    Torch raises for operations without a deterministic kernel; a step uses none. Not with ``warn_only``: then
+    `_flash_attention_backward` is not deterministic. As a side effect, attention in half precision is FlashAttention
+    instead of cuDNN's, which torch prefers on an H100 and which compiles a plan for each row length.
     """
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or torch refuses products of matrices
-    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # transformers asks this for the package flash-attn
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
+    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # read by transformers for the package flash-attn
     torch.use_deterministic_algorithms(True)
-    # nothing here reads what nobody wrote
+    # not needed: no code reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor that processes may share, collected."""
+    """A tensor, gathered if processes share it."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """`value` where `parameter` is: on its device and, if it has its shape, this process's share of it."""
+    """`value` on the device of `parameter` and, if it has its shape, sharded like it."""
     value = value.to(parameter.device, copy=True)
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

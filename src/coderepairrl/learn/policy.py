@@ -1,8 +1,8 @@
 """The policy: a Hugging Face causal language model that scores packed rows.
 
-Attention runs row by row over a packed sequence, which on a CPU is exact and several times faster than one block
-mask over all of it. The architecture is probed when it is loaded: a model whose rows leak into each other, or
-whose logits are more than a linear head on the last hidden state, is refused.
+Attention runs row by row over a packed sequence, which on a CPU is exact and several times faster than a block mask
+over the whole. Every model is probed when it is loaded: one whose rows influence each other, or whose logits are not a
+linear head on the last hidden state, is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.runs.storage import write_sums
 
 ATTENTION = "coderepairrl_rows"
-_MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for the weights too
+_MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for full weights
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")
 _PROBE_LAYERS = 4
@@ -71,8 +71,8 @@ def rows_attention(
 
 
 def _spreads(query: Tensor) -> bool:
-    """Whether every head gets keys of its own: in float32 torch has no kernel for grouped heads on a GPU but one that
-    holds the square of a row's length."""
+    """Whether to repeat keys for every head: in float32 on a GPU, torch's only kernel for grouped heads needs memory
+    quadratic in a row's length."""
     half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
     return query.device.type == "cuda" and not half
 
@@ -85,7 +85,7 @@ AttentionInterface.register(ATTENTION, rows_attention)
 
 
 class Packed(nn.Module):
-    """A model that scores packed rows. Its forward pass is the whole computation, so that it can be wrapped."""
+    """A model whose forward pass scores packed rows, all of it, so that DDP, FSDP or DeepSpeed can wrap it."""
 
     def __init__(self, model: PreTrainedModel, *, bf16: bool, fp32_head: bool = True) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Packed(nn.Module):
         return cast(Tensor, out.last_hidden_state[0])
 
     def _rows(self, batch: MicroBatch) -> dict[str, Any]:
-        """Where rows end, as attention wants to know it; FlashAttention would ask the device in every layer."""
+        """The ends of rows as the attention needs them; FlashAttention would sync with the device per layer."""
         if self.model.config._attn_implementation == ATTENTION:
             return {"row_lengths": batch.lengths}
         ends_R = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32, device=batch.ids_T.device)
@@ -129,7 +129,7 @@ class Packed(nn.Module):
         return {"cu_seq_lens_q": ends_R, "cu_seq_lens_k": ends_R, "max_length_q": longest, "max_length_k": longest}
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        """Their logits in float32."""
+        """Logits of hidden states, in float32."""
         head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
         return cast(Tensor, head(hidden_ND)).float()
 
@@ -141,7 +141,7 @@ class Packed(nn.Module):
 
 
 class Policy:
-    """A model in evaluation mode (no dropout) with trainable weights, or with adapters that are."""
+    """A model in evaluation mode (no dropout) with trainable weights or trainable adapters."""
 
     def __init__(
         self,
@@ -165,13 +165,13 @@ class Policy:
         if settings.gradient_checkpointing:
             self._checkpoint_layers()
         self.module: nn.Module = self._packed
-        """What is called: the packed model, or what lets processes share it."""
+        """What `logprobs` calls: the packed model, or its wrapper where processes share it."""
         self.whole: Callable[[Tensor], Tensor] = Tensor.detach
-        """Collects a tensor that processes share (`Parallel.whole`)."""
+        """Gathers a tensor that processes share (`parallel.Alone.whole`)."""
 
     @classmethod
     def load(cls, folder: Path, settings: LearnSettings = DEFAULTS, device: torch.device = CPU) -> Policy:
-        """The model in `folder`. Raises `UsageError` when there is none or it cannot be trained packed."""
+        """Load the model in `folder`. Raises `UsageError` when there is none or it cannot be trained packed."""
         if (folder / adapters.CONFIG).is_file():
             raise UsageError(
                 f"{folder} holds adapters, not a model",
@@ -198,45 +198,45 @@ class Policy:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by the model's own names; tied weights once."""
+        """Trainable parameters by the model's own names; tied weights once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """``log softmax(logits / temperature)`` of the trained tokens (N), in float32.
 
-        No more than about `logits` of them exist at a time, in the backward pass too, which then computes them again.
+        At most about `logits` logits are in memory at a time; the backward pass then computes them again.
         """
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
     def initial(self) -> AbstractContextManager[None]:
-        """The model as it was before any training: its adapters off. For a policy that trains adapters."""
+        """Within, the model without its adapters, as before training. Only for a policy that trains adapters."""
         return adapters.off(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """What is trained, under the names of its Hugging Face file; processes that share it all draw from this."""
+        """Trainable tensors by their names in files. Where processes share the model, all must iterate."""
         for name, parameter in self.parameters.items():
             yield self.file_name(name), self.whole(parameter)
 
     def file_name(self, name: str) -> str:
-        """A parameter's name in the file that `state` is written to."""
+        """A parameter's name in `state` and in files."""
         return name if self.settings.lora is None else adapters.peft_name(name)
 
     @property
     def stem(self) -> str:
-        """Of the file that `state` is written to."""
+        """Stem of the file that `state` is written to."""
         return shards.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
-        """Write config, tokenizer and what is trained, exactly: a model's folder, or one of adapters on the model.
+        """Write config, tokenizer and trainable tensors, exactly, as a model's folder or an adapter's.
 
-        Where `here` is false nothing is written, but the weights are collected with those who write (`shards.write`).
+        Where `here` is false nothing is written, but the process takes part in gathering (`shards.write`).
         """
         shards.write(folder, self.stem, self.state(), here=here)
         if here:
             self._write_layout(folder, self.stem)
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
-        """Write weights for an engine to `folder`, in bfloat16 if that is what is computed in; `here` as in `save`.
+        """Write weights for an engine to `folder`, in bfloat16 if that is the precision; `here` as in `save`.
 
         ``model`` is a whole model, adapters merged in float32; ``adapter`` the adapters alone, in peft's layout.
         """
@@ -246,9 +246,9 @@ class Policy:
             self._write_layout(folder, stem)
 
     def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that `export` writes, collected one by one from the processes that share them: all draw these.
+        """The tensors that `export` writes, gathered one by one: all processes that share them must iterate.
 
-        Raises ValueError when adapters are asked of a policy that has none.
+        Raises ValueError for adapters of a policy that has none.
         """
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
@@ -272,14 +272,14 @@ class Policy:
             raise UsageError(f"{type(self.model).__name__} knows no gradient checkpointing")
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
-            layer.training = True  # they checkpoint in training only; what is in them stays without dropout
+            layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
 
     @torch.no_grad()
     def _probe(self) -> None:
-        """Packed rows give the hidden states of the plain model on each row, whose logits are a linear head on them.
+        """Raise `UsageError` unless packed rows have the hidden states and logits of the plain model on each row.
 
-        Of the first layers, among them one of each kind: the whole depth of a large model takes long on a CPU, where
-        one that is divided lies, and adds up what bfloat16 rounds. Raises `UsageError` if not.
+        Compared are the first layers with one of each kind: all layers of a large model would take long on a CPU (where
+        a model that will be sharded is loaded) and accumulate rounding errors of bfloat16.
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 9, 6)]
@@ -299,7 +299,7 @@ class Policy:
 
 @contextmanager
 def _shallow(config: PretrainedConfig) -> Iterator[None]:
-    """A model of this `config` runs its first layers alone, among them one of each kind."""
+    """Within, a model with this `config` runs only its first layers, including one of each kind."""
     depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or ())
     config.num_hidden_layers = min(depth, max([_PROBE_LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]))
     try:
@@ -330,13 +330,14 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
-    """Write the model in `base` with the adapters in `adapter` (peft's layout) to `target`, as a run's engine had it.
+    """Write the model in `base` merged with the adapters in `adapter` (peft's layout) to `target`.
 
-    `precision` is the run's. Raises `UsageError` when they do not belong together.
+    With the `precision` of the run, the result is what its engine served. Raises `UsageError` when the two do not
+    belong together.
     """
     try:
-        told = json.loads((adapter / adapters.CONFIG).read_text())
-        lora = Lora(rank=told["r"], alpha=told["lora_alpha"], targets=tuple(told["target_modules"]))
+        config = json.loads((adapter / adapters.CONFIG).read_text())
+        lora = Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
         with shards.Stored(adapter, adapters.FILE) as stored:
             stored.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})

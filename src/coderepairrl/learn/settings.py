@@ -1,4 +1,4 @@
-"""What the learner may be told, checked before any process starts. Free of torch."""
+"""The learner's settings, checked before any process starts. Without torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from coderepairrl.config.schema import Algorithm, Correction, Learning
 from coderepairrl.errors import ConfigError, PrerequisiteError
 
 Form = Literal["model", "adapter"]
-"""What an engine is given: a whole model, or adapters on the model it has."""
+"""Form of the weights for an engine: a whole model, or adapters on the model it has."""
 
 LOGITS = 1 << 26
-"""Logits (tokens times vocabulary) that are held at once: 256 MiB in float32."""
+"""Logits (tokens times vocabulary) in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
-"""Numbers that ZeRO reduces or gathers at once: 256 MiB in float32."""
+"""Numbers that ZeRO reduces or gathers at a time: 256 MiB in float32."""
 CLIP: dict[Algorithm, tuple[float, float]] = {
     "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves
     "grpo": (0.2, 0.2),
@@ -29,21 +29,21 @@ CAP = 2.0
 
 
 class LearnSettings(Learning):
-    """How the policy is trained: the terms of a run, and what else they depend on.
+    """The settings of a run's section ``train``, and those of other sections that training depends on.
 
     >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
     ((2e-05, 0.0004), (0.2, 0.28))
     """
 
     mismatch_correction: Correction = "off"
-    """With `recomputed` (`losses.truncated`): nothing, or weight a token's or a row's loss by learner over engine, so
-    that it is an estimate for the learner's policy again."""
+    """With `recomputed` old logprobs: importance weights for the difference between learner and engine, per token, per
+    row or off (`losses.truncated`)."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of the sampling: logprobs are those of ``softmax(logits / temperature)``."""
+    """Of sampling: logprobs are those of ``softmax(logits / temperature)``."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """Dr. GRPO's constant denominator per episode; it belongs to that algorithm alone."""
+    """Dr. GRPO's constant denominator per episode; None for other algorithms."""
     seed: int = 0
-    """Of the adapters' initial weights. With dropout off the learner draws no other random number."""
+    """Of the adapters' initial weights. Nothing else in the learner is random (no dropout)."""
 
     @property
     def clip(self) -> tuple[float, float]:
@@ -53,7 +53,7 @@ class LearnSettings(Learning):
 
     @property
     def updates(self) -> int:
-        """Optimiser updates of a batch, at most: a minibatch without a row has none."""
+        """Optimiser updates per batch, at most: a minibatch without rows has none."""
         return self.updates_per_batch * self.minibatches
 
     @property
@@ -75,7 +75,7 @@ class LearnSettings(Learning):
         return self.lr * rise * (1 + math.cos(math.pi * done)) / 2
 
     def but(self, **changes: Any) -> Self:
-        """These settings with `changes`, checked again."""
+        """A copy with `changes`, validated."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
     @model_validator(mode="after")

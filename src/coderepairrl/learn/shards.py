@@ -1,6 +1,6 @@
 """Weights as files in Hugging Face layout, written and read one tensor at a time.
 
-A file holds at most `SHARD` bytes, so that much is in memory at once, however large the model.
+A file has at most `SHARD` bytes, which bounds the memory that writing takes, however large the model.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def write(
 ) -> None:
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index, as transformers reads them.
 
-    One file has an index, too: without, vLLM takes every safetensors file of a folder for weights, a checkpoint's
-    optimiser state as well.
+    A single file has an index, too: else vLLM reads every safetensors file in the folder, including a checkpoint's
+    optimiser state.
 
-    Where `here` is false nothing is written, but `tensors` are drawn all the same: making one may take every process.
-    They are drawn to the end even when the disk is full, for that reason.
+    Where `here` is false nothing is written, but `tensors` is iterated all the same: gathering one may take every
+    process. For the same reason it is exhausted even when the disk is full.
     """
     remaining = iter(tensors)
     try:
@@ -67,16 +67,16 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         renamed = file.rename(folder / f"{stem}{part}.safetensors")
         weight_map |= dict.fromkeys(names, renamed.name)
-    # sorted, for a restored optimiser has its moments in another order, and equal states are to be equal files
+    # sorted: a restored optimiser has its moments in another order, and equal states must give equal files
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 class Stored:
-    """The tensors below one stem, read one by one. A context manager: it holds the files open."""
+    """The tensors of the files with one stem, read on demand. A context manager that keeps the files open."""
 
     def __init__(self, folder: Path, stem: str) -> None:
-        """Raises OSError or SafetensorError when a file is missing or torn."""
+        """Raises OSError or SafetensorError when a file is missing or truncated."""
         self._files = ExitStack()
         self._where: dict[str, Any] = {}
         index = folder / f"{stem}.safetensors.index.json"
@@ -103,8 +103,8 @@ class Stored:
         return tensor
 
     def check(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Raise `UsageError` unless names and shapes are these."""
-        found = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
-        if found != dict(shapes):
-            wrong = sorted({*found.items()} ^ {*shapes.items()})[0][0]
+        """Raise `UsageError` unless names and shapes are those in `shapes`."""
+        stored = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
+        if stored != dict(shapes):
+            wrong = sorted({*stored.items()} ^ {*shapes.items()})[0][0]
             raise UsageError(f"these are the weights of another model: {wrong} differs")

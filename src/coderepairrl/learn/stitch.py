@@ -1,10 +1,9 @@
-"""Episodes, trees of turns, become rows for the learner, and every sampled token is accounted for. Free of torch.
+"""Episodes (trees of turns) to rows for the learner, with an account of every sampled token. Without torch.
 
-A row is what was in context after a leaf, exactly as the engine saw it. A turn that is wholly in several rows is
-trained in the first of them and is context in the others, so each sampled token trains at most once; one of which a
-fork keeps a part only is context there.
-A turn that cannot be trained (aborted, say) is pruned with everything that only leads to it; inside a path that
-leads on, it stays as context.
+A row is the context after a leaf, exactly as the engine saw it. A turn that is wholly in several rows is trained in the
+first and is context in the others, so that each sampled token trains at most once; a turn of which a fork keeps only a
+part is context there. A turn that cannot be trained (aborted, for example) is dropped if it is a leaf, together with
+ancestors that lead to no trained turn; otherwise it stays as context.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Account:
     row_tokens: int = 0
     """Tokens in all rows, context included."""
     distinct_tokens: int = 0
-    """The same, with what an episode's rows begin with alike, token for token, counted once."""
+    """The same with common prefixes of an episode's rows counted once."""
 
     @property
     def balanced(self) -> bool:
-        """The invariant."""
+        """Whether the invariant holds."""
         return self.sampled == self.trained + sum(self.masked.values()) + sum(self.dropped.values())
 
     @property
@@ -50,7 +49,7 @@ class Account:
 
     @property
     def expansion(self) -> float:
-        """Tokens the learner computes over distinct tokens: the price of forks, at least 1.0."""
+        """Tokens that the learner computes per distinct token: the cost of forks, at least 1.0."""
         return self.row_tokens / self.distinct_tokens if self.distinct_tokens else 1.0
 
     def __add__(self, other: Account) -> Account:
@@ -67,7 +66,7 @@ class Batch:
 
     samples: tuple[Sample, ...]
     episodes: int
-    """How many the loss is averaged over: at least as many as have rows."""
+    """Number of episodes that the loss is averaged over: at least those with rows."""
     account: Account
     groups: Mapping[str, GroupAdvantages]
     kinds: Mapping[str, Account] = field(default_factory=dict)
@@ -82,17 +81,16 @@ def batch(
     denominator: Denominator = "episodes",
     kl: bool = False,
 ) -> Batch:
-    """All that lies between finished episodes and the learner: advantages per group, then rows.
+    """The training batch of finished episodes: advantages per group, then rows of at most `max_tokens` tokens.
 
-    `max_tokens` bounds a row. Episodes of one group need not be neighbours; rows follow the order of `episodes`.
+    Episodes of one group need not be adjacent; rows follow the order of `episodes`.
 
-    The loss is averaged over all episodes that are not void. Those of flat groups are among them, so that a step is as
-    large as the share of the batch that there was something to learn from; with a KL term (`kl`) they have rows, of
-    advantage 0, and without one they would have no gradient and have none. With ``denominator="informative"`` they are
-    left out of rows and average alike, and so are episodes without a row: a single group that is not flat then makes a
-    step as large as a whole batch does.
+    The loss is averaged over all episodes that are not void. Those of flat groups count, so that the size of a step
+    reflects the share of the batch with something to learn from; with a KL term (`kl`) they have rows of advantage 0,
+    without one no rows, since their gradient is 0. With ``denominator="informative"`` only episodes with rows count, so
+    that a single group that is not flat makes a step as large as a whole batch does.
 
-    Raises ValueError when two episodes share an id, and whatever `stitch` raises.
+    Raises ValueError when two episodes share an id, and what `stitch` raises.
     """
     groups, advantage = advantages(episodes, kind, denominator=denominator, kl=kl)
     if len(advantage) != len(episodes):
@@ -112,7 +110,7 @@ def batch(
 def advantages(
     episodes: Iterable[Episode], kind: Kind = "zscore", *, denominator: Denominator = "episodes", kl: bool = False
 ) -> tuple[dict[str, GroupAdvantages], dict[str, float | None]]:
-    """Of each group of a batch, by its name, and of each episode, by its id; the settings are those of `batch`."""
+    """Advantages by group name, and by episode id; settings as in `batch`."""
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
         members.setdefault(episode.group, []).append(episode)
@@ -128,10 +126,10 @@ def advantages(
 def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tuple[tuple[Sample, ...], Account]:
     """Rows of one episode and the account of its tokens.
 
-    A void episode is dropped as ``void``; one without an advantage as ``flat_group``. Turns whose path is longer
-    than `max_tokens` are dropped as ``overlong``, and the row ends before them. Those beside the main conversation
-    (`Episode.side`) are not trained for ``side``. A turn drawn with anything but a
-    bare temperature counts as masked for ``sampling``, a stop string's tail as dropped for ``stop_string``.
+    A void episode is dropped as ``void``, one without an advantage as ``flat_group``. Turns whose context is longer
+    than `max_tokens` are dropped as ``overlong``, and the row ends before them. Turns outside the main conversation
+    (`Episode.side`) are not trained, as ``side``. A turn sampled with more than a temperature (top-p, ...) is masked as
+    ``sampling``, the tail after a stop string dropped as ``stop_string``.
     Raises ValueError for a turn without a prompt, or with a token of no version.
     """
     if episode.ending is Ending.VOID or advantage is None:
@@ -166,9 +164,9 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
 
 
 def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
-    """What becomes of each turn's output: ``trained``, ``masked`` (in a row all the same) or ``dropped``, and why.
+    """For each turn, whether `stitch` makes its output ``trained``, ``masked`` (in a row) or ``dropped``, and why.
 
-    As `stitch` has it, for an episode that has an advantage.
+    For an episode that has an advantage.
     """
     turns = episode.turns
     if episode.ending is Ending.VOID:
@@ -199,15 +197,15 @@ def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> lis
 
 
 class _Forest:
-    """Turns by what is in context where they end. Raises ValueError for one that was sampled from nothing."""
+    """An episode's turns by the context at their end. Raises ValueError for one sampled from an empty prompt."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.turns = turns
         self.lengths: list[int] = []
-        """Of the sequence of each turn, its output included, in tokens."""
+        """Tokens of each turn's sequence, its output included."""
         self.before: list[int | None] = []
-        """The last turn whose whole sequence the sequence of each turn begins with."""
-        for turn in turns:  # what a turn goes on from comes before it
+        """For each turn, the last earlier turn whose whole sequence is a prefix of its own."""
+        for turn in turns:  # turns are ordered: parents come first
             shared = self.lengths[turn.base] if turn.base is not None else turn.fork.tokens if turn.fork else 0
             if not shared + len(turn.given) and turn.output:
                 raise ValueError(f"turn {turn.index} was sampled from an empty prompt: its first token has no logprob")
@@ -218,14 +216,14 @@ class _Forest:
             self.before.append(at)
 
     def path(self, leaf: int) -> Iterator[int]:
-        """`leaf` and the turns that are wholly in its context, last first."""
+        """`leaf` and the turns that are wholly in its context, latest first."""
         at: int | None = leaf
         while at is not None:
             yield at
             at = self.before[at]
 
     def leading_to(self, goals: Iterable[int]) -> set[int]:
-        """The turns that are wholly in the context of any of `goals`, the goals included."""
+        """`goals` and the turns that are wholly in the context of any of them."""
         kept: set[int] = set()
         for goal in goals:
             for at in self.path(goal):
@@ -235,17 +233,17 @@ class _Forest:
         return kept
 
     def row(self, episode_id: str, leaf: int, fresh: set[int], advantage: float) -> Sample:
-        """All that was in context after `leaf`; the outputs of `fresh` are trained."""
+        """The row of `leaf`, in which the outputs of the turns in `fresh` are trained."""
         ids = sequence(self.turns, leaf)
         trained = [False] * len(ids)
         logprobs = [0.0] * len(ids)
         versions = [-1] * len(ids)
         for index in self.path(leaf):
             turn, end = self.turns[index], self.lengths[index]
-            said = slice(end - len(turn.output), end)
-            trained[said] = [index in fresh] * len(turn.output)
-            logprobs[said] = turn.output.logprobs
-            versions[said] = _versions(turn)
+            output = slice(end - len(turn.output), end)
+            trained[output] = [index in fresh] * len(turn.output)
+            logprobs[output] = turn.output.logprobs
+            versions[output] = _versions(turn)
         return Sample(episode_id, ids, tuple(trained), tuple(logprobs), tuple(versions), advantage)
 
 

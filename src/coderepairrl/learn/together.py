@@ -21,7 +21,7 @@ from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
 
 RANK, RANKS, MEETING = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
-"""Environment of a learner process that is one of several: its number, how many, and the file over which they meet."""
+"""Environment of one of several learner processes: its number, how many there are, the file of their rendezvous."""
 
 
 class Together(Alone):
@@ -54,7 +54,7 @@ class Together(Alone):
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
         """Around the forward and backward pass of one micro-batch; `last` of an update."""
-        # FSDP2 reduces every micro-batch, for it would else hold whole gradients
+        # FSDP2 reduces after every micro-batch, else it would keep whole gradients
         wait = self.settings.strategy == "ddp" and not last
         return (
             cast("AbstractContextManager[Any]", self._accelerator.no_sync(self.policy.module))
@@ -69,7 +69,7 @@ class Together(Alone):
         return everyone
 
     def _options(self, policy: Policy) -> dict[str, Any]:
-        """Accelerate's."""
+        """Arguments for `Accelerator`."""
         cpu = self.device.type == "cpu"
         if self.settings.strategy == "ddp":
             return {"cpu": cpu}

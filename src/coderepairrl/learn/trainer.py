@@ -1,6 +1,6 @@
-"""A batch of rows in, new weights out: the optimiser step of one process, or of each of several.
+"""The optimiser step: a batch of rows in, new weights out, in one process or in each of several.
 
-Everything here is deterministic: the same samples in the same order give the same bits.
+All of it is deterministic: the same samples in the same order give the same bits.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ _SCHEMA = 2
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A process's share of a minibatch, and what was found of it before the batch's first update."""
+    """A process's share of a minibatch, with logprobs computed before the batch's first update."""
 
     batches: list[MicroBatch]
     idle: MicroBatch | None
-    """Passed through with weight zero, where another process has a micro-batch more."""
+    """Run with weight zero if another process has one more micro-batch."""
     scale: Scale
     references: list[Tensor | None]
     before: list[Tensor] = field(default_factory=list)
-    """Logprobs of the weights from before the batch; of the first part alone where old ones are the recorded."""
+    """Logprobs under the weights before the batch; with recorded old logprobs only of the first part."""
 
 
 class Trainer:
     """The policy, its optimiser, and the reference policy if the KL term needs one.
 
-    `version` counts the batches that it was given: weights of version 0 are those that were loaded. `updates` counts
-    the optimiser updates that were made. Where several processes share a
-    batch, each has a trainer, calls it alike, and gets the same answers; the first one writes files.
+    `version` counts batches: version 0 is the weights that were loaded. `updates` counts optimiser updates. Where
+    several processes share a batch, each has a trainer, makes the same calls, and gets the same results; the first one
+    writes files.
     """
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
-        """Load `model`. Raises `UsageError` when it cannot be trained, `PrerequisiteError` when something lacks."""
+        """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` if a package is missing."""
         self.settings = settings
         self.parallel = _parallel(settings)
         self.policy = Policy.load(model, settings, self.parallel.load_device)
@@ -75,12 +75,12 @@ class Trainer:
     def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its metrics (`Metrics`).
 
-        The loss is averaged over so many `episodes`, of which some may have no row, for their gradient is 0; None are
-        those that have rows.
+        The loss is averaged over `episodes`, some of which may have no rows because their gradient is 0; None is the
+        number of those with rows.
 
-        A gradient that is not finite is forgotten, in all processes alike, and the rest of the batch with it: weights
-        and optimiser stay as its last complete update left them, the metrics have ``skipped``, and the batch counts in
-        `version` as any other, so that a log that has it is replayed as it went.
+        If a gradient is not finite, it and the rest of the batch are skipped in all processes: weights and optimiser
+        stay as after the last complete update, the metrics have ``skipped``, and `version` still counts the batch, so
+        that replaying the log repeats it.
 
         Raises ValueError for an empty batch, a malformed row or fewer episodes than have rows.
         """
@@ -92,9 +92,9 @@ class Trainer:
             raise ValueError(f"{with_rows} episodes have rows, and the loss is to be averaged over {episodes}")
         metrics = Metrics(samples, episodes, self.version)
         parts = [self._part(*part, metrics) for part in minibatches(samples, episodes, self.settings.minibatches)]
-        if self.settings.old_logprobs == "recomputed":  # the first part's come with its own first pass
+        if self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
             for part in parts[1:]:
-                self._look(part, metrics)
+                self._score(part, metrics)
         updates = parts * self.settings.updates_per_batch
         for number, part in enumerate(updates):
             self._accumulate(part, metrics, first=number == 0)
@@ -108,7 +108,7 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Logprob of each token but the first, per row: what the engine exam compares."""
+        """Logprob of each token but the first, per row; the engine exam compares them."""
         result: list[list[float]] = []
         for batch in micro_batches(scored(rows), self.settings.micro_tokens):
             logp_N = self.policy.logprobs(batch, temperature)
@@ -116,10 +116,10 @@ class Trainer:
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
-        """Write the weights to the folder ``folder/v<version>``, whole or not at all (`Policy.export`).
+        """Write the weights atomically to the folder ``folder/v<version>`` (`Policy.export`).
 
-        Returns its path, the version and its `sync.weights.checksum`. Older folders are the caller's to delete. Raises
-        ValueError when adapters are asked of a policy that has none.
+        Returns its path, the version and its `sync.weights.checksum`. The caller deletes older folders. Raises
+        ValueError for adapters of a policy that has none.
         """
         path = folder / f"v{self.version:06d}"
         with self._replaced(path) as temporary:
@@ -128,9 +128,9 @@ class Trainer:
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
-        """Describe the weights that `send` sends, in ``folder/v<version>``, and write none of them.
+        """Write a list of the current tensors, without their values, to ``folder/v<version>``, for `send`.
 
-        Returns as `publish` does; the checksum is that of `wire`.
+        Returns path, version and `wire.combined_digest`.
         """
         path = folder / f"v{self.version:06d}"
         with self._replaced(path) as temporary:
@@ -145,7 +145,7 @@ class Trainer:
         return path, self.version, wire.combined_digest(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send what the folder `offer` says to an engine's workers, layer by layer; "", or why it broke off.
+        """Send the tensors of the folder `offer` to an engine's workers one by one; returns "", or why it broke off.
 
         Raises ValueError when the weights are no longer those of `version`.
         """
@@ -157,14 +157,14 @@ class Trainer:
             return ""
         try:
             wire.send(offer / OFFER, tensors, receivers, seconds)
-        except wire.Torn as torn:  # the engine says what it is, if it still can
+        except wire.Torn as torn:  # the engine raises its own error, if it is alive
             return str(torn)
         return ""
 
     def save(self, folder: Path) -> None:
-        """An exact checkpoint, loadable as a Hugging Face model or peft adapter; on disk before it takes its name.
+        """Write an exact checkpoint, also loadable as a Hugging Face model or peft adapter; atomically.
 
-        It does not depend on how many processes write it, or on what they share.
+        Its content does not depend on the number of processes or on what they share.
         """
         with self._replaced(folder) as temporary:
             self._agree(lambda: self.policy.save(temporary, here=self._first))
@@ -175,17 +175,17 @@ class Trainer:
             self._agree(lambda: write_sums(temporary) if self._first else None)
 
     def restore(self, folder: Path) -> None:
-        """Continue from `save`, bit for bit. The reference policy stays the model the trainer was started with.
+        """Restore what `save` wrote, bit for bit. The reference policy stays the model that the trainer started with.
 
-        Raises `UsageError`, with nothing changed, when `folder` holds no checkpoint of this model, or a file of it has
-        changed since.
+        Raises `UsageError`, with nothing changed, when `folder` has no checkpoint of this model, or a file of it was
+        modified.
         """
-        found = ""
+        problem = ""
         if self._first:
             recover(folder)
-            found = damage(folder)
-        if found := next(filter(None, self.parallel.gather(found)), ""):  # nobody reads before it is there
-            raise UsageError(f"{folder} is not a whole checkpoint: {found}")
+            problem = damage(folder)
+        if problem := next(filter(None, self.parallel.gather(problem)), ""):  # also a barrier: `recover` comes first
+            raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
         parameters = self.policy.parameters
         shapes = {self.policy.file_name(name): self.parallel.shape(parameter) for name, parameter in parameters.items()}
         try:
@@ -222,14 +222,14 @@ class Trainer:
 
     @contextmanager
     def _replaced(self, folder: Path) -> Iterator[Path]:
-        """`replace_folder` for the process that writes; where it cannot even begin, nobody does."""
+        """`replace_folder` in the process that writes; if that fails at the start, all processes raise."""
         with ExitStack() as files:
             yield self._agree(lambda: files.enter_context(replace_folder(folder)) if self._first else folder)
 
     def _agree(self, action: Callable[[], Any]) -> Any:
-        """The result of `action`; where it cannot read or write in one process, it fails in all.
+        """The result of `action`; if it cannot read or write in one process, all processes raise.
 
-        A process that gave up alone would leave the others waiting for its part.
+        A process that failed alone would leave the others waiting for it.
         """
         result, failure = None, None
         try:
@@ -255,8 +255,8 @@ class Trainer:
         return _Part(batches, idle, scale, references)
 
     @torch.no_grad()
-    def _look(self, part: _Part, metrics: Metrics) -> None:
-        """Score a minibatch with the weights as they are before the batch."""
+    def _score(self, part: _Part, metrics: Metrics) -> None:
+        """Compute the logprobs of a minibatch under the weights before the batch."""
         for batch in [*part.batches, *([part.idle] if part.idle else [])]:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:
@@ -264,7 +264,7 @@ class Trainer:
                 metrics.before(batch, logp_N)
 
     def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
-        """The gradient of a minibatch; `first` before any update of the batch, when the weights are still the old."""
+        """Add up the gradient of a minibatch; `first` if no update of the batch was made yet."""
         settings, together, batches = self.settings, self.parallel, part.batches
         for at, batch in enumerate(batches):
             with together.accumulating(last=part.idle is None and at == len(batches) - 1):
@@ -303,7 +303,7 @@ class Trainer:
             return self.policy.logprobs(batch, self.settings.temperature)
 
     def _update(self) -> tuple[float, float]:
-        """One optimiser update from the accumulated gradient; returns its norm before clipping, and the rate."""
+        """One optimiser update; returns the gradient's norm before clipping, and the learning rate."""
         rate = self.settings.rate(self.updates)
         norm = self.parallel.update(rate)
         self.updates += 1
@@ -313,7 +313,7 @@ class Trainer:
 def _parallel(settings: LearnSettings) -> Alone:
     if settings.processes == 1:
         return Alone(settings)
-    # accelerate and DeepSpeed take their time to load
+    # imported only if needed: accelerate and DeepSpeed are slow to load
     if settings.strategy in ("zero2", "zero3"):
         from coderepairrl.learn.zero import Zero
 
@@ -324,7 +324,7 @@ def _parallel(settings: LearnSettings) -> Alone:
 
 
 def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:
-    """AdamW that decays matrices and leaves norms and biases alone."""
+    """AdamW with weight decay for matrices, without for norms and biases."""
     parameters = list(policy.parameters.values())
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},

@@ -17,7 +17,7 @@ from coderepairrl.types import Sampling
 
 
 class _Stream:
-    """Tokens of one request between the reader and its consumer: at most `max_tokens` of them, so never unbounded."""
+    """Tokens of one request between the reader task and its consumer: at most `max_tokens`."""
 
     def __init__(self) -> None:
         self.pending: list[Chunk] = []
@@ -30,7 +30,7 @@ class _Stream:
         self.news.set()
 
     def take(self) -> list[Chunk]:
-        """What arrived since the last call, neighbours of one version joined."""
+        """Chunks since the last call, one per run of equal versions."""
         arrived, self.pending = self.pending, []
         self.news.clear()
         chunks: list[Chunk] = []
@@ -43,10 +43,10 @@ class _Stream:
 class TinyEngine(Engine):
     """Continuous batching on one CPU thread, in a child process of its own.
 
-    A request's tokens depend on the weights, its ids, its sampling and its seed, and on nothing else that is going on,
-    to the last bit (`coderepairrl.engines.tiny.model` says on which machines). Serves dense Qwen3 in fp32. Logprobs are
-    those of `Sampling`'s definition (at temperature 0 they are taken at T = 1). Requests in flight during a `load` go
-    on under the new weights, their keys recomputed, each token tagged with the version that sampled it.
+    A request's tokens depend only on the weights, its ids, its sampling and its seed, not on other requests, to the
+    last bit (`coderepairrl.engines.tiny.model` says on which machines). Serves dense Qwen3 in fp32. Logprobs are those
+    of `Sampling`'s definition (at temperature 0 they are taken at T = 1). Requests in flight during a `load` continue
+    with the new weights and recomputed keys; each token has the version that sampled it.
     """
 
     def __init__(self, child: Child, config: ModelConfig, context: int) -> None:
@@ -60,7 +60,7 @@ class TinyEngine(Engine):
         self._reader = asyncio.create_task(self._read())
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises ValueError for what cannot be served, `EngineFault` when the engine fails."""
+        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` when the engine fails."""
         self._check(ids, sampling)
         key, stream = next(self._numbers), _Stream()
         self._streams[key] = stream
@@ -89,7 +89,7 @@ class TinyEngine(Engine):
                     await self._send({"do": "abort", "key": key})
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. Adapters are not for this engine: it is given merged weights."""
+        """See `Engine.load`. Takes merged weights only, no adapters."""
         answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 

@@ -1,4 +1,4 @@
-"""What a model folder says of its model, read without torch, so that the controller refuses a bad one at once."""
+"""A model's config, read without torch, so that the controller can refuse an unsupported model at once."""
 
 from __future__ import annotations
 

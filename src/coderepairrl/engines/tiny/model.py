@@ -157,7 +157,7 @@ class Model:
             self._cells[index].index_copy_(0, cell_M, kv_NHD.view(-1, dim))
             query_NHD = qk_NHD[:, :queries]
             if index == len(weights.layers) - 1 and len(wanted) < rows:
-                # past the last keys and values, only the wanted rows matter to anybody
+                # after the last keys and values only the wanted rows are needed
                 if not wanted:
                     return hidden_NC.new_empty(0, config.vocab_size)
                 picked = torch.tensor(wanted)

@@ -1,4 +1,4 @@
-"""From logits to tokens: every row drawn by its own request's settings and its own random numbers."""
+"""From logits to tokens: every row with the settings and random numbers of its own request."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from coderepairrl.types import Sampling
 
 
 def uniforms(seed: int, count: int) -> list[float]:
-    """The random numbers of a request: its n-th token is drawn with the n-th of them, whoever its neighbours are.
+    """Random numbers in [0, 1) of a request, one per token, independent of the other requests in a batch.
 
-    Philox is counter-based, so a stream is a pure function of `seed`. 52 bits, below 1.
+    Philox is counter-based, so the sequence is a pure function of `seed`. They have 52 bits.
 
     >>> uniforms(7, 2) == uniforms(7, 3)[:2]
     True
@@ -27,8 +27,8 @@ def uniforms(seed: int, count: int) -> list[float]:
 def sample(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> tuple[list[int], list[float]]:
     """One token and its logprob per row.
 
-    The logprob is ``log softmax(logits / T)`` of the token over the *whole* vocabulary, whatever top-k, top-p and
-    min-p left to draw from; at temperature 0 (greedy) it is taken at T = 1. A token is drawn by inverting the
+    The logprob is ``log softmax(logits / T)`` of the token over the *whole* vocabulary, also if top-k, top-p or min-p
+    truncate it; at temperature 0 (greedy) it is taken at T = 1. A token is drawn by inverting the
     cumulative distribution at `draws`, which costs one random number per token instead of one per vocabulary entry.
     A row that is not finite has the logprob nan.
     """
@@ -52,7 +52,7 @@ def _draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[fl
     for row, sampling in enumerate(samplings):
         if sampling.temperature and not sampling.trainable:
             _truncate(weights_BV[row], sampling)
-    # a token without weight adds nothing to the sum, and so is never the first to exceed the draw
+    # a token with weight 0 does not increase the sum, so it is never the first to exceed the draw
     cumulative_BV = weights_BV.cumsum(-1)
     at_B1 = cumulative_BV[:, -1:] * torch.tensor(draws, dtype=torch.float64).unsqueeze(1)
     return torch.searchsorted(cumulative_BV, at_B1, right=True).squeeze(1).clamp_(max=weights_BV.shape[1] - 1)

@@ -1,4 +1,4 @@
-"""Which tokens run next, and where their keys and values live: continuous batching without a tensor in sight.
+"""Continuous batching: which tokens run next, and where their keys and values are stored. No tensors here.
 
 The cache has one row (slot) per sequence. A finished request leaves its keys in its slot, and a later request whose
 prompt begins with the same ids takes them over: a conversation's next turn in place, a fork or another attempt at the
@@ -17,10 +17,10 @@ import numpy as np
 from coderepairrl.types import Sampling
 
 STEP_TOKENS = 1024
-"""Tokens per forward pass at most, so that a long prompt does not hold up everybody's next token."""
+"""Tokens per forward pass at most, so that a long prompt does not delay all other requests."""
 
 WORTH_WAITING = 32
-"""A request waits for a neighbour that is computing at least so many tokens of its own prompt."""
+"""A request waits for another one that is computing at least this many tokens of the same prompt."""
 
 
 class Piece(NamedTuple):
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A sequence in the making. `computed` counts its tokens whose keys are in the cache."""
+    """A sequence being generated. `computed` counts its tokens whose keys are in the cache."""
 
     key: int
     tokens: list[int]

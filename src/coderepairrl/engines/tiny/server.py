@@ -32,9 +32,9 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def read_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> Weights:
-    """Weights from a safetensors file or a folder that has them in one, complete and finite, or none at all.
+    """Weights from a safetensors file or a folder with one. Raises `EngineFault` unless complete and finite.
 
-    The bytes that are hashed are the bytes that are served: the file is read once. Raises `EngineFault`.
+    The file is read once, so that the bytes that are hashed are those that are served.
     """
     if path.is_dir():
         path = path / WEIGHTS
@@ -50,7 +50,7 @@ def read_weights(config: ModelConfig, path: Path, checksum: str | None = None) -
     except (SafetensorError, KeyError, ValueError) as error:
         raise EngineFault(f"{path} is not a safetensors file: {error}") from None
     expected = config.shapes()
-    extra = {HEAD} if config.tied else set()  # some save a tied head a second time
+    extra = {HEAD} if config.tied else set()  # a tied head may be stored a second time
     if wrong := sorted((expected.keys() ^ tensors.keys()) - extra):
         missing = [name for name in wrong if name in expected]
         raise EngineFault(f"{path} is another model: {'lacks' if missing else 'adds'} {(missing or wrong)[0]}")
@@ -65,7 +65,7 @@ def read_weights(config: ModelConfig, path: Path, checksum: str | None = None) -
 
 
 class TinyServer:
-    """Requests, weights and the loop between them."""
+    """The requests, the weights and the main loop."""
 
     def __init__(self, folder: Path, *, slots: int, context: int) -> None:
         self.config = ModelConfig.read(folder)
@@ -75,7 +75,7 @@ class TinyServer:
         self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
 
     def serve(self, parent: Parent) -> None:
-        """Until the parent hangs up."""
+        """Run until the parent closes the connection."""
         while True:
             idle = not self.scheduler.busy
             while (frame := parent.receive(block=idle)) is not None:
@@ -86,7 +86,7 @@ class TinyServer:
                 parent.send(reply)
 
     def handle(self, frame: Frame) -> Frame | None:
-        """Do what a frame says; the answer if it wants one."""
+        """Handle a frame; returns the answer to a numbered command."""
         do = frame["do"]
         if do == "generate":
             self.scheduler.add(self._request(frame))
@@ -104,8 +104,8 @@ class TinyServer:
         if do == "load":
             self.weights = read_weights(self.config, Path(frame["path"]), frame["checksum"])
             self.version = frame["version"]
-            # The keys of running requests are recomputed too: every logprob is what this version says of the whole
-            # sequence, which is what the learner will compute.
+            # recompute the keys of running requests, too: logprobs must be those of one version over the whole
+            # sequence, as the learner will compute them
             for slot, count in self.scheduler.forget():
                 self.model.wipe(slot, count)
             return {"version": self.version}
@@ -127,7 +127,7 @@ class TinyServer:
         }
 
     def step(self) -> list[Frame]:
-        """One forward pass and what came of it: at most one frame of tokens."""
+        """Run one forward pass; returns at most one frame of tokens, and frames for failed requests."""
         step = self.scheduler.plan()
         if not step.pieces:
             return []
@@ -146,7 +146,7 @@ class TinyServer:
                 continue
             tokens["keys"].append(request.key)
             tokens["ids"].append(token)
-            tokens["logprobs"].append(float(f"{logprob:.9g}"))  # the fewest digits that every float32 survives
+            tokens["logprobs"].append(float(f"{logprob:.9g}"))  # the fewest digits with which every float32 round-trips
             if self.scheduler.emit(request, token):
                 tokens["ended"].append(request.key)
         return [tokens, *frames]
@@ -191,7 +191,7 @@ def main() -> None:
     try:
         server.serve(parent)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the controller hung up: nothing to save here
+        return  # the controller is gone: nothing to save
 
 
 if __name__ == "__main__":

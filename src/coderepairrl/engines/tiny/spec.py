@@ -18,7 +18,7 @@ SERVER = "coderepairrl.engines.tiny.server"
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny(EngineSpec):
-    """A small Qwen3 on one CPU thread. Raises `ConfigError` for options that cannot be, whatever the model."""
+    """A small Qwen3 on one CPU thread. Raises `ConfigError` for invalid options."""
 
     context: int | None = None
     """Longest sequence in tokens; the model's own limit if None."""
@@ -29,7 +29,7 @@ class Tiny(EngineSpec):
 
     name = "tiny"
     engine: ClassVar[type[TinyEngine]] = TinyEngine
-    """What `start` makes of the child."""
+    """The class that `start` returns."""
 
     def __post_init__(self) -> None:
         check_whole(vars(self), "context", 2)

@@ -19,7 +19,7 @@ from coderepairrl.protocols import Chunk, Engine
 from coderepairrl.types import Sampling
 
 NOT_A_NUMBER = -9999.0
-"""What vLLM says for a logprob that is none."""
+"""vLLM's value for a logprob that is not finite."""
 _COUNTERS = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -33,11 +33,11 @@ _COUNTERS = {
 class VllmEngine(Engine):
     """A vLLM server, started and supervised or joined by URL.
 
-    Logprobs are those of `Sampling`'s definition unless top-p, top-k or min-p cut the distribution: vLLM then gives
-    those of what is left, which only evaluation uses. Full weights replace the model's in place while requests are
-    held; the keys of requests in flight are recomputed, and each token says which weights it is from. From the swap to
-    its end such a request is silent, because only then the server says where the border is. Adapters are served beside
-    each other under versioned names: a request in flight ends on the adapter that it began with.
+    Logprobs are those of `Sampling`'s definition unless top-p, top-k or min-p truncate the distribution: vLLM then
+    returns those of the truncated one, which only evaluation uses. Full weights replace the model's in place while
+    requests are held; the keys of requests in flight are recomputed, and each token has the version that sampled it.
+    Such a request yields nothing between the swap and its end, when the server reports at which token the version
+    changed. Adapters are served side by side under versioned names: a request in flight keeps its adapter.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class VllmEngine(Engine):
         self._watch = asyncio.create_task(self._watch_over())
 
     async def begin(self, adapters: Sequence[str] | None) -> None:
-        """As `Served.begin`, before anything is asked of it."""
+        """As `Served.begin`; call it before anything else."""
         await self._served.begin(adapters)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises ValueError for what cannot be served, `EngineFault` when the engine fails."""
+        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` when the engine fails."""
         self._check(ids, sampling)
         async with self._traffic.slot():
             self._link.require_alive()
@@ -77,9 +77,9 @@ class VllmEngine(Engine):
                 self._link.require_alive()  # with the first reason
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. `path` and `checksum` are as `coderepairrl.sync.weights` has them.
+        """See `Engine.load`. `path` and `checksum` are as in `coderepairrl.sync.weights`.
 
-        Of an offer, the sender must begin at about the same time (`receivers`).
+        For an offer, the sender must be started at about the same time (`receivers`).
         """
         return await self._served.load(path, version, checksum)
 
@@ -89,7 +89,7 @@ class VllmEngine(Engine):
 
     @property
     def patience(self) -> float:
-        """Seconds after which what says nothing is taken for hung."""
+        """Seconds without an answer after which the server counts as hung."""
         return self._link.patience
 
     async def health(self) -> Mapping[str, float]:
@@ -132,13 +132,13 @@ class VllmEngine(Engine):
             raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
 
     async def _tokens(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """The chunks of one request, whose versions are certain."""
+        """The chunks of one request, as soon as their versions are certain."""
         ids: list[int] = []
         logprobs: list[float] = []
         given = 0
         async with contextlib.aclosing(self._link.server.events("/inference/v1/generate", request)) as events:
             async for event in events:
-                self._traffic.heard = time.monotonic()
+                self._traffic.last_event = time.monotonic()
                 for choice in event["choices"]:
                     ids += choice["token_ids"]
                     logprobs += [_number(entry, stream) for entry in choice["logprobs"]["content"]]
@@ -157,7 +157,7 @@ class VllmEngine(Engine):
                     given = len(ids)
 
     async def _watch_over(self) -> None:
-        """A server that has work and says nothing is hung: end it, so that its requests fail and another can start."""
+        """End a server that has requests but sends nothing, so that they fail and another server can be started."""
         while True:
             await asyncio.sleep(1.0)
             if self._traffic.silence() > self._link.patience:
@@ -168,7 +168,7 @@ class VllmEngine(Engine):
 
 
 def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
-    """`Sampling` in vLLM's words. It stops on our ids only, and logprobs are of the sampled token alone."""
+    """`Sampling` as vLLM's parameters: it stops on our ids only, with logprobs of the sampled token only."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -191,7 +191,7 @@ def _number(entry: Mapping[str, Any], stream: Stream) -> float:
 
 
 def vocabulary(model: Path) -> int:
-    """Ids that the model in the folder `model` knows. Raises `ConfigError` where its config does not say."""
+    """Vocabulary size of the model in the folder `model`. Raises `ConfigError` if its config has none."""
     try:
         config = json.loads((model / "config.json").read_text())
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])

@@ -1,8 +1,8 @@
-"""Runs a command and takes down all that came of it when its owner is gone.
+"""Runs a command and ends all of its processes when its owner is gone.
 
-``python guard.py OWNER FOLDER COMMAND...``: vLLM is a family of processes, some of which outlive their parent and keep
-a GPU's memory. This one reads a pipe from the process OWNER, the controller, which closes it when it wants the end, and
-also when it is killed: then, as on SIGTERM, the end comes at once. FOLDER, where the server's socket is, goes with it.
+``python guard.py OWNER FOLDER COMMAND...``: vLLM starts several processes, some of which outlive their parent and keep
+a GPU's memory. This process reads a pipe from the process OWNER (the controller). When OWNER closes it, the command is
+ended gracefully; when OWNER was killed, or on SIGTERM, at once. Then FOLDER, with the server's socket, is removed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 GRACE = 10.0
-"""Seconds between SIGTERM and SIGKILL; the controller waits a little longer (`Server.close`)."""
+"""Seconds between SIGTERM and SIGKILL; the controller waits a little longer (`VllmServer.close`)."""
 SWEEP = 5.0
-"""Seconds in which Python's resource trackers may remove the shared memory of those that were killed."""
+"""Seconds for Python's resource trackers to remove the shared memory of killed processes."""
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Exit as the command does, nothing of its process group left."""
+    """Run until the command has ended and its process group is gone; exit with its status."""
     libc = ctypes.CDLL(None)
     server = subprocess.Popen(
         sys.argv[3:],
@@ -42,7 +42,7 @@ def main() -> None:
     if ended not in ready:
         server.terminate()
         deadline = time.monotonic() + GRACE
-        # a process that is killed closes its files a moment before its children see that it is gone
+        # a killed process closes its files a moment before its children get a new parent
         while os.getppid() == int(sys.argv[1]) and time.monotonic() < deadline and ended not in ready:
             ready, _, _ = select.select([ended], [], [], 0.05)
     _kill(server.pid)
@@ -52,14 +52,14 @@ def main() -> None:
 
 
 def _kill(group: int) -> None:
-    """All of the process group, resource trackers last: when nobody else is left, they clear /dev/shm and end."""
+    """Kill the process group, resource trackers last: once the others are gone they clear /dev/shm and exit."""
     deadline = time.monotonic() + SWEEP
     while time.monotonic() < deadline and (alive := list(_alive(group))):
         for pid, tracks in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT if tracks else signal.SIGKILL)  # a tracker may have been stopped
         time.sleep(0.01)
-    with contextlib.suppress(ProcessLookupError):  # the group lives as long as one of it does, unreaped ones included
+    with contextlib.suppress(ProcessLookupError):  # the group exists as long as any member, unreaped ones included
         os.killpg(group, signal.SIGKILL)
 
 

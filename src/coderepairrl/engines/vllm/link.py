@@ -1,21 +1,21 @@
-"""Calls to a vLLM server, and whether it lives."""
+"""Calls to a vLLM server that remember whether it died."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from coderepairrl.engines.vllm.server import Gone, Server
+from coderepairrl.engines.vllm.server import Gone, VllmServer
 from coderepairrl.errors import EngineFault
 
 
 class Link:
-    """A server, asked until it dies. A dead one stays dead: another engine starts another server."""
+    """A server and its death: a dead one stays dead, and another engine starts another server."""
 
-    def __init__(self, server: Server, patience: float) -> None:
+    def __init__(self, server: VllmServer, patience: float) -> None:
         self.server = server
         self.patience = patience
-        """Seconds after which an answer that does not come is taken for a hang."""
+        """Seconds without an answer after which the server counts as hung."""
         self._dead: str | None = None
 
     async def call(
@@ -37,12 +37,12 @@ class Link:
     async def post(
         self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
     ) -> str:
-        """`call` of a server that is known to live. Raises `EngineFault` for another."""
+        """POST to a server that is not known to be dead. Raises `EngineFault` otherwise."""
         self.require_alive()
         return await self.call("POST", path, body=body, query=query)
 
     def die(self, why: str) -> None:
-        """Take the server for dead; the first reason stays."""
+        """Mark the server as dead; the first reason is kept."""
         self._dead = self._dead or why
 
     def require_alive(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``engine.options`` may say to vLLM, and its own arguments among them as vLLM reads them."""
+"""Checks of the vLLM engine's options, with vLLM's own arguments parsed as vLLM does."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.printable import without_login
 
 SLOTS, MAX_LORAS = 256, 2
-"""What they are unless given: requests at the server at once, and adapters."""
+"""Defaults: concurrent requests and adapters at the server."""
 RANKS = (8, 16, 32, 64, 128, 256, 512)
-"""Values that ``--max-lora-rank`` takes."""
+"""Values that ``--max-lora-rank`` accepts."""
 HEAD = '{"head_dtype": "float32"}'
 """What ``--hf-overrides`` says to vLLM 0.32 for logits in float32: hidden states and head stay as they are, their
 product is summed and kept in float32 (its `LogitsProcessor`)."""
@@ -38,19 +38,19 @@ _SET_OTHERWISE = {
     "--max-lora-rank": "set engine.options.lora_rank",
     "--max-loras": "set engine.options.max_loras",
     "--seed": "leave it out: every request has a seed of its own, from run.seed",
-    "--served-model-name": "leave it out: nobody but us asks for the model",
+    "--served-model-name": "leave it out: only this run uses the server",
     "--logprobs-mode": "leave it out: logprobs are those that the learner computes",
     "--generation-config": "leave it out: the run says how tokens are sampled",
-    "--config": "leave it out, and give what the file says here",
+    "--config": "leave it out, and give the settings of the file here",
     **dict.fromkeys(("--uds", "--host", "--port", "--api-key"), _SOCKET),
 }
-"""What is not among the arguments, since it is checked and planned as a setting of ours or makes the server ours."""
+"""Arguments that are refused, since they are settings of this project or are needed to control the server."""
 _NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One of vLLM's arguments as it is given.
+    """One of vLLM's arguments as the user gave it.
 
     >>> [given] = parse(["--max_model_len=4096"])
     >>> given.name, given.value, given.means("--max-model-len")

@@ -1,4 +1,4 @@
-"""The weights that a vLLM server serves, and how others come in their place."""
+"""The weights that a vLLM server serves, and replacing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coderepairrl.sync import weights
 
 
 class Served:
-    """Full weights, which replace each other, and adapters on them, which live beside each other."""
+    """Full weights, which are replaced in place, and adapters on them, which are served side by side."""
 
     def __init__(
         self, link: Link, traffic: Traffic, policy: str, model: Path, checksum: str, most_adapters: int
@@ -30,30 +30,30 @@ class Served:
         self._policy = policy
         self._layout = weights.tensors(model)
         self._live = (model, checksum)
-        """The full weights at the server."""
+        """Path and checksum of the full weights at the server."""
         self._base = 0
-        """Their version."""
+        """Version of the full weights."""
         self._most_adapters = most_adapters
         self._adapters: list[str] = []
-        """At the server, oldest first; the last one is what is served."""
+        """Names at the server, oldest first; new requests use the last one."""
         self._checksum = ""
         """Of the newest adapter."""
         self._loading = asyncio.Lock()
 
     @property
     def model(self) -> str:
-        """What the server calls the newest weights."""
+        """The server's name for the newest weights."""
         return self._adapters[-1] if self._adapters else self._policy
 
     @property
     def adapters(self) -> int:
-        """Adapters at the server."""
+        """Number of adapters at the server."""
         return len(self._adapters)
 
     async def begin(self, left: Sequence[str] | None) -> None:
-        """Make a server serve version 0: one of our own is asked to say so only.
+        """Make the server serve version 0. A server of our own (`left` is None) only has to label it so.
 
-        One that was joined, where adapters are `left` of whoever used it before, loads the model.
+        From one that was joined, adapters `left` by an earlier run are unloaded, and the model is loaded again.
         """
         if left is None:
             await self._link.post("/update_weight_version", body={"new_version": "0"})
@@ -83,23 +83,23 @@ class Served:
         return int(json.loads(await self._link.call("GET", "/get_world_size"))["world_size"])
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
-        """What each token of a finished request was sampled from, checked against what was loaded."""
-        known = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
-        if stream.model != self._policy:  # an adapter: the server's versions are those of the weights below it
+        """Ranges ``(version, start, end)`` of a finished request's tokens. Raises `Gone` for an unexpected version."""
+        ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
+        if stream.model != self._policy:  # an adapter: the server reports the version of the full weights
             return [(stream.version, 0, count)]
-        if not stream.straddles and {version for version, _, _ in known} - {stream.version}:
-            raise Gone(f"the server says {known} of a request of version {stream.version}: who else loads weights?")
-        return known
+        if not stream.straddles and {version for version, _, _ in ranges} - {stream.version}:
+            raise Gone(f"the server has {ranges} for a request of version {stream.version}: who else loads weights?")
+        return ranges
 
     async def _receive(self, offer: Path, checksum: str) -> None:
-        """Let the workers take what is offered into memory. Whatever goes wrong, they serve as before."""
+        """Let the workers receive the offered weights into memory. If it fails, they serve as before."""
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._fits(offer)
         arguments = [str((offer / weights.OFFER).resolve()), await self.receivers(), self._link.patience, checksum]
         body = {"method": "receive_policy", "args": arguments}
-        with self._traffic.held():  # a server that receives samples nothing
-            try:  # the workers give up after their patience, and once more that for a step in progress
+        with self._traffic.held():  # a server that receives does not sample
+            try:  # workers give up after at most twice that
                 answer = await self._link.call("POST", "/collective_rpc", body=body, seconds=3 * self._link.patience)
             except asyncio.CancelledError:
                 self._link.die("a load was called off while the workers received")
@@ -111,7 +111,7 @@ class Served:
             raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self._base} stays")
 
     async def _replace(self, path: Path, version: int, checksum: str) -> None:
-        """Full weights: hold everything, swap, let go. After a refusal the old weights are put back before that."""
+        """Replace the full weights while requests are held. After a refusal the old weights are restored first."""
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._fits, path)
@@ -122,7 +122,7 @@ class Served:
                 await self._link.call("POST", "/pause", query={"mode": "keep"})
                 refused = await self._swap_or_undo(path, version, checksum)
                 await self._link.call("POST", "/resume")
-            except BaseException as error:  # a cancelled load, too: requests are held, and must not go on
+            except BaseException as error:  # also if cancelled: held requests must not continue
                 self._link.die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
                 await self._link.server.close(grace=0.0)
                 raise
@@ -130,16 +130,14 @@ class Served:
             raise EngineFault(f"the server refused {path}, and serves version {self._base} again: {refused}")
 
     async def _swap_or_undo(self, path: Path, version: int, checksum: str) -> Refused | None:
-        """The swap; after a refusal, which is returned, the old weights are back. Raises `EngineFault` if not."""
+        """Swap; a refusal is returned after the old weights are restored. Raises `EngineFault` if they cannot be."""
         try:
             await self._swap(path, version)
         except Refused as refusal:
             if weights.is_offer(self._live[0]):
                 raise EngineFault(f"{refusal}; no file of version {self._base} is there to go back to") from None
             await self._swap(self._live[0], self._base)
-            await asyncio.to_thread(
-                weights.verify, *self._live
-            )  # after they were read: what is served again is what was served
+            await asyncio.to_thread(weights.verify, *self._live)  # only now: what was read must be unchanged
             return refusal
         self._live, self._base, self.version = (path, checksum), version, version
         return None
@@ -152,24 +150,24 @@ class Served:
             workers = json.loads(await self._link.call("POST", "/collective_rpc", body=body))["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
             raise Refused(errors[0])
-        # requests in flight give up their keys, too: they are recomputed under the new weights
+        # the keys of requests in flight, too: they are recomputed with the new weights
         query = {"reset_running_requests": "true"}
         if not json.loads(await self._link.call("POST", "/reset_prefix_cache", query=query))["success"]:
             raise Refused("the prefix cache could not be cleared")
         await self._link.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
     def _fits(self, path: Path) -> None:
-        """vLLM keeps what a file lacks and says so in its log only: refuse such a file before it is touched."""
-        found = weights.tensors(path)
-        extra = {"lm_head.weight"}  # some save a tied head a second time
-        if wrong := sorted((self._layout.keys() ^ found.keys()) - extra):
+        """Raise `EngineFault` for other names or shapes: vLLM would keep the old values and only log it."""
+        offered = weights.tensors(path)
+        extra = {"lm_head.weight"}  # a tied head may be stored a second time
+        if wrong := sorted((self._layout.keys() ^ offered.keys()) - extra):
             raise EngineFault(f"{path} is another model: {'lacks' if wrong[0] in self._layout else 'adds'} {wrong[0]}")
-        for name, tensor in found.items():
+        for name, tensor in offered.items():
             if name in self._layout and tensor.shape != self._layout[name].shape:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
     async def _add(self, path: Path, version: int, checksum: str) -> None:
-        """An adapter beside those that are in use. One that is served already stays: a restarted learner brings it."""
+        """Load an adapter beside those in use; nothing to do if it is the newest one (from a restarted learner)."""
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
@@ -191,7 +189,7 @@ class Served:
         self.version, self._checksum = version, checksum
 
     async def _make_room(self) -> None:
-        """Unload adapters that no request uses, and wait for requests while there are too many."""
+        """Unload adapters that no request uses; wait for requests to end while there are too many."""
         deadline = asyncio.get_running_loop().time() + self._link.patience
         while True:
             self._traffic.fewer.clear()
@@ -213,7 +211,7 @@ class Served:
 
 @contextmanager
 def _as_folder(path: Path) -> Iterator[Path]:
-    """vLLM reads folders: one that holds nothing but the file, beside it, where the server sees it too."""
+    """A folder for vLLM, which reads no single files: with a link to the file, beside it, where the server sees it."""
     if path.is_dir():
         yield path.resolve()
         return

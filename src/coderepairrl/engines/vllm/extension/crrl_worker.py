@@ -1,6 +1,6 @@
-"""What vLLM's workers learn for us: ``--worker-extension-cls crrl_worker.Extension``, this folder on PYTHONPATH.
+"""Methods added to vLLM's workers by ``--worker-extension-cls crrl_worker.Extension``, with this folder on PYTHONPATH.
 
-It runs in vLLM's Python, which need not have this project: of it, it loads the file `sync/wire.py` alone.
+Runs in vLLM's Python, which need not have this project: it loads the one file `sync/wire.py` by its path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WIRE = Path(__file__).parents[3] / "sync" / "wire.py"
 
 
 def _load(file: Path) -> Any:
-    """The module in `file`, which imports nothing of ours."""
+    """Import the module in `file`."""
     spec = importlib.util.spec_from_file_location("crrl_wire", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -40,20 +40,20 @@ class Extension:
     _arrived: dict[str, torch.Tensor]
 
     def reload_policy(self, path: str) -> dict[str, str]:
-        """Take on the weights in the folder `path`, and be sure of it; whoever calls has paused the server.
+        """Load the weights in the folder `path` and check them. The caller has paused the server.
 
-        Returns nothing, or the ``error`` (`_refusal`).
+        Returns an empty dict, or the ``error`` (`_refusal`).
         """
         try:
             if current_platform.is_cpu():
-                _check(_stored(Path(path)))  # once they are packed, nobody can look at them
+                _check(_stored(Path(path)))  # before loading, which packs the weights
             self._reload(weights_path=path)
         except Exception as error:
             return self._refusal(error)
         return {}
 
     def receive_policy(self, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
-        """Take the weights that the learner offers in the folder `offer` into host memory, and change nothing.
+        """Receive the weights of the offer in the file `offer` into host memory, without loading them.
 
         Returns their ``checksum``, or the ``error`` (`_refusal`). `receivers` are all workers of the server.
         """
@@ -61,15 +61,15 @@ class Extension:
         place = config.data_parallel_index * config.world_size + self.rank
         self._arrived = {}
         try:
-            self._arrived, found = wire.receive(Path(offer), 1 + place, receivers, seconds)
-            if config.data_parallel_index and found != checksum:
-                raise ValueError(f"what arrived has checksum {found}, not {checksum}")
+            self._arrived, actual = wire.receive(Path(offer), 1 + place, receivers, seconds)
+            if config.data_parallel_index and actual != checksum:
+                raise ValueError(f"what arrived has checksum {actual}, not {checksum}")
         except Exception as error:
             return self._refusal(error)
-        return {"checksum": found}
+        return {"checksum": actual}
 
     def load_received(self) -> dict[str, str]:
-        """Take on what arrived last, as `reload_policy` does; it arrived once and is loaded once."""
+        """Load the weights that `receive_policy` received, once; otherwise as `reload_policy`."""
         try:
             arrived, self._arrived = self._arrived, {}
             if not arrived:
@@ -80,18 +80,18 @@ class Extension:
         return {}
 
     def _refusal(self, error: Exception) -> dict[str, str]:
-        """What the caller is told: an exception would cost it the connection, and so the reason.
+        """`error` as a result: an exception would break the caller's connection and lose the reason.
 
-        But of several replicas (``--data-parallel-size``) vLLM 0.32 hands on the first one's answers alone: if another
-        failed, only an exception shows it, after which nobody goes on with this server.
+        With several replicas (``--data-parallel-size``), vLLM 0.32 returns the results of the first one only: of the
+        others an error must be raised to be noticed, which ends the use of this server.
         """
         if self.vllm_config.parallel_config.data_parallel_index:
             raise error
         return {"error": f"{type(error).__name__}: {error}"}
 
     def _reload(self, **source: Any) -> None:
-        """A head that is tied to the embedding is in no file, and on a CPU vLLM 0.32 serves a packed copy of the old
-        one for ever. Raises ValueError for weights that are not finite.
+        """Reload, and pack a tied head anew: it is in no file, and vLLM 0.32 on a CPU would keep serving a packed copy
+        of the old one. Raises ValueError for weights that are not finite.
         """
         self.reload_weights(**source)
         model = self.model_runner.get_model()
@@ -105,7 +105,7 @@ class Extension:
 def _stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
                 yield name, opened.get_tensor(name)
 
 

@@ -1,1 +1,1 @@
-"""Starting and ending processes and what they leave behind; git on the host; folders of scratch and caches."""
+"""Starting and ending processes, git on the host, scratch folders and caches."""

@@ -1,6 +1,6 @@
-"""Where this machine keeps what can be made, installed or fetched again. No sandbox shows it (`sandbox.answers`).
+"""Cache folders: what can be made, installed or fetched again. Hidden from sandboxes (`sandbox.answers`).
 
-One rule for all of it: ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else ``~/.cache/coderepairrl``.
+One rule for all: ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else ``~/.cache/coderepairrl``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _HOME = "~/.cache/coderepairrl"
 
 
 def user_cache() -> Path:
-    """The folder by the rule above: of what runs make.
+    """The folder by the rule above.
 
-    Raises `PrerequisiteError` where it would lie in a home that there is not.
+    Raises `PrerequisiteError` where it would be in a home that does not exist.
     """
     chosen = _chosen()
     try:
@@ -28,34 +28,34 @@ def user_cache() -> Path:
 
 
 def agents_cache() -> Path:
-    """Of installed agents. Raises as `user_cache`."""
+    """For installed agents. Raises as `user_cache`."""
     return _shown() / "agents"
 
 
 def environments_cache() -> Path:
-    """Of what the tests of tasks need. Raises as `user_cache`."""
+    """For environments in which the tests of tasks run. Raises as `user_cache`."""
     return _shown() / "environments"
 
 
 def git_cache() -> Path:
-    """Of repositories that were fetched. Raises as `user_cache`."""
+    """For fetched repositories. Raises as `user_cache`."""
     return user_cache() / "git"
 
 
 def folders() -> list[Path]:
-    """Every folder that one of these may be or have been in, whatever the variables were then; some may not exist."""
-    found = []
+    """All folders that caches may be in, under any setting of the variables; some may not exist."""
+    result = []
     for where in (_chosen(), _HOME, _SYSTEM):
-        with contextlib.suppress(RuntimeError):  # there is no home, and so no folder in it
-            found.append(Path(where).expanduser().absolute())
-    return found
+        with contextlib.suppress(RuntimeError):  # there is no home
+            result.append(Path(where).expanduser().absolute())
+    return result
 
 
 def _shown() -> Path:
-    """Of what sandboxes are shown.
+    """The cache of files that sandboxes may see.
 
-    Without ``$CRRL_CACHE``, root's is in ``/var/cache/coderepairrl``, since sandboxes of root run as somebody who
-    cannot enter root's home.
+    Root's is in ``/var/cache/coderepairrl`` unless ``$CRRL_CACHE`` is set, since sandboxes of root run as another user,
+    who cannot enter root's home.
     """
     system = os.geteuid() == 0 and not os.environ.get("CRRL_CACHE")
     return _SYSTEM if system else user_cache()

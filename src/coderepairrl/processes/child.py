@@ -1,7 +1,7 @@
-"""The first thing that a child process does: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
+"""Starts a child process: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
 
-It asks the kernel for its end with that of PARENT, and only then becomes MODULE, whose imports may take seconds. Linux
-alone offers this; elsewhere a child notices that its parent hung up once it listens.
+It asks the kernel to be killed when PARENT ends, and only then runs MODULE, whose imports may take seconds. This exists
+on Linux only; elsewhere a child notices the end of its parent when it next reads from it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """From here on this process is killed when the process `parent`, which started it, ends; or ends now, too late."""
+    """Have the kernel kill this process when its parent process ends; exit if it has ended already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,9 +1,9 @@
 """Child processes that talk in frames: how the controller runs an engine or a learner.
 
-A frame is a JSON object behind its length (4 bytes, big endian) on a socket pair; what is large goes as pieces, bytes
-behind their number and their lengths. The child is a module run with ``python -m``; it dies with its parent (`child`),
-ignores the terminal's Ctrl-C (the controller decides when to stop), and writes what it has to say to a log file of its
-own. Programs of others talk to nobody: `run`.
+A frame is a JSON object after its length (4 bytes, big endian) on a socket pair; large data is sent as pieces: bytes
+objects after their number and lengths. The child is a module run with ``python -m``; it dies with its parent (`child`),
+ignores the terminal's Ctrl-C (the controller decides when to stop), and writes its output to a log file. Third-party
+programs are started with `run`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import IO, Any, Self
 
 _LENGTH = struct.Struct(">I")
 _SLICE = 1 << 18
-"""Bytes that are written to a child at a time: whoever else is on the event loop gets a turn in between."""
+"""Bytes that are written to a child at a time, so that other tasks can run in between."""
 _FD = "CRRL_FRAMES_FD"
 NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
-"""For the environment of Python: it imports nothing from the folder that it is started in, which may be anybody's
-repository (``crrl fix``), with a ``json.py`` in it."""
+"""Environment with which Python imports nothing from the current folder, which may be an untrusted repository
+(``crrl fix``) with a ``json.py`` in it."""
 
 Frame = dict[str, Any]
 
@@ -42,13 +42,13 @@ def pack(frame: Mapping[str, Any]) -> bytes:
 
 
 def last_words(log: Path, start: int = 0) -> list[str]:
-    """The last dozen lines of `log` after byte `start`: what one process wrote to the log of several."""
+    """The last dozen lines of `log` after byte `start`, where this process began in a shared log."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(start, end - (1 << 16)))
             return file.read().decode(errors="replace").splitlines()[-12:]
-    except OSError:  # the log was removed: the exit status is all there is
+    except OSError:  # the log was removed
         return []
 
 
@@ -60,13 +60,13 @@ def run(
     timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """`subprocess.run` of a program that is not ours: when this call ends, nothing of its process group is left.
+    """`subprocess.run` for third-party programs: at the end of the call its whole process group is killed.
 
-    `stdout` takes its errors, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
+    `stdout` gets stderr, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
     """
     process = None
     try:
-        with _handled_later():  # a handler that raises once there is a process, and no `process`, would orphan it
+        with _handled_later():  # a handler that raises before `process` is assigned would orphan it
             process = subprocess.Popen(
                 command,
                 stdin=stdin,
@@ -78,7 +78,7 @@ def run(
         output, _ = process.communicate(timeout=timeout)
     finally:
         if process is not None:
-            # its group lives as long as one of it does; waits for the program, not for whoever else has its pipe open
+            # `with` waits for the program only; others in its group may hold its pipe open
             with process, contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, output)
@@ -86,8 +86,8 @@ def run(
 
 @contextmanager
 def _handled_later() -> Iterator[None]:
-    """Signals that arrive within are handled after it."""
-    if threading.current_thread() is not threading.main_thread():  # where no handler runs
+    """Delay the handling of signals until the end of the block."""
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread only
         yield
         return
     arrived: list[int] = []
@@ -109,11 +109,11 @@ def _handled_later() -> Iterator[None]:
 
 
 class ChildDied(Exception):
-    """The child is gone. The message has its exit status and the last lines of its log."""
+    """The child process ended. The message has its exit status and the last lines of its log."""
 
 
 class Child:
-    """The parent's end: a running child process and its two streams of frames."""
+    """The parent's end: a running child process, and the frames to and from it."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Child:
             )
         try:
             reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
-        except BaseException:  # called off at this moment: nobody else knows of the process
+        except BaseException:  # cancelled here, no `Child` exists that could end the process
             process.kill()
             process.wait()
             raise
@@ -160,7 +160,7 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """Whether it was told to stop (SIGSTOP, a debugger) and not yet to go on, where the system says so."""
+        """Whether it is stopped (SIGSTOP, a debugger); False where there is no /proc."""
         try:
             return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
         except OSError:
@@ -175,7 +175,7 @@ class Child:
             raise await self._obituary() from error
 
     async def receive(self) -> Frame:
-        """The next frame. Raises `ChildDied`. Cancelling it loses nothing: the next call goes on where it stood."""
+        """The next frame. Raises `ChildDied`. Cancelling it loses nothing: the next call continues."""
         try:
             if self._expected is None:
                 (self._expected,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -207,10 +207,9 @@ class Child:
             raise await self._obituary() from error
 
     async def close(self, grace: float = 5.0) -> None:
-        """Hang up, which asks the child to end; kill it after `grace` seconds.
+        """Close the connection, which ends the child; kill it after `grace` seconds.
 
-        It has nothing to lose, for what is wanted of it was asked for before: being killed here is nobody's fault, and
-        nobody is told of it.
+        Killing it loses nothing, since results were received before, so it is no error.
         """
         with contextlib.suppress(ConnectionError, OSError):
             self._writer.close()
@@ -231,8 +230,8 @@ class Child:
         how = "hung up"
         if status is not None:
             how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exited with {status}"
-        said = f"; {self.log} ends with:" if lines else f", and wrote nothing to {self.log}"
-        return ChildDied("\n".join([f"process {self.process.pid} {how}{said}", *lines]))
+        end = f"; {self.log} ends with:" if lines else f", and wrote nothing to {self.log}"
+        return ChildDied("\n".join([f"process {self.process.pid} {how}{end}", *lines]))
 
 
 class Parent:
@@ -244,9 +243,9 @@ class Parent:
 
     @classmethod
     def connect(cls) -> Self:
-        """Adopt the descriptor that `Child.spawn` left."""
-        # neither the descriptor nor its number is for the child's own children: one that held it open would keep
-        # the parent waiting for the end of a stream whose writer is long dead
+        """Connect by the descriptor that `Child.spawn` passed on."""
+        # not inherited by this process's own children: one that outlives it would keep the stream open, and the parent
+        # waiting
         connection = socket.socket(fileno=int(os.environ.pop(_FD)))
         connection.set_inheritable(False)
         return cls(connection)
@@ -256,11 +255,11 @@ class Parent:
         return self._socket.fileno()
 
     def send(self, frame: Mapping[str, Any]) -> None:
-        """Send one frame. Raises BrokenPipeError when the parent hung up."""
+        """Send one frame. Raises BrokenPipeError when the parent closed the connection."""
         self._socket.sendall(pack(frame))
 
     def receive(self, *, block: bool = True) -> Frame | None:
-        """The next frame; None if there is none yet and `block` is false. Raises EOFError when the parent hung up."""
+        """The next frame; None if there is none yet and `block` is false. Raises EOFError once the parent is gone."""
         while True:
             if len(self._buffer) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer)

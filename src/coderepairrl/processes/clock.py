@@ -1,4 +1,4 @@
-"""The time of day, by a clock that does not jump."""
+"""Wall-clock time that does not jump."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ _BEGAN = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Unix seconds, counted on from the moment at which this process first asked.
+    """Unix seconds, by a monotonic clock since this module was imported.
 
-    Setting or correcting the machine's clock meanwhile changes nothing: the difference of two times of one process is
-    what passed between them.
+    Adjustments of the machine's clock have no effect, so that differences of two times in one process are durations.
     """
     return _BEGAN + time.monotonic()

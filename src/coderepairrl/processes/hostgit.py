@@ -1,14 +1,14 @@
-"""Git on this machine. No other module starts it, and it runs nothing that a repository says.
+"""Git on the host. Only this module runs it, and never so that a repository's own programs are executed.
 
-A repository's settings name programs in more ways than anybody can list: filters, hooks, fsmonitor, textconv, ssh
-commands, upload-pack of a remote from which promised objects are fetched, settings included from other files, those of
-submodules. So git never reads them. `view` makes a git directory of ours that borrows the repository's objects, refs
-and index, and whose settings are ours but for the few harmless ones, the repository's or the user's own, that say what
-its files look like. What the user ignores everywhere is ignored here, too.
+A repository's settings can name programs in too many ways to list: filters, hooks, fsmonitor, textconv, ssh commands,
+upload-pack of a remote for lazily fetched objects, included settings, those of submodules. So git never reads them.
+`view` makes a temporary git directory with links to the repository's objects, refs and index, and with safe settings;
+of the repository's and the user's it has only those that determine what unchanged files look like. The user's global
+ignore rules apply.
 
-Whose repositories are read is git's own rule (git-config, ``safe.directory``): the user's, and those that the user has
-declared safe. What plain git would follow elsewhere is refused: a ``.git`` file whose git directory does not name
-the folder back, a ``core.worktree`` that is another folder, objects borrowed from outside (alternates).
+Repositories must belong to the user or be declared safe, as for git itself (git-config, ``safe.directory``). Links that
+git would follow to other places are refused: a ``.git`` file whose git directory does not point back, a
+``core.worktree`` that is another folder, borrowed objects (alternates).
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _HARDENED = (
     "gc.auto=0",
 )
 BYTES_AS_THEY_ARE = "* -text -ident !eol !filter !diff !merge !working-tree-encoding\n"
-"""For ``info/attributes``, which outranks every `.gitattributes` in the tree."""
+"""For ``info/attributes``, which overrides every ``.gitattributes`` in the tree."""
 BARE_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 
 _KEPT = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
-"""Settings of a repository's ``core`` without which its unchanged files could look changed."""
+"""Settings in ``core`` without which unchanged files could look modified."""
 _FORMATS = ("objectformat", "refstorage")
 _WORD = re.compile(r"[A-Za-z0-9-]*")
 _LONGEST = 1 << 20
-"""Bytes of the small files in a git directory."""
+"""Largest size in bytes of the small files in a git directory."""
 _USABLE = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
 
 
@@ -75,11 +75,11 @@ def git(
     env: dict[str, str] | None = None,
     timeout: float = 120.0,
 ) -> bytes:
-    """Run git on a repository *of our own making*, with nobody's configuration, hooks or filters; returns its output.
+    """Run git on a repository *that we made*, without any configuration, hooks or filters; returns its output.
 
-    `folder` is a git directory, `tree` its working tree. `then` are the arguments of a second git, started where the
-    first succeeds and in the same process, since giving up root costs more than git does; `prefix` is the beginning
-    of a command line that gives it up. Raises CalledProcessError with `stderr`, TimeoutExpired, and
+    `folder` is a git directory, `tree` its working tree. `then` are the arguments of a second git command, run in the
+    same process if the first succeeds. `prefix` is the beginning of a command line that drops root privileges, which
+    takes longer than git. Raises CalledProcessError with `stderr`, TimeoutExpired, and
     `PrerequisiteError` when git is missing.
     """
     options = [part for setting in _HARDENED for part in ("-c", setting)]
@@ -101,20 +101,20 @@ def git(
 
 
 def version() -> str | None:
-    """Git's version, None where there is none."""
+    """Git's version, None if it is not installed."""
     if shutil.which("git") is None:
         return None
     return git("--version").decode().strip().removeprefix("git version ")
 
 
 def reason(error: subprocess.CalledProcessError) -> str:
-    """The last line that a failed git wrote."""
+    """The last line of a failed git's stderr."""
     lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"exit code {error.returncode}"
 
 
 def bare(folder: Path) -> Path:
-    """An empty bare repository at `folder`: what ``git init`` makes, without a process or a template."""
+    """Make an empty bare repository at `folder`, as ``git init`` does, without a process or a template."""
     for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
         (folder / name).mkdir(parents=True)
     (folder / "info" / "attributes").write_text(BYTES_AS_THEY_ARE)
@@ -128,8 +128,8 @@ def bare(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """Where a repository lies. `root` is its working tree, None if it is bare; `home` its git directory; `common`
-    that of the repository whose linked working tree it is, else `home`."""
+    """The paths of a repository: `root` is its working tree, None if it is bare; `home` its git directory; `common`
+    the main repository's git directory for a linked working tree, else `home`."""
 
     root: Path | None
     home: Path
@@ -137,14 +137,14 @@ class Repository:
 
     @property
     def name(self) -> Path:
-        """What to call it."""
+        """The path for messages."""
         return self.root or self.home
 
 
 def find(path: Path, *, around: bool = False) -> Repository:
-    """The repository whose working tree is `path`, or, with `around`, the next one around it.
+    """The repository whose working tree is `path`, or, with `around`, the innermost one that contains it.
 
-    Raises `TaskError` when there is none, when it is somebody else's, and when it leads elsewhere.
+    Raises `TaskError` when there is none, it belongs to another user, or it links elsewhere.
     """
     path = path.resolve()
     places = [path]
@@ -162,7 +162,7 @@ def find(path: Path, *, around: bool = False) -> Repository:
 
 
 def find_local(url: str) -> Repository | None:
-    """The repository that `url` names by a path on this machine, with or without working tree; None if by none.
+    """The local repository at `url`, with or without working tree; None if `url` is not a local path.
 
     Raises `TaskError`.
     """
@@ -181,14 +181,14 @@ def find_local(url: str) -> Repository | None:
 
 
 def _checked(root: Path, git_path: Path) -> Repository:
-    """The repository at `root`, if it is the user's and at home there."""
+    """The repository at `root`. Raises `TaskError` unless it is the user's and linked to nothing else."""
     try:
         home = git_path.resolve()
         if git_path.is_file():
-            said = _text(git_path, root)
-            if not said.startswith("gitdir: "):
+            link = _text(git_path, root)
+            if not link.startswith("gitdir: "):
                 _refuse(root, ".git is a file that names no git directory")
-            home = (root / said.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
+            home = (root / link.removeprefix("gitdir: ").rstrip("\r\n")).resolve()
             if not _is_git_directory(home):
                 _refuse(root, f".git names {home}, which is no git directory")
         shared = _text(home / "commondir", root).rstrip("\r\n")
@@ -212,7 +212,7 @@ def _has_refs(folder: Path) -> bool:
 
 
 def _check_owner(root: Path, paths: Sequence[Path]) -> None:
-    """As git does: the user's own, or root's for whom ``sudo`` works, or what the user's settings name."""
+    """Git's own rule: the user's, under sudo also the calling user's, or declared safe."""
     mine = {os.geteuid()}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         mine.add(int(os.environ["SUDO_UID"]))
@@ -226,10 +226,10 @@ def _check_owner(root: Path, paths: Sequence[Path]) -> None:
 
 
 def _declared_safe(root: Path) -> bool:
-    """Whether the user's or the machine's settings say so; those of the repository itself have no word in it."""
+    """Whether the user's or the system's settings list `root` in ``safe.directory``."""
     safe = False
     for value in map(os.fsdecode, _users("--type=path", "--get-all", "safe.directory").split(b"\0")[:-1]):
-        if not value:  # it takes back what was said before
+        if not value:  # an empty value resets the list
             safe = False
         elif value == "*":
             safe = True
@@ -240,7 +240,7 @@ def _declared_safe(root: Path) -> bool:
 
 
 def _users(*asked: str) -> bytes:
-    """What ``git config`` says of the user's and the machine's settings, which are not those of any repository."""
+    """Output of ``git config`` for the user's and the system's settings, without any repository's."""
     local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
     mine = {name: value for name, value in os.environ.items() if name not in local}
     command = [_program(), "--git-dir=/dev/null", "config", "--null", *asked]
@@ -248,7 +248,7 @@ def _users(*asked: str) -> bytes:
 
 
 def _ignored(settings: dict[str, str]) -> str:
-    """What the user ignores in every repository, by the user's `settings` (gitignore, ``core.excludesFile``)."""
+    """Content of the user's global ignore file, from `settings` (``core.excludesFile``) or the default path."""
     home = os.environ.get("HOME", "")
     usual = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
     path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", usual)))
@@ -261,7 +261,7 @@ def _by_key(listed: bytes) -> dict[str, str]:
 
 
 def _check_at_home(root: Path, home: Path, common: Path) -> None:
-    """That the git directory is in `root`, or names it: a linked working tree's, a submodule's."""
+    """Raise `TaskError` unless the git directory is in `root` or points to it (linked working tree, submodule)."""
     settings = _settings(common / "config", root)
     if home == root / ".git":
         at_home = common == home
@@ -282,7 +282,7 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
 
 
 def _check_closed(root: Path, common: Path) -> None:
-    """That its objects and refs are its own."""
+    """Raise `TaskError` if objects or refs are elsewhere."""
     for name in ("objects", "objects/info", "objects/pack", "refs", "packed-refs", "reftable"):
         if (common / name).is_symlink():
             _refuse(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
@@ -296,7 +296,7 @@ def _check_closed(root: Path, common: Path) -> None:
 
 
 def _settings(config: Path, root: Path) -> dict[str, str]:
-    """What a configuration file says itself, by key; what it includes is not read."""
+    """Settings in a configuration file by key, without included files."""
     if not _text(config, root):
         return {}
     try:
@@ -307,7 +307,7 @@ def _settings(config: Path, root: Path) -> dict[str, str]:
 
 
 def _text(path: Path, root: Path) -> str:
-    """What is in a small file of the repository at `root`; nothing if it is missing."""
+    """Content of a small file of the repository at `root`; empty if it is missing."""
     try:
         kind = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -323,25 +323,25 @@ def _refuse(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A repository as git sees it through `folder`, a git directory of ours."""
+    """A repository seen through `folder`, our temporary git directory."""
 
     repository: Repository
     folder: Path
 
     def head(self) -> str:
-        """The id of the commit that is checked out. Raises `TaskError` when there is none."""
+        """Id of the checked-out commit. Raises `TaskError` when there is none."""
         asked = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         return self._asked(*asked, otherwise="it has no commit yet").decode().strip()
 
     def changes(self, *, untracked: bool = True, within: str = "") -> list[str]:
-        """Paths that differ from HEAD in the index or the working tree; submodules' own are not looked at."""
+        """Paths that differ from HEAD in the index or the working tree, submodules excluded."""
         which = "normal" if untracked else "no"
         asked = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
         rows = self._asked(*asked, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
         return [os.fsdecode(row[3:]) for row in rows if row]
 
     def files(self, commit: str, within: str = "") -> list[str]:
-        """Paths of the files in `commit`, all or those below `within`."""
+        """Paths of the files in `commit`, or only those below `within`."""
         listed = self._asked("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", *filter(None, [within]))
         return [os.fsdecode(name) for name in listed.split(b"\0") if name]
 
@@ -360,7 +360,7 @@ class View:
 
 @contextmanager
 def view(repository: Repository) -> Iterator[View]:
-    """Look at `repository` through a temporary git directory, which has its objects and none of its settings.
+    """A view of `repository` through a temporary git directory, which has its objects and not its settings.
 
     Raises `TaskError`.
     """
@@ -369,8 +369,8 @@ def view(repository: Repository) -> Iterator[View]:
     with scratch("git") as folder:
         (folder / "info").mkdir()
         (folder / "HEAD").write_bytes(os.fsencode(_text(home / "HEAD", root)))
-        (folder / "config").write_text(_harmless({**_looks(mine), **settings}, root))
-        excluded = f"{_ignored(mine)}\n{_text(common / 'info/exclude', root)}"  # what comes later outranks
+        (folder / "config").write_text(_safe_config({**_appearance(mine), **settings}, root))
+        excluded = f"{_ignored(mine)}\n{_text(common / 'info/exclude', root)}"  # later lines take precedence
         (folder / "info" / "exclude").write_bytes(os.fsencode(excluded))
         (folder / "info" / "attributes").write_bytes(os.fsencode(_text(common / "info/attributes", root)))
         borrowed = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
@@ -381,14 +381,14 @@ def view(repository: Repository) -> Iterator[View]:
         yield View(repository, folder)
 
 
-def _looks(settings: dict[str, str]) -> dict[str, str]:
-    """Those of a user's settings that say what unchanged files look like."""
+def _appearance(settings: dict[str, str]) -> dict[str, str]:
+    """The subset of `settings` that determines what unchanged files look like."""
     kept = {f"core.{name}" for name in _KEPT}
     return {key: value for key, value in settings.items() if key in kept}
 
 
-def _harmless(settings: dict[str, str], root: Path) -> str:
-    """The configuration of a view."""
+def _safe_config(settings: dict[str, str], root: Path) -> str:
+    """The configuration file of a view. Raises `TaskError` for values that are not plain words."""
     formats = [(name, settings[f"extensions.{name}"]) for name in _FORMATS if f"extensions.{name}" in settings]
     kept = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
     for name, value in (*formats, *kept):

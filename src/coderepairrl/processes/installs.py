@@ -1,4 +1,4 @@
-"""Virtual environments that sandboxes see read-only: of agents, and of what the tests of tasks need."""
+"""Virtual environments that sandboxes see read-only: of agents, and of the tests of tasks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls 
 
 
 def python() -> Path:
-    """An interpreter that sandboxes see: they have ``/usr``, and as root nobody's home."""
+    """An interpreter that sandboxes see: one in ``/usr``, since sandboxes of root show no home folders."""
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return own if own.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
 
 
 @contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Nobody else installs `target` meanwhile, and everybody may read what we write.
+    """Within, this process holds the lock for installing `target`, and new files are readable for all users.
 
-    Raises `PrerequisiteError` where it cannot be written.
+    Raises `PrerequisiteError` where nothing can be written.
     """
     before = os.umask(0o022)
     try:
@@ -48,7 +48,7 @@ def alone(target: Path) -> Iterator[None]:
 
 
 def check_reachable(target: Path) -> None:
-    """Raise `PrerequisiteError` where sandboxes could not see `target`: as root, they are somebody else's."""
+    """Raise `PrerequisiteError` if sandboxes could not see `target`: those of root run as another user."""
     closed = [parent for parent in target.parents if not parent.stat().st_mode & stat.S_IXOTH]
     if os.geteuid() == 0 and closed:
         raise PrerequisiteError(
@@ -58,18 +58,18 @@ def check_reachable(target: Path) -> None:
 
 
 def make_venv(folder: Path, *, stdout: int) -> Path:
-    """A virtual environment at `folder` by `python`; its interpreter. Raises `PrerequisiteError`."""
+    """Make a virtual environment at `folder`; returns its interpreter. Raises `PrerequisiteError`."""
     base = python()
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
-    # -I: nothing is imported from the folder that we were started in, which may be anybody's repository
+    # -I: import nothing from the current folder, which may be an untrusted repository
     if run([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout).returncode != 0:
         raise PrerequisiteError("no virtual environment can be made", fix=_VENV_FIX)
     return folder / "bin/python"
 
 
 def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run the pip of an environment by its interpreter; `options` are those of `children.run`."""
+    """Run pip with the interpreter `inside` an environment; `options` are those of `children.run`."""
     return run([str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY], stdout=stdout, **options)
 
 

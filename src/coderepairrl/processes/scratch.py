@@ -1,7 +1,7 @@
-"""Folders that live as long as their owner: temporary ones, and those for weights on their way to an engine.
+"""Folders that exist as long as their owner: temporary ones, and those for weights on their way to an engine.
 
-The owner holds a lock on a file in the folder, which the kernel lets go when the process ends, however it ends. So the
-next one to start here knows which folders nobody will ever clear away.
+The owner holds a lock on a file in the folder, which the kernel releases however the process ends. So the next process
+can tell abandoned folders, and removes them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OWNER = ".owner"
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """A new folder for temporary files, gone on leaving; those of processes that were killed are cleared away, too.
+    """A new temporary folder, removed on leaving; abandoned ones of killed processes are removed first.
 
     Raises `UsageError` when it cannot be made.
     """
@@ -36,7 +36,7 @@ def scratch(kind: str) -> Iterator[Path]:
 
 @contextmanager
 def owned(path: Path) -> Iterator[None]:
-    """Make the folder `path`, ours alone, and remove it on leaving. Raises `UsageError` when it cannot be made."""
+    """Make the private folder `path`, and remove it on leaving. Raises `UsageError` when it cannot be made."""
     try:
         owner = _claim(path)
     except OSError as error:
@@ -50,9 +50,9 @@ def owned(path: Path) -> Iterator[None]:
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders in `base` whose owners are dead. Those that say nothing of an owner, or are not ours, stay."""
+    """Remove the folders in `base` whose owners are dead. Folders without an owner file or of other users stay."""
     for path in base.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # somebody else's, gone meanwhile, or its owner lives (BlockingIOError)
+        with suppress(OSError):  # another user's, already gone, or its owner lives (BlockingIOError)
             owner = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,9 +62,9 @@ def sweep(base: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """Make the folder and lock its file; the descriptor that holds the lock.
+    """Make the folder and lock its owner file; returns the descriptor that holds the lock.
 
-    Another process may `sweep` the folder away before it is locked: then it is made again.
+    Another process may `sweep` the folder before it is locked: then it is made again.
     """
     while True:
         path.mkdir(mode=0o700)

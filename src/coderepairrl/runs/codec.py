@@ -1,7 +1,7 @@
-"""Nouns to JSON and back, exactly.
+"""The types of `coderepairrl.types` to JSON and back, exactly.
 
-Bytes become text where they are valid UTF-8 and ``base64:...`` otherwise, so that a column keeps one type and
-loads in pandas or `datasets`. Floats keep every bit: JSON numbers are their shortest round-tripping form.
+Bytes become text where they are valid UTF-8 and ``base64:...`` otherwise, so that a column has one type and loads in
+pandas or `datasets`. Floats keep every bit: JSON numbers are their shortest round-tripping form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def dump(value: Any) -> Any:
-    """`value` as JSON-ready data; dataclasses become objects, tuples arrays, enums their values.
+    """`value` as data for JSON: dataclasses become objects, tuples arrays, enums their values.
 
     >>> from coderepairrl.types import Sampling
     >>> dump(Sampling(temperature=0.5))["temperature"]
@@ -45,7 +45,7 @@ def dump(value: Any) -> Any:
 
 
 def load(kind: type[T], data: Any) -> T:
-    """The noun of class `kind` that `dump` turned into `data`. Raises ValueError or TypeError if it is none."""
+    """The instance of `kind` from which `dump` made `data`. Raises ValueError or TypeError for other data."""
     return typing.cast(T, _load(kind, data))
 
 
@@ -78,7 +78,7 @@ def _fields(kind: type) -> Mapping[str, Any]:
 
 
 def bytes_to_text(data: bytes) -> str:
-    """Bytes as JSON text: themselves where they are UTF-8, else ``base64:...``.
+    """Bytes as text: decoded where they are UTF-8, else ``base64:...``.
 
     >>> bytes_to_text("é\\n".encode()), bytes_to_text(b"\\xff"), text_to_bytes("base64:/w==")
     ('é\\n', 'base64:/w==', b'\\xff')
@@ -91,7 +91,7 @@ def bytes_to_text(data: bytes) -> str:
 
 
 def text_to_bytes(text: str) -> bytes:
-    """The bytes behind `bytes_to_text`, with surrogate escapes as what they stand for. Raises ValueError."""
+    """The inverse of `bytes_to_text`; surrogate escapes become their bytes. Raises ValueError."""
     if not text.startswith(PREFIX):
         return text.encode("utf-8", "surrogateescape")
     try:
@@ -101,5 +101,5 @@ def text_to_bytes(text: str) -> bytes:
 
 
 def armour(data: bytes) -> str:
-    """``base64:...``, whatever the bytes."""
+    """`data` as ``base64:...``."""
     return PREFIX + base64.b64encode(data).decode("ascii")

@@ -1,15 +1,15 @@
 """The run folder: the interface between training and everything that reads it.
 
-config.toml        what was asked for, resolved
+config.toml        the resolved configuration
 run.json           schema, versions, commit, machine
-tasks.jsonl        every task that it was given, one per line
+tasks.jsonl        every task, one per line
 log.jsonl          every attempt, turn, verdict and step, as it happened
 episodes/*.jsonl   the same episodes, one per line, one file per step or evaluation
 metrics.jsonl      one line per step
-references.jsonl   repairs that later attempts are compared with, where ``tasks.verified_references`` keeps any
+references.jsonl   verified repairs that later attempts are compared with (``tasks.verified_references``)
 checkpoints/STEP/  the model in Hugging Face layout, and the learner's state
 eval/NAME-STEP/    results of an evaluation
-logs/              what the child processes printed
+logs/              output of the child processes
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from coderepairrl.types import Episode, Task, Turn, Verified
 
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
-"""Schema 1 has no tasks.jsonl, and its episodes do not say of which kind, language and repository their task is."""
+"""Schema 1 has no tasks.jsonl, and its episodes have no kind, language and repository."""
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
     *("peft", "accelerate", "deepspeed", "bitsandbytes"),
 )
-"""That numbers may depend on."""
+"""Packages on which results may depend."""
 _OF_ENGINES = ("vllm",)
-"""Of which only the engine knows its version, and whether it has any part in the run."""
+"""Packages whose version only the engine knows, since it may run elsewhere or not at all."""
 
 
 class RunFolder:
@@ -116,7 +116,7 @@ class RunFolder:
             )
 
     def write_config(self, config: str) -> None:
-        """Replace config.toml: what the run's latest process was told."""
+        """Replace config.toml by the configuration of the run's latest process."""
         write_atomic(self.config, config)
 
     def upgrade(self) -> None:
@@ -162,11 +162,11 @@ class RunFolder:
     def writer(self) -> Log:
         """The log, opened for appending, without the torn line that a crash may have left."""
         log = Log(self.log)
-        repair(self.log)  # only now: a line that looks torn may be one that another process is just writing
+        repair(self.log)  # only with the lock: a line that looks torn may be one that another process is writing
         return log
 
     def write_episodes(self, name: str, episodes: Iterable[Episode]) -> None:
-        """Export finished episodes to ``episodes/NAME.jsonl`` (atomically; the log stays the truth)."""
+        """Export finished episodes to ``episodes/NAME.jsonl`` (atomically). The log has the same."""
         lines = (json.dumps(codec.dump(episode), separators=(",", ":")) + "\n" for episode in episodes)
         write_atomic(self.path / "episodes" / f"{name}.jsonl", "".join(lines))
 
@@ -198,7 +198,7 @@ class RunFolder:
 
 
 def open_run(path: Path) -> RunFolder:
-    """The run in `path`. Raises `UsageError` if there is none or its schema is another."""
+    """The run in `path`. Raises `UsageError` if there is none or its schema is not supported."""
     folder = RunFolder(path)
     try:
         about: object = folder.about()
@@ -220,8 +220,8 @@ def open_run(path: Path) -> RunFolder:
 def logged_episodes(
     records: Iterable[Mapping[str, Any]], wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[Episode]:
-    """Every episode with a verdict, put together from a log's ``turn`` and ``verdict`` records; of these the `wanted`,
-    by id, since reading the tokens of the others takes its time."""
+    """Every episode with a verdict, from a log's ``turn`` and ``verdict`` records, filtered by id with `wanted`, which
+    saves parsing the tokens of others."""
     turns: dict[str, list[Turn]] = {}
     for record in records:
         if record["type"] == "episode":
@@ -235,8 +235,8 @@ def logged_episodes(
 
 
 def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """What a reader needs to reproduce or to doubt a number: versions (with those that the `engine` knows), commit,
-    platform. A package that is not installed is "absent", as is one of an engine that has no part in the run."""
+    """What reproducing a number takes: versions (with those of the `engine`), commit, platform. A package that is not
+    installed or not used is "absent"."""
     versions = dict.fromkeys(_OF_ENGINES, "absent") | dict(engine)
     for package in _PACKAGES:
         try:
@@ -255,16 +255,16 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str:
-    """The commit of the source tree this runs from, with ``+`` when it was changed.
+    """The commit of the source tree, with ``+`` if it was modified.
 
-    Empty where there is none: for an installed wheel, and in a repository that git would not read for this user.
+    Empty for an installed wheel, and in a repository that git does not trust for this user.
     """
     try:
-        found = hostgit.find(package, around=True)
-        with hostgit.view(found) as view:
-            within = "/".join(package.resolve().relative_to(found.name).parts)
+        repository = hostgit.find(package, around=True)
+        with hostgit.view(repository) as view:
+            within = "/".join(package.resolve().relative_to(repository.name).parts)
             head = view.head()
-            if not view.files(head, within):  # installed in an environment in somebody's repository
+            if not view.files(head, within):  # installed in an environment inside another repository
                 return ""
             return head + ("+" if view.changes(within=within) else "")
     except (OSError, TaskError, PrerequisiteError):
@@ -272,7 +272,7 @@ def commit(package: Path = Path(__file__).parents[1]) -> str:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace a file as a whole or not at all. Raises `RunError` when the disk is full."""
+    """Replace a file atomically. Raises `RunError` when the disk is full."""
     try:
         with replace_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8")

@@ -1,8 +1,7 @@
 """The append-only log of a run: one JSON object a line, one writer.
 
-A record is in the operating system's hands before `append` returns, so killing any of our processes loses
-nothing, and on the disk after `sync`, which the loop calls once a step. A line torn by a crash can only be the
-last; `repair` cuts it off.
+A record is written to the operating system before `append` returns, so that killing a process loses nothing, and to the
+disk by `sync`, which the loop calls once a step. Only the last line can be torn by a crash; `repair` removes it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _DAMAGED = "the log was edited or damaged: restore it from a copy"
 
 
 class Log:
-    """The writer's end. Raises `UsageError` if another process writes to the same log, or nobody can."""
+    """The log opened for writing. Raises `UsageError` if another process does so, or it is not writable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +40,7 @@ class Log:
             ) from None
 
     def append(self, type: str, **fields: Any) -> None:
-        """Write one record. Raises `RunError` when the disk is full; what was written before is intact."""
+        """Write one record. Raises `RunError` when the disk is full; earlier records stay intact."""
         record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         start = os.fstat(self._file.fileno()).st_size
@@ -59,11 +58,11 @@ class Log:
             ) from cause
 
     def sync(self) -> None:
-        """Put everything on the disk."""
+        """Flush to the disk (fsync)."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Sync and let another process write."""
+        """Sync and release the lock."""
         self.sync()
         self._file.close()
 
@@ -86,7 +85,7 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def repair(path: Path) -> int:
-    """Cut off a last line that a crash tore; returns the number of bytes removed."""
+    """Remove a torn last line; returns the number of bytes removed."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole or not at all, and checksums that tell whether they still are."""
+"""Atomic writing of files and folders, and checksums that detect damage."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SUMS = "SHA256SUMS"
-"""Of the files beside it, in the form that ``sha256sum -c`` reads."""
+"""Checksums of the files beside it, in the format of ``sha256sum -c``."""
 _CHUNK = 1 << 22
 _THREADS = 8
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """A temporary path that, once on disk, becomes `path` when the block ends well, and is deleted when it does not."""
+    """A temporary path that is synced and renamed to `path` at the end of the block, or deleted if it raises."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         yield temporary
         _sync(temporary)
         temporary.replace(path)
     except BaseException:
-        with suppress(OSError):  # what went wrong first is what is told
+        with suppress(OSError):  # keep the first exception
             temporary.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that, once everything in it is on disk, becomes `path` and replaces what was there.
+    """A temporary folder that is synced and replaces `path` at the end of the block.
 
-    A crash leaves the old folder or the new one under `path`, or, in the instant between two renames, the old one
-    beside it: `recover` puts that back.
+    After a crash, `path` is the old folder or the new one, or, between two renames, the old one is beside it: `recover`
+    restores it.
     """
     temporary, old = path.with_name(f".{path.name}.partial"), _old(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def replace_folder(path: Path) -> Iterator[Path]:
 
 
 def recover(path: Path) -> None:
-    """Undo what a crash inside `replace_folder` left: the old folder returns if the new one did not make it."""
+    """Clean up after a crash in `replace_folder`: restore the old folder if the new one is not in place."""
     old = _old(path)
     if old.exists() and not path.exists():
         old.rename(path)
@@ -64,19 +64,19 @@ def recover(path: Path) -> None:
 
 
 def digests(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: False) -> dict[str, str]:
-    """SHA-256 in hexadecimal of `files`, by name, several at a time: those of a large model take half a minute.
+    """SHA-256 in hexadecimal of `files`, by name, in parallel: a large model takes half a minute.
 
-    Raises OSError, and `InterruptedError` once `stopped` says so.
+    Raises OSError, and `InterruptedError` once `stopped` returns true.
     """
 
     def digest(file: Path) -> str:
-        found = hashlib.sha256()
+        sha = hashlib.sha256()
         with file.open("rb") as data:
             while chunk := data.read(_CHUNK):
                 if stopped():
                     raise InterruptedError
-                found.update(chunk)
-        return found.hexdigest()
+                sha.update(chunk)
+        return sha.hexdigest()
 
     named = {file.name: file for file in sorted(files)}
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -84,25 +84,22 @@ def digests(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: Fals
 
 
 def checksum(files: Iterable[Path]) -> str:
-    """SHA-256 in hexadecimal over the bytes of `files`, one after the other: of one file, simply its own.
-
-    Raises OSError.
-    """
-    found = hashlib.sha256()
+    """SHA-256 in hexadecimal over the bytes of `files`, concatenated. Raises OSError."""
+    sha = hashlib.sha256()
     for file in files:
         with file.open("rb") as data:
-            hashlib.file_digest(data, lambda: found)
-    return found.hexdigest()
+            hashlib.file_digest(data, lambda: sha)
+    return sha.hexdigest()
 
 
 def write_sums(folder: Path) -> None:
-    """Write `SUMS` for all files that are in `folder`, which has no folders in it."""
-    found = digests(file for file in folder.iterdir() if file.name != SUMS)
-    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in found.items()))
+    """Write `SUMS` for all files in `folder`, which has no subfolders."""
+    sums = digests(file for file in folder.iterdir() if file.name != SUMS)
+    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in sums.items()))
 
 
 def damage(folder: Path) -> str:
-    """What is wrong with a file of `folder`, by its `SUMS`; empty if it is whole, or has none."""
+    """A description of a file in `folder` that does not match its `SUMS`; empty if all do, or there are none."""
     try:
         lines = (folder / SUMS).read_text("ascii").splitlines()
     except FileNotFoundError:
@@ -114,14 +111,14 @@ def damage(folder: Path) -> str:
 
 
 def difference(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
-    """Which file of `folder` is not there, or has another SHA-256 than is `known`; empty if all are as they were."""
+    """A description of a file in `folder` that is missing or whose SHA-256 is not the `known` one; empty if none."""
     try:
-        found = digests((folder / name for name in known), stopped=stopped)
+        actual = digests((folder / name for name in known), stopped=stopped)
     except (OSError, ValueError) as error:  # a name with a NUL
         return f"a file cannot be read: {error}"
     for name, digest in known.items():
-        if found[name] != digest:
-            return f"{name} has changed: its SHA-256 is {found[name]}, and was {digest or 'not noted'}"
+        if actual[name] != digest:
+            return f"{name} has changed: its SHA-256 is {actual[name]}, and was {digest or 'not noted'}"
     return ""
 
 

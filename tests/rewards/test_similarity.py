@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+from cydifflib import SequenceMatcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.rewards import MalformedPatch, PatchEdits, PatchSimilarity, parse
 from coderepairrl.rewards.thesis import similarity
-from coderepairrl.rewards.thesis.similarity import ratio
+from coderepairrl.rewards.thesis.similarity import files, ratio
 from rewards.folder import records
 
 compare = PatchSimilarity().compare
@@ -83,6 +84,13 @@ def test_the_ratio_is_difflibs_on_sources() -> None:
 
 def test_texts_made_to_be_slow_are_bounded() -> None:
     """Every match is one character long, and leaves everything right of it to be looked at again."""
+    for size in (8_000, 20_000):
+        marks = [chr(0x4E00 + number % 101) for number in range(size // 2)]
+        a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
+        assert len(a) * len(b) <= similarity.LARGEST_PAIRS
+        started = time.process_time()
+        assert 0 < ratio(a, b) < 0.5, "what was found by then"
+        assert time.process_time() - started < 5
     marks = [chr(code) for code in range(33, 127)] * 220
     a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
     assert len(a) * len(b) > similarity.LARGEST_PAIRS
@@ -110,12 +118,31 @@ def test_beyond_the_bound_beginning_and_end_count_once(a: str, b: str) -> None:
         assert ratio(a + "x" + b, a + "y" + b) >= 2 * (len(a) + len(b)) / (2 * len(a) + 2 * len(b) + 2)
 
 
-def test_equals_the_published_values() -> None:
-    gold = {
+def gold_patches() -> dict[tuple[str, str], str]:
+    return {
         (name, row["instance_id"]): row["patch"]
         for name in ("lite", "verified")
         for row in records(f"swebench/swebench_{name}.jsonl.gz")
     }
+
+
+@pytest.mark.slow
+def test_the_bound_on_work_changes_no_real_pair() -> None:
+    gold, seen = gold_patches(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(similarity, "LARGEST_WORK", similarity.LARGEST_WORK // 10)
+        for row in records("pairs/swebench_pairs.jsonl.gz"):
+            oracle = files(gold.get((row["dataset"], row["instance_id"]), "").encode())
+            made = files((row["model_patch"] or "").encode())
+            for a, b in ((oracle[name], made[name]) for name in oracle.keys() & made.keys()):
+                if len(a) * len(b) <= similarity.LARGEST_PAIRS:
+                    seen += 1
+                    assert ratio(a, b) == SequenceMatcher(None, a, b).ratio()
+    assert seen > 1500
+
+
+def test_equals_the_published_values() -> None:
+    gold = gold_patches()
     seen = 0
     for row in list(records("pairs/swebench_pairs.jsonl.gz"))[:800]:
         oracle = gold.get((row["dataset"], row["instance_id"]))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from cydifflib import SequenceMatcher
-
 from coderepairrl.errors import RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
@@ -72,7 +70,7 @@ class DraftSimilarity(TextReward):
         wanted, given = parse(oracle), parse(patch)
         if not wanted or not given:
             return 0.0
-        alike = float(SequenceMatcher(None, _changed(wanted), _changed(given), autojunk=False).ratio())
+        alike = ratio(_changed(wanted), _changed(given), autojunk=False)
         shared = {file.path for file in wanted} & {file.path for file in given}
         functions = _headings(wanted) & _headings(given)
         return max(alike, 0.1 * bool(shared) + 0.1 * bool(functions))

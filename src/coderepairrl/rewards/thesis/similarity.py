@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from itertools import takewhile
+from collections.abc import Hashable, Sequence
+from itertools import accumulate, takewhile
 
 from cydifflib import SequenceMatcher
 
 from coderepairrl.rewards.text import TextReward
 
 LARGEST_PAIRS = 400_000_000
-"""Characters of one text times those of the other (20,000 each): beyond, texts made to be slow take minutes."""
+"""Characters of one text times those of the other (20,000 each): beyond, a single search may be slow."""
+LARGEST_WORK = 20_000_000
+"""Steps of all searches, about a second; none of the real patches in the tests comes near it. Texts made to be slow, of
+which each match is a character long, take steps with the cube of their length."""
 _FILE = "diff --git"
 _NAME = re.compile(r"diff --git a/(.*) b/")
 
@@ -44,23 +48,49 @@ class PatchSimilarity(TextReward):
         return shared / max(len(wanted), len(given))
 
 
-def ratio(a: str, b: str) -> float:
-    """``difflib.SequenceMatcher(None, a, b).ratio()``, in [0, 1], computed by cydifflib.
+def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
+    """``difflib.SequenceMatcher(None, a, b, autojunk).ratio()``, in [0, 1], computed by cydifflib.
 
-    Of texts beyond `LARGEST_PAIRS` only the common beginning and the common end count.
+    Of texts beyond `LARGEST_PAIRS` only the common beginning and the common end count, and of others what is found to
+    match in `LARGEST_WORK` steps.
 
     >>> ratio("abcd", "bcde")
     0.75
     """
+    if not a and not b:
+        return 1.0
     if len(a) * len(b) <= LARGEST_PAIRS:
-        return float(SequenceMatcher(None, a, b).ratio())
+        return 2.0 * _matched(a, b, autojunk) / (len(a) + len(b))
     start = _common(a, b)
     end = min(_common(a[::-1], b[::-1]), min(len(a), len(b)) - start)
     return 2.0 * (start + end) / (len(a) + len(b))
 
 
-def _common(a: str, b: str) -> int:
-    """How many characters two texts begin with alike."""
+def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
+    """Elements in difflib's matching blocks: the longest match, then those to the left and to the right of it.
+
+    A search of ``a[low:high]`` takes a step for each element there, and one for each place in `b` that it may match.
+    """
+    matcher = SequenceMatcher(None, a, b, autojunk)
+    steps = [0, *accumulate(1 + len(matcher.b2j.get(element, ())) for element in a)]
+    left, matched = LARGEST_WORK, 0
+    parts = [(0, len(a), 0, len(b))]
+    while parts:
+        low, high, begin, end = parts.pop()
+        left -= steps[high] - steps[low]
+        if left < 0:
+            break
+        at, there, size = matcher.find_longest_match(low, high, begin, end)
+        matched += size
+        if size and low < at and begin < there:
+            parts.append((low, at, begin, there))
+        if size and at + size < high and there + size < end:
+            parts.append((at + size, high, there + size, end))
+    return matched
+
+
+def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
+    """How many elements two sequences begin with alike."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 

@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.types import Limits, Sampling
 from gateway import Instant, _model
 from gateway import client as converse
@@ -156,7 +156,7 @@ async def serve(rounds: int, kinds: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         codec = tokens.load(_model(Path(folder)))
         engine = Instant([*codec.encode("I look at the parser, then I run the tests."), codec.stop_ids[0]])
-        gateway = Gateway(codec, engine, sampling=Sampling(), on_turn=lambda *_: None)
+        gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=lambda *_: None)
         await gateway.start()
         await _honest(gateway)
         for kind in kinds:

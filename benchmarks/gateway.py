@@ -29,7 +29,7 @@ import aiohttp
 from aiohttp import web
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, chat
+from coderepairrl.gateway import Gateway, PolicySource, chat
 from coderepairrl.gateway.request import Digest, Names
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Limits, Sampling
@@ -102,7 +102,7 @@ async def serve(sessions: int, calls: int) -> None:
         codec = tokens.load(_model(Path(folder)))
     end = codec.stop_ids[0]
     engine = Instant([*codec.encode("I look at the parser, then I run the tests."), end])
-    gateway = Gateway(codec, engine, sampling=Sampling(), on_turn=lambda *_: None)
+    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=lambda *_: None)
     await gateway.start()
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/chat/completions", _echo)
@@ -192,9 +192,9 @@ def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
 
 
 def _name(body: bytes) -> str:
-    named = Digest("chat")
-    named.update(body)
-    return named.name()
+    digest = Digest("chat")
+    digest.update(body)
+    return digest.hexdigest()
 
 
 async def _memory(gateway: Gateway, calls: int) -> None:

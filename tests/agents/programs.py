@@ -19,7 +19,7 @@ import pytest
 from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.protocols import Agent, Chunk, SandboxBackend
 from coderepairrl.rollout import Rollout, Terms, Ticket
@@ -309,8 +309,7 @@ async def play(
         (folder / "repo" / name).write_bytes(text.encode() if isinstance(text, str) else text)
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
-        codec,
-        engine,
+        PolicySource(codec, engine),
         sampling=Sampling(max_tokens=4096),
         on_turn=lambda key, turn: log.append("turn", episode=key, turn=turn),
     )

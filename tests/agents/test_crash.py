@@ -18,7 +18,7 @@ from coderepairrl.agents.command import Command
 from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import GatewayFault, UsageError
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
@@ -147,8 +147,7 @@ async def attempts(
     mixed.before = kill
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
-        codec,
-        SupervisedEngine(await start(), start, restarts=2),
+        PolicySource(codec, SupervisedEngine(await start(), start, restarts=2)),
         sampling=Sampling(max_tokens=4096),
         on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
     )

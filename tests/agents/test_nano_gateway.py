@@ -11,7 +11,7 @@ import pytest
 from coderepairrl import agents, tokens
 from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.rewards.thesis.habits import ExplorationDepth
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Episode, Limits, Sampling, Task, Turn, sequence
@@ -44,7 +44,7 @@ async def episode(
     engine = ScriptedEngine(lambda ids, sampling, seed: next(said))
     (folder / "repo").mkdir()
     sandbox = FolderSandbox(folder / "repo", FILES)
-    gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=512), on_turn=lambda episode, turn: None)
+    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
     await gateway.start()
     session = gateway.open("episode", limits=limits, seed=0)
     nano = agents.make("nano", system="compact", tools="compact")

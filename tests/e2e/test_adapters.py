@@ -17,7 +17,7 @@ from coderepairrl.apps.serve import resolve
 from coderepairrl.assembly.model import LocalModel
 from coderepairrl.assembly.replying import replying
 from coderepairrl.engines.tiny import Tiny
-from coderepairrl.gateway import Policy
+from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import merge
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, damage
@@ -138,7 +138,7 @@ async def served_as_the_run_served_it(project: Project, tmp_path: Path) -> None:
 
     truth = await Tiny().start(tmp_path / "merged", log_dir=tmp_path)
     async with replying(plan, tmp_path) as source:
-        assert isinstance(source, Policy)
+        assert isinstance(source, PolicySource)
         assert await logprobs(source.engine) == await logprobs(truth)
     await truth.close()
 

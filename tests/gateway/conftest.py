@@ -13,7 +13,7 @@ import pytest
 
 from coderepairrl import tokens
 from coderepairrl.errors import EngineFault
-from coderepairrl.gateway import Gateway, Session
+from coderepairrl.gateway import Gateway, PolicySource, Session
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Limits, Sampling, Turn, sequence
 
@@ -133,8 +133,7 @@ async def world(codec: tokens.Codec, said: Said) -> AsyncIterator[World]:
     committed: list[tuple[str, Turn]] = []
     engine = Fake(lambda ids, sampling, seed: said("ok"))
     gateway = Gateway(
-        codec,
-        engine,
+        PolicySource(codec, engine),
         sampling=Sampling(max_tokens=512),
         on_turn=lambda episode, turn: committed.append((episode, turn)),
     )

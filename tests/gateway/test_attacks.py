@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway import Session, incoming, server, workers
-from coderepairrl.gateway.workers import Desk, Workers
+from coderepairrl.gateway.workers import Offload, Workers
 from coderepairrl.types import Sampling
 
 from .conftest import SHELL, World
@@ -137,8 +137,8 @@ async def test_prompts_that_are_too_long_stay_where_they_are_written(
     ids: list[int] = []
     ask = Workers.ask
 
-    async def observed(self: Workers, desk: Desk, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
-        made = await ask(self, desk, kind, pieces, size)
+    async def observed(self: Workers, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
+        made = await ask(self, offload, kind, pieces, size)
         if kind in (b"render", b"extend", b"spell"):
             ids.append(sum(map(len, made)) // 4)
         return made
@@ -289,7 +289,7 @@ async def test_a_refusal_is_a_call(world: World, path: str) -> None:
 
 
 async def test_requests_of_any_kind_come_to_an_end_unread(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coderepairrl.gateway.session.REQUESTS", 3)
+    monkeypatch.setattr("coderepairrl.gateway.budget.REQUESTS", 3)
     session = world.open(calls=2)
     counted = json.dumps({"model": "policy", "messages": [user("a")]}).encode()
     answers = [await post(session, counted, "/messages/count_tokens") for _ in range(13)]
@@ -321,7 +321,7 @@ async def test_half_sent_bodies_have_their_number_and_their_time(world: World, m
         assert head.startswith("HTTP/1.1 408")
         writer.close()
     assert (await post(attacker, body(user("a"))))[0] == 200
-    assert attacker._started == incoming.BODIES + 2
+    assert attacker._budget.calls == incoming.BODIES + 2
 
 
 async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,8 +350,8 @@ async def test_a_session_has_so_many_connections(world: World, monkeypatch: pyte
 
 async def test_who_shows_no_key_is_closed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a request line, kept open; and more such connections than there may be."""
-    monkeypatch.setattr(server, "STRANGE_SECONDS", 0.3)
-    monkeypatch.setattr(server, "STRANGERS", 5)
+    monkeypatch.setattr(server, "KEY_SECONDS", 0.3)
+    monkeypatch.setattr(server, "KEYLESS_CONNECTIONS", 5)
     port = int(world.gateway.url.rpartition(":")[2])
     session = world.open()
     async with aiohttp.ClientSession() as client:
@@ -459,14 +459,14 @@ async def test_no_session_takes_all_processes(world: World) -> None:
     """Who has used less comes first, and one process is left to jobs that are not large."""
     codec = world.gateway.source.codec
     pool = Workers(most=2)
-    greedy, second, modest = (Desk(pool, codec, 1 << 20) for _ in range(3))
+    greedy, second, modest = (Offload(pool, codec, 1 << 20) for _ in range(3))
     try:
-        await asyncio.gather(*(desk.render((user("some words " * 2000),), ()) for desk in (greedy, second)))
+        await asyncio.gather(*(offload.render((user("some words " * 2000),), ()) for offload in (greedy, second)))
         greedy.seconds = second.seconds = 10.0
         order: list[str] = []
 
-        async def ask(name: str, desk: Desk, count: int) -> None:
-            await desk.render((user(f"{len(order)} some words " * count),), ())
+        async def ask(name: str, offload: Offload, count: int) -> None:
+            await offload.render((user(f"{len(order)} some words " * count),), ())
             order.append(name)
 
         jobs = [ask("greedy", greedy, 30_000) for _ in range(3)] + [ask("second", second, 30_000) for _ in range(3)]
@@ -482,16 +482,18 @@ async def test_no_session_takes_all_processes(world: World) -> None:
 async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> None:
     """Else it has a processor to itself for as long as it likes, and who has none to spare waits longer."""
     pool = Workers(most=1)
-    desk = Desk(pool, world.gateway.source.codec, 1 << 20)
+    offload = Offload(pool, world.gateway.source.codec, 1 << 20)
     messages = tuple({"role": "user", "content": f"{n} " * 4000} for n in range(2))
     try:
-        await desk.render(messages, ())
-        assert desk.rests_until == 0.0
-        desk.seconds = workers.GRACE
-        await desk.render(messages, ())
-        assert desk.rests_until > 0.0
-        until = desk.rests_until = time.monotonic() + 0.2
-        await desk.render(messages, ())
+        await offload.render(messages, ())  # starts the process, which may take longer than the grace
+        offload.seconds = offload.rests_until = 0.0
+        await offload.render(messages, ())
+        assert offload.rests_until == 0.0
+        offload.seconds = workers.GRACE
+        await offload.render(messages, ())
+        assert offload.rests_until > 0.0
+        until = offload.rests_until = time.monotonic() + 0.2
+        await offload.render(messages, ())
         assert time.monotonic() >= until
     finally:
         await pool.close()
@@ -500,8 +502,8 @@ async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> 
 async def test_nobody_who_stops_waits_for_what_stands_in_line(world: World) -> None:
     """A session sends sixteen bodies at a time, each of which may take a minute: the gateway did them all first."""
     pool = Workers(most=1)
-    desk = Desk(pool, world.gateway.source.codec, 1 << 30)
-    jobs = [asyncio.create_task(desk.render((user(f"{n} words " * 100_000),), ())) for n in range(12)]
+    offload = Offload(pool, world.gateway.source.codec, 1 << 30)
+    jobs = [asyncio.create_task(offload.render((user(f"{n} words " * 100_000),), ())) for n in range(12)]
     while not pool._children:
         await asyncio.sleep(0.05)
     started = time.monotonic()
@@ -517,7 +519,7 @@ async def test_a_gateway_has_files_for_all_connections_that_it_allows(
     """Sixteen agents with 64 connections each left none to anybody else."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     monkeypatch.setattr(server, "OPEN_FILES", min(900, hard))
-    another = server.Server(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
+    another = server.Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(800, hard), hard))
         await another.start()
@@ -532,21 +534,21 @@ async def test_a_process_that_is_killed_is_replaced_and_one_that_hangs_is_ended(
 ) -> None:
     codec = world.gateway.source.codec
     pool = Workers(most=1)
-    desk = Desk(pool, codec, 1 << 20)
+    offload = Offload(pool, codec, 1 << 20)
     asked = (user("some words " * 2000),)
     try:
         expected = codec.render(asked)
-        assert await desk.render(asked, ()) == expected
+        assert await offload.render(asked, ()) == expected
         (child,) = pool._children
         # where memory runs out it is this one that the kernel ends, and not a learner
         assert Path(f"/proc/{child.process.pid}/oom_score_adj").read_text() == "1000\n"
         child.process.kill()
-        assert await desk.render(asked, ()) == expected
+        assert await offload.render(asked, ()) == expected
         monkeypatch.setattr(workers, "SECONDS", 0.05)
         with pytest.raises(Exception, match="more memory or time"):
-            await desk.render((user("other words " * 200_000),), ())
+            await offload.render((user("other words " * 200_000),), ())
         monkeypatch.setattr(workers, "SECONDS", 60.0)
-        assert await desk.render(asked, ()) == expected
+        assert await offload.render(asked, ()) == expected
     finally:
         await pool.close()
     assert child.process.poll() is not None

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, Session
+from coderepairrl.gateway import Gateway, PolicySource, Session
 from coderepairrl.gateway.parts import Parts
 from coderepairrl.types import Limits, Sampling
 
@@ -233,7 +233,9 @@ def test_no_content_after_the_first_turn_is_refused(codec: tokens.Codec, result:
     write = Said(codec)
 
     async def play() -> None:
-        gateway = Gateway(codec, Fake(lambda *_: write("ok")), sampling=Sampling(max_tokens=9), on_turn=lambda *_: None)
+        gateway = Gateway(
+            PolicySource(codec, Fake(lambda *_: write("ok"))), sampling=Sampling(max_tokens=9), on_turn=lambda *_: None
+        )
         await gateway.start()
         session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=1)
         async with aiohttp.ClientSession() as client:

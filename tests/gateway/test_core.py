@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import GatewayFault, RunError, UsageError
-from coderepairrl.gateway import Gateway, Session, chat, generation, request_seed
+from coderepairrl.gateway import Gateway, PolicySource, Session, chat, generation, request_seed
 from coderepairrl.gateway.incoming import MAX_BODY
-from coderepairrl.gateway.request import Names
+from coderepairrl.gateway.request import PrefixKeys
 from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.types import Finish, Fork, Sampling, conversation
 
@@ -80,19 +80,19 @@ _TOOLS = st.sampled_from(
 
 @given(st.lists(st.tuples(_MESSAGES, _TOOLS), max_size=6))
 def test_a_conversation_has_the_same_names_whichever_came_before(asked: list[tuple[list[Any], list[Any]]]) -> None:
-    names = Names()
+    names = PrefixKeys()
     for messages, tools in asked:
         found = names.of(tuple(messages), tools)
-        assert found == Names().of(tuple(messages), tools)
+        assert found == PrefixKeys().of(tuple(messages), tools)
         assert len(found) == len(messages) + 1
 
 
 def test_a_conversation_that_has_no_name_leaves_nothing_behind() -> None:
-    names, broken = Names(), (user("\ud800"), user("and this"))
+    names, broken = PrefixKeys(), (user("\ud800"), user("and this"))
     for _ in range(2):  # whoever asks again is told the same
         with pytest.raises(UnicodeEncodeError):
             names.of(broken, ())
-    assert names.of((user("fix it"), *broken[1:]), ()) == Names().of((user("fix it"), *broken[1:]), ())
+    assert names.of((user("fix it"), *broken[1:]), ()) == PrefixKeys().of((user("fix it"), *broken[1:]), ())
 
 
 def message(reply: Any) -> dict[str, Any]:
@@ -368,9 +368,9 @@ class TestLimits:
         running = asyncio.create_task(http.ask(session))
         while not world.engine.seen or not world.engine.seen[0][1]:
             await asyncio.sleep(0.01)
-        assert deadlines == [session._deadline]
-        session._deadline = asyncio.get_running_loop().time()
-        clock.reschedule(session._deadline)
+        assert deadlines == [session._budget.deadline]
+        session._budget.deadline = asyncio.get_running_loop().time()
+        clock.reschedule(session._budget.deadline)
         reply = await running
         assert (reply["choices"][0]["finish_reason"], message(reply)["content"]) == ("length", "a s")
         assert session.limit == "time"
@@ -526,8 +526,7 @@ class TestLifetime:
     async def test_a_unix_socket_serves_the_same(self, world: World, tmp_path: Path) -> None:
         address = tmp_path / "gateway.sock"
         gateway = Gateway(
-            world.gateway.source.codec,
-            world.engine,
+            PolicySource(world.gateway.source.codec, world.engine),
             sampling=Sampling(),
             on_turn=world.gateway._on_turn,
             model_name="m",
@@ -547,16 +546,15 @@ class TestLifetime:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            gateway = Gateway(world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
+            gateway = Gateway(
+                PolicySource(world.gateway.source.codec, world.engine), sampling=Sampling(), on_turn=lambda *_: None
+            )
             with pytest.raises(UsageError, match="in use") as caught:
                 await gateway.start(port=taken.getsockname()[1])
             assert f"127.0.0.1:{taken.getsockname()[1]} is in use" == str(caught.value) and "port" in caught.value.fix
 
     async def test_a_socket_in_use_is_not_taken_away(self, world: World, tmp_path: Path) -> None:
-        first, second = (
-            Gateway(world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
-            for _ in range(2)
-        )
+        first, second = (Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None) for _ in range(2))
         await first.start(socket=tmp_path / "g.sock")
         with pytest.raises(UsageError, match=r"^\S+/g\.sock is in use"):
             await second.start(socket=tmp_path / "g.sock")

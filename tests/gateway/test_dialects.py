@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, Session, incoming, server
+from coderepairrl.gateway import Gateway, PolicySource, Session, incoming, replies
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.types import Finish, Limits, Sampling, sequence
 
@@ -279,7 +279,7 @@ async def test_the_turn_is_committed_before_the_terminal_event(world: World, sai
 async def test_a_silent_stream_says_that_it_is_alive(
     world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
     world.engine.script = lambda *_: said("a story")
     world.engine.gate = asyncio.Event()
     session, speech = world.open(), SPEECHES[name]
@@ -299,7 +299,7 @@ async def test_a_silent_stream_that_fails_tells_of_it(
     world: World, said: Said, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the stream has begun there is no status to answer with: the failure is an event of the dialect."""
-    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
     world.engine.gate = asyncio.Event()
     world.engine.chunk = 1
     world.engine.script = lambda *_: [*said.codec.encode(" "), *said("a story")]  # blanks are not told
@@ -396,7 +396,7 @@ async def test_a_huge_body_is_refused_however_small_it_is_packed(
     world: World, http: Http, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incoming, "MAX_BODY", 1 << 20)
-    gateway = Gateway(world.gateway.source.codec, world.engine, sampling=Sampling(), on_turn=lambda *_: None)
+    gateway = Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
     await gateway.start()
     session, speech = gateway.open("e", limits=Limits(), seed=0), SPEECHES[name]
     huge = b" " * (incoming.MAX_BODY + 1)
@@ -527,7 +527,7 @@ def test_fuzz(codec: tokens.Codec, found: list[tuple[str, dict[str, Any]]], raw:
     engine = Fake(lambda *_: said("I look.", ("shell", {"cmd": "ls"})))
 
     async def play() -> None:
-        gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
+        gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
         await gateway.start()
         session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=1)
         async with aiohttp.ClientSession() as client:

@@ -27,8 +27,8 @@ class Agent:
         self.session, self.speaker = session, SPEAKERS[dialect]
         self.messages = [*TASK]
 
-    async def ask(self, *news: dict[str, Any]) -> Turn:
-        self.messages += news
+    async def ask(self, *new_messages: dict[str, Any]) -> Turn:
+        self.messages += new_messages
         body = json.dumps(self.speaker.body(self.messages))
         async with (
             aiohttp.ClientSession() as http,

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import engines, tokens
-from coderepairrl.gateway import Gateway, request_seed
+from coderepairrl.gateway import Gateway, PolicySource, request_seed
 from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, conversation, sequence
@@ -85,10 +85,12 @@ class Client:
 
     async def act(self, action: str) -> None:
         conversation = self.known[-1] if action != "fork" else self.dice.choice(self.known)
-        news = [{"role": "user", "content": f"more {self.dice.random()}"}]
+        new_messages = [{"role": "user", "content": f"more {self.dice.random()}"}]
         if action == "tool results" and (calls := conversation[-1].get("tool_calls")):
-            news = [{"role": "tool", "tool_call_id": call["id"], "content": f"{n}\n"} for n, call in enumerate(calls)]
-        messages = [*conversation, *news]
+            new_messages = [
+                {"role": "tool", "tool_call_id": call["id"], "content": f"{n}\n"} for n, call in enumerate(calls)
+            ]
+        messages = [*conversation, *new_messages]
         if action == "rewrite":
             at = self.dice.randrange(len(messages))
             messages[at] = messages[at] | {"content": f"rewritten {self.dice.random()}"}
@@ -100,7 +102,7 @@ class Client:
                 for message in messages
             ]
         if action == "forget" and len(conversation) > 2 and conversation[-1]["role"] == "assistant":
-            messages = [*conversation[:-1], *news]  # as if the last reply had never been
+            messages = [*conversation[:-1], *new_messages]  # as if the last reply had never been
         if action == "retry" and self.last:
             await self.send(*self.last, retry=1)
         elif action == "resample" and self.last:
@@ -134,11 +136,9 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
     async def play() -> tuple[Turn, ...]:
         committed: list[Turn] = []
         gateway = Gateway(
-            codec,
-            engine,
+            PolicySource(codec, engine, policy),
             sampling=Sampling(max_tokens=60),
             on_turn=lambda _, turn: committed.append(turn),
-            history_policy=policy,
         )
         await gateway.start()
         session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=seed)
@@ -197,7 +197,7 @@ async def test_appending_to_a_conversation_makes_one_path(codec: tokens.Codec, d
     """A client that only appends is never rendered twice, whatever the policy says and whatever they speak."""
     said = Said(codec)
     engine = Fake(babble(said))
-    gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
+    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=60), on_turn=lambda *_: None)
     await gateway.start()
     session = gateway.open("e", limits=Limits(calls=100, tokens=4000, seconds=60.0), seed=3)
     async with aiohttp.ClientSession() as http:
@@ -217,7 +217,7 @@ async def test_the_tiny_engines_tokens_are_recorded_as_it_sampled_them(
 ) -> None:
     """A real model behind real HTTP: the same prompt and seed sampled again give the recorded ids and logprobs."""
     engine = await engines.make("tiny").start(miniature, log_dir=tmp_path)
-    gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=40), on_turn=lambda *_: None)
+    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=40), on_turn=lambda *_: None)
     await gateway.start()
     try:
         session = gateway.open("e", limits=Limits(tokens=2000), seed=5)

@@ -10,7 +10,7 @@ import tracemalloc
 import aiohttp
 
 from coderepairrl import tokens
-from coderepairrl.gateway import Gateway, request_seed
+from coderepairrl.gateway import Gateway, PolicySource, request_seed
 from coderepairrl.types import Limits, Sampling, Turn, sequence
 
 from .conftest import Fake, Said, World
@@ -26,7 +26,9 @@ async def test_128_episodes_at_once_keep_their_tokens_apart(codec: tokens.Codec)
     """In all dialects, with forks, truncations and streams, their calls interleaved chunk by chunk."""
     engine = Fake(babble(Said(codec)))
     committed: list[tuple[str, Turn]] = []
-    gateway = Gateway(codec, engine, sampling=Sampling(max_tokens=40), on_turn=lambda *turn: committed.append(turn))
+    gateway = Gateway(
+        PolicySource(codec, engine), sampling=Sampling(max_tokens=40), on_turn=lambda *turn: committed.append(turn)
+    )
     await gateway.start()
     limits = Limits(calls=100, tokens=4000, seconds=600.0)
     sessions = [gateway.open(f"e{n}", limits=limits, seed=n) for n in range(EPISODES)]

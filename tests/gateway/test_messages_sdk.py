@@ -10,7 +10,7 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from coderepairrl.gateway import server
+from coderepairrl.gateway import replies
 from coderepairrl.types import Endpoint, Finish, sequence
 
 from .clients import anthropic_client as client
@@ -207,7 +207,7 @@ async def test_tokens_stream_as_they_are_sampled_in_the_order_that_clients_expec
 
 
 async def test_a_silent_stream_pings(world: World, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
     world.engine.script = lambda *_: said("a story")
     world.engine.gate = asyncio.Event()
     endpoint = world.open().endpoint

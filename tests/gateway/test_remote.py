@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 from coderepairrl.errors import RemoteFault, UsageError
-from coderepairrl.gateway import Remote, Server, Session
-from coderepairrl.gateway.remote import _Answer, _Heard
+from coderepairrl.gateway import Gateway, Remote, Session
+from coderepairrl.gateway.remote_answer import Received, RemoteAnswer
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import SHELL, Said, World
@@ -49,7 +49,7 @@ async def listening(handler: Handler) -> AsyncIterator[str]:
 async def relay(url: str, *, limits: Limits | None = None, **options: Any) -> AsyncIterator[Session]:
     """A session of a gateway that relays to `url`."""
     async with Remote(url, **{"model": "m", "key": KEY, "backoff": 0.0, **options}) as remote:
-        server = Server(remote, sampling=Sampling(temperature=0.5, max_tokens=512), on_turn=lambda *_: None)
+        server = Gateway(remote, sampling=Sampling(temperature=0.5, max_tokens=512), on_turn=lambda *_: None)
         await server.start()
         yield server.open("e", limits=limits or Limits(tokens=4000, seconds=30.0), seed=0)
         await server.stop()
@@ -262,11 +262,11 @@ async def test_a_busy_remote_is_no_reply_of_a_model_when_time_runs_out() -> None
 @pytest.mark.parametrize("numbers", [(0, 0, 1, 1), (1, 1, 2, 2), (0, 0, 0, 0), (None, None, None, None)])
 def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> None:
     """By their number wherever counting starts, and by their id where all have one number or none."""
-    heard = _Heard()
+    heard = Received()
     pieces = [("a", "run", '{"x"'), (None, None, ": 1}"), ("b", "see", "{"), (None, None, "}")]
     for number, (key, name, arguments) in zip(numbers, pieces, strict=True):
         call = {"index": number, "id": key, "function": {"name": name, "arguments": arguments}}
-        heard.take(_Answer.model_validate({"choices": [{"delta": {"tool_calls": [call]}}]}))
+        heard.take(RemoteAnswer.model_validate({"choices": [{"delta": {"tool_calls": [call]}}]}))
     assert [(call["id"], call["name"], call["arguments"]) for call in heard.calls] == [
         ("a", "run", '{"x": 1}'),
         ("b", "see", "{}"),
@@ -359,4 +359,4 @@ async def test_tokens_of_a_remote_cannot_be_counted_before() -> None:
             client.post(f"{session.endpoint.base_url}/messages/count_tokens", json=body) as answer,
         ):
             assert (answer.status, (await answer.json())["error"]["type"]) == (404, "not_found_error")
-        assert session._started == 0, "an agent that asks before every call has all its calls"
+        assert session._budget.calls == 0, "an agent that asks before every call has all its calls"

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from coderepairrl.gateway import server
+from coderepairrl.gateway import replies
 from coderepairrl.types import Finish, sequence
 
 from .clients import openai_client as client
@@ -170,7 +170,7 @@ async def test_tokens_stream_as_they_are_sampled_in_the_order_that_clients_expec
 
 
 async def test_a_silent_stream_says_that_it_is_alive(world: World, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
     world.engine.script = lambda *_: said("a story")
     world.engine.gate = asyncio.Event()
     alive = 0

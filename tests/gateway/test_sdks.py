@@ -11,7 +11,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from coderepairrl.gateway import server
+from coderepairrl.gateway import replies
 from coderepairrl.types import Endpoint, Finish
 
 from .clients import anthropic_client, openai_client
@@ -52,7 +52,7 @@ Ask = Callable[..., Awaitable[str | None]]
 @pytest.fixture
 def alive(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Set once three blanks are written."""
-    monkeypatch.setattr(server, "HEARTBEAT", 0.01)
+    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
     write, event, blanks = web.StreamResponse.write, asyncio.Event(), []
 
     async def counted(response: web.StreamResponse, data: bytes) -> None:
@@ -129,7 +129,7 @@ async def test_no_sdk_repeats_what_is_refused(world: World, ask: Ask, stream: bo
 async def test_a_short_read_timeout_does_not_end_a_long_reply(
     world: World, said: Said, monkeypatch: pytest.MonkeyPatch, ask: Ask
 ) -> None:
-    monkeypatch.setattr(server, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(replies, "HEARTBEAT", 0.2)
     world.engine.script = lambda *_: said("a story")
     world.engine.gate = asyncio.Event()
     asyncio.get_running_loop().call_later(5.0, world.engine.gate.set)

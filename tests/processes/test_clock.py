@@ -13,7 +13,7 @@ import pytest
 import coderepairrl
 from coderepairrl import tokens
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Policy, Server
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.gateway.remote import _seconds
 from coderepairrl.processes import clock
 from coderepairrl.runs import Log
@@ -48,7 +48,7 @@ async def test_limits_and_turns_are_as_long_as_they_were(
         log.append("turn", episode=episode)
 
     engine = ScriptedEngine(lambda *_: [*codec.encode("a story"), codec.stop_ids[0]], chunk=1, delay=0.03)
-    server = Server(Policy(codec, engine), sampling=Sampling(), on_turn=record)
+    server = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=record)
     await server.start()
     session = server.open("e", limits=Limits(seconds=seconds), seed=0)
     async with aiohttp.ClientSession() as client:

@@ -13,7 +13,7 @@ import pytest
 from coderepairrl import tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Wait, Write
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Group, Rollout, Terms, collect, episodes, slots
@@ -33,7 +33,9 @@ async def rollout(
     engine = ScriptedEngine(lambda ids, sampling, seed: [5 + seed % 90, *codec.stop_ids[:1]])
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
-        codec, engine, sampling=Sampling(), on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn)
+        PolicySource(codec, engine),
+        sampling=Sampling(),
+        on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
     )
     await gateway.start()
     rewards = {"train": [(ScriptedReward(default=0.5), 2.0)]}

@@ -11,7 +11,7 @@ from coderepairrl import rewards, tokens
 from coderepairrl.agents.direct import Direct
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Shell, Write
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Account, batch
 from coderepairrl.learn.account import accounts_by_kind, run_account
 from coderepairrl.protocols import SandboxBackend
@@ -34,7 +34,9 @@ async def rollout(miniature: Path, folder: Path, kinds: Mapping[str, Terms]) -> 
     engine = ScriptedEngine(lambda ids, sampling, seed: [*codec.encode(REPLY), *codec.stop_ids[:1]])
     log = Log(folder / "log.jsonl")
     gateway = Gateway(
-        codec, engine, sampling=Sampling(), on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn)
+        PolicySource(codec, engine),
+        sampling=Sampling(),
+        on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
     )
     await gateway.start()
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
-from coderepairrl.gateway import Remote, Server
+from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Rollout, Terms, Ticket
@@ -25,7 +25,7 @@ TICKET = Ticket(TASK, "eval", 0, "eval-one", 0, 7, Sampling(temperature=0.0))
 async def rollout(folder: Path, *answers: Answer) -> AsyncIterator[Rollout]:
     log = Log(folder / "log.jsonl")
     async with ScriptedEndpoint(answers) as model, Remote(model.endpoint().base_url, model="m", attempts=1) as remote:
-        server = Server(
+        server = Gateway(
             remote, sampling=Sampling(), on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn)
         )
         await server.start()

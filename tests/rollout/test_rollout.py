@@ -18,7 +18,7 @@ from coderepairrl.agents.chat import Chat
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault, SandboxFault
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rollout import (
@@ -100,7 +100,7 @@ async def gateway(miniature: Path) -> AsyncIterator[Gateway]:
         return [65] * (1 + seed % 5) + list(sampling.stop_ids[:1])
 
     gateway = Gateway(
-        tokens.load(miniature), ScriptedEngine(reply), sampling=Sampling(), on_turn=lambda key, turn: None
+        PolicySource(tokens.load(miniature), ScriptedEngine(reply)), sampling=Sampling(), on_turn=lambda key, turn: None
     )
     await gateway.start()
     yield gateway
@@ -202,7 +202,7 @@ async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_p
 async def test_an_engine_fault_is_the_engines_though_the_agent_saw_it(miniature: Path, tmp_path: Path) -> None:
     dead = ScriptedEngine([[65]])
     dead.kill("out of memory")
-    gateway = Gateway(tokens.load(miniature), dead, sampling=Sampling(), on_turn=lambda key, turn: None)
+    gateway = Gateway(PolicySource(tokens.load(miniature), dead), sampling=Sampling(), on_turn=lambda key, turn: None)
     await gateway.start()
     try:
         [group] = await groups_of(make(gateway, tmp_path, Breaking({})), TASKS[:1], retries=0)

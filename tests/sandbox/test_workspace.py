@@ -11,7 +11,7 @@ import pytest
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.local import UnsafeLocal
-from coderepairrl.sandbox.workspace import Workspaces, prepare
+from coderepairrl.sandbox.workspace import Workspaces, check_workspace, prepare
 from coderepairrl.types import Task
 
 WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
@@ -130,6 +130,42 @@ def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
     }.items():
         with pytest.raises(TaskError, match=message):
             prepare(workspace, tmp_path / "p")
+
+
+def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "kept" / "cache"))
+    for name in (".ssh/keys", ".config/gh", "project", "../kept/cache/git/one", "../kept/cache/tasks/one"):
+        folder = home / name
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    (home / "project" / "again").symlink_to("..")
+    for place, how in {
+        "/": "contains",
+        "/etc": "is /etc",
+        "/etc/ssl": "lies in /etc",
+        "/proc/self": "lies in /proc",
+        "/tmp": "is /tmp",
+        "/usr/../home": "is /home",
+        "~": "is",
+        str(tmp_path): "contains",
+        f"{home}/project/again": "is",
+        f"{home}/.ssh": "is",
+        f"{home}/.ssh/keys": "lies in",
+        f"{home}/.config/gh": "lies in",
+        f"{tmp_path}/kept": "contains",
+        f"{tmp_path}/kept/cache/git/one": "lies in",
+    }.items():
+        for refuse in (check_workspace, lambda workspace: prepare(workspace, tmp_path / "p")):
+            with pytest.raises(TaskError, match=f"{how}.*which agents are not shown") as caught:
+                refuse(f"dir:{place}")
+            assert caught.value.fix
+    for url in (f"{home}/.ssh", f"file://{home}"):
+        with pytest.raises(TaskError, match="which agents are not shown"):
+            prepare(f"git:{url}@{'0' * 40}", tmp_path / "p")
+    for at, place in enumerate((home / "project", tmp_path / "kept/cache/tasks/one")):
+        prepare(f"dir:{place}", tmp_path / f"p{at}")
 
 
 def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.config import Config, to_toml
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ExitCode, HealthGateError
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.protocols import Chunk, Sandbox, SandboxBackend
 from coderepairrl.rollout import Rollout, Share, Terms
@@ -132,8 +132,7 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
     log = folder.writer()
     engine = Engine(fault)
     gateway = Gateway(
-        tokens.load(model),
-        engine,
+        PolicySource(tokens.load(model), engine),
         sampling=Sampling(),
         on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
     )

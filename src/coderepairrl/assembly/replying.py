@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coderepairrl.assembly.model import RemoteModel
 from coderepairrl.assembly.plan import ServingPlan
-from coderepairrl.gateway import Policy, Remote, Source
+from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import merge
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine
@@ -18,7 +18,7 @@ from coderepairrl.sync import weights
 
 
 @asynccontextmanager
-async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[Source]:
+async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
     """Who replies for the model of `plan`, running: an engine, restarted when it dies, or the remote.
 
     Adapters are loaded by an engine that takes them, which serves version 1 then, and else merged into a temporary
@@ -46,4 +46,4 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[Source]:
         parts.push_async_callback(engine.close)
         if adapter is not None:
             await engine.load(adapter, 1, await asyncio.to_thread(weights.checksum, adapter))
-        yield Policy(model.codec, engine, config.rollout.history_policy)
+        yield PolicySource(model.codec, engine, config.rollout.history_policy)

@@ -16,7 +16,7 @@ from pathlib import Path
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.certify.agent import EDIT, PROMPT, command, python, said, small_repair, writes_python
 from coderepairrl.errors import AgentFault, CodeRepairError
-from coderepairrl.gateway import Remote, Server
+from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.printable import visible
 from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.registry import Finding
@@ -134,7 +134,7 @@ async def _attempt(
 ) -> _Trial:
     report, error = None, None
     async with ScriptedEndpoint(script) as model, Remote(model.endpoint().base_url, model="exam", attempts=1) as remote:
-        server = Server(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None)
+        server = Gateway(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None)
         try:
             await server.start(socket=folder / "gateway.sock")
             session = server.open("exam", limits=limits, seed=0)

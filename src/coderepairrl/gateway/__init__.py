@@ -1,10 +1,10 @@
 """The gateway between agents and the policy.
 
-`server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, and everything behind `Session.admit` is
-the capture core: `tree` finds where a conversation goes on from, `generation` samples, `call` lets connections come
-and go.
+`server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, and everything behind `Session.admit`
+records: `tree` finds the recorded turn that a conversation continues, `generation` samples, and `call` runs
+independently of the connections that wait for it.
 
-How an episode's limits end, as the clients of each dialect understand it: a request beyond ``calls + 2`` model calls
+What clients see when an episode reaches a limit: a request beyond ``calls + 2`` model calls
 or after `Limits.seconds` is answered with status 400 and code ``episode_limit_reached``, a conversation longer than
 `Limits.tokens` or the engine's context with 400 and ``context_length_exceeded``. A reply that a limit cuts short ends
 as one that is too long does. No error is retried by the SDKs (``x-should-retry: false``). See
@@ -14,8 +14,8 @@ docs/reference/gateway.md.
 from __future__ import annotations
 
 from coderepairrl.gateway.remote import Remote
-from coderepairrl.gateway.server import Gateway, Server
-from coderepairrl.gateway.session import OnTurn, Session, request_seed
-from coderepairrl.gateway.source import Policy, Source
+from coderepairrl.gateway.server import Gateway
+from coderepairrl.gateway.session import Session, request_seed
+from coderepairrl.gateway.source import PolicySource, ReplySource
 
-__all__ = ["Gateway", "OnTurn", "Policy", "Remote", "Server", "Session", "Source", "request_seed"]
+__all__ = ["Gateway", "PolicySource", "Remote", "ReplySource", "Session", "request_seed"]

@@ -1,4 +1,4 @@
-"""Reading request bodies and telling replies: what the dialects share."""
+"""Reading request bodies and writing streamed replies: what the dialects share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError
 from coderepairrl.tokens import Delta
 
@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Lenient(BaseModel):
-    """Wrong types are errors, unknown fields are not: clients send what their vendor invented last week."""
+    """Wrong types are errors, unknown fields are not: vendors add some every week."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -24,7 +24,7 @@ class Lenient(BaseModel):
 def read(model: type[Model], raw: bytes) -> Model:
     """The body as `model`. Raises `ApiError` (400) that names the field.
 
-    Clients that cut text send half a character: it is read as U+FFFD.
+    Clients that truncate text send half a character: it is read as U+FFFD.
     """
     try:
         return model.model_validate_json(raw)
@@ -48,7 +48,7 @@ def _mended(raw: bytes) -> bytes | None:
 
 
 def refused(error: ValidationError) -> ApiError:
-    """The deepest of what is wrong with a body, in words that any client's author understands."""
+    """An `ApiError` for the most deeply nested validation error."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
@@ -75,24 +75,24 @@ _WRONG = {
     "too_short": "must have at least {min_length} items",
     "string_too_short": "must have at least {min_length} characters",
 }
-"""What is wrong, by pydantic's names of mistakes."""
+"""Messages by pydantic's error types."""
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """The refusal of something that clients may ask for elsewhere."""
+    """A 400 for a feature that the provider has and this server has not."""
     return ApiError(400, "unsupported_value", message, param=param)
 
 
 def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """A format for replies, as Responses and Messages have it, in the words of Chat Completions."""
+    """A response format of the Responses or Messages API as Chat Completions spells it."""
     if wish.get("type") != "json_schema":
         return dict(wish)
-    named = {"name": "reply", **{key: value for key, value in wish.items() if key != "type"}}
-    return {"type": "json_schema", "json_schema": named}
+    typed_events = {"name": "reply", **{key: value for key, value in wish.items() if key != "type"}}
+    return {"type": "json_schema", "json_schema": typed_events}
 
 
-class Telling(Protocol):
-    """One reply as its dialect tells it in server-sent events, from its first delta on."""
+class EventWriter(Protocol):
+    """Writes one reply as its dialect's server-sent events."""
 
     def add(self, delta: Delta) -> bytes:
         """The events of `delta`."""
@@ -102,17 +102,17 @@ class Telling(Protocol):
         """A keep-alive that is legal in the dialect."""
         ...
 
-    def end(self, outcome: Outcome) -> bytes:
-        """The events of the end."""
+    def end(self, completion: Completion) -> bytes:
+        """The closing events."""
         ...
 
     def fail(self, failure: ApiError) -> bytes:
-        """The event of a failure: once a stream has begun, there is no status to answer with."""
+        """The error event: once a stream has begun, the HTTP status is already sent."""
         ...
 
 
-async def stream(telling: Telling, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-    """The reply as it is sampled, `Telling.alive` after `heartbeat` seconds of silence, its end once it is committed.
+async def stream(writer: EventWriter, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
+    """Events while the reply is sampled, a keep-alive after `heartbeat` silent seconds, the end once it is committed.
 
     Raises the call's `ApiError` only before the first event.
     """
@@ -120,14 +120,14 @@ async def stream(telling: Telling, call: Call, heartbeat: float) -> AsyncIterato
     try:
         async for delta in call.follow(heartbeat):
             begun = True
-            yield telling.alive() if delta is None else telling.add(delta)
-        outcome = await call.result()
+            yield writer.alive() if delta is None else writer.add(delta)
+        completion = await call.result()
     except ApiError as failure:
         if not begun:
             raise
-        yield telling.fail(failure)
+        yield writer.fail(failure)
     else:
-        yield telling.end(outcome)
+        yield writer.end(completion)
 
 
 def sse(data: Mapping[str, Any], event: str = "") -> bytes:
@@ -136,22 +136,22 @@ def sse(data: Mapping[str, Any], event: str = "") -> bytes:
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
-def named(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Server-sent events, each named by its type."""
+def typed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
+    """Server-sent events whose ``event:`` line is their type."""
     return b"".join(sse(event, event["type"]) for event in events)
 
 
-def extras(outcome: Outcome) -> dict[str, Any]:
-    """What every reply says beside its dialect's fields, under ``crrl``.
+def extras(completion: Completion) -> dict[str, Any]:
+    """Fields that every reply has under ``crrl``, beside its dialect's own.
 
     ``turn``, ``context_tokens``, ``remaining_tokens``, ``remaining_calls``, ``limit`` and ``malformed`` (tool calls
-    that could not be read, which are in the content, too).
+    that could not be parsed; they are in the content, too).
     """
     return {
-        "turn": outcome.turn.index,
-        "context_tokens": outcome.usage.context,
-        "remaining_tokens": outcome.remaining_tokens,
-        "remaining_calls": outcome.remaining_calls,
-        "limit": outcome.limit,
-        "malformed": list(outcome.malformed),
+        "turn": completion.turn.index,
+        "context_tokens": completion.usage.context,
+        "remaining_tokens": completion.remaining_tokens,
+        "remaining_calls": completion.remaining_calls,
+        "limit": completion.limit,
+        "malformed": list(completion.malformed),
     }

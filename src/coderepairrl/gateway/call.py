@@ -1,4 +1,4 @@
-"""One model call: it runs by itself, and any number of connections follow it (a client and its retries)."""
+"""One model call. It runs on its own; any number of connections (a client and its retries) follow it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from coderepairrl.types import Turn
 
 
 class Usage(NamedTuple):
-    """Tokens of one call: `prompt` before the reply, of which `cached` were known from earlier calls; `sampled` in the
-    reply, of which `reasoning` were thoughts; and the `context` that a next call goes on from."""
+    """Token counts of one call: `prompt` before the reply, `cached` of those recorded by earlier calls; `sampled` in
+    the reply, `reasoning` of those; and `context`, what the next call continues from."""
 
     prompt: int
     cached: int
@@ -26,29 +26,29 @@ class Usage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A committed turn, and what its client is told about it."""
+class Completion:
+    """A committed turn, and what goes into the response to its client."""
 
     turn: Turn
     message: Message
     malformed: tuple[str, ...]
     usage: Usage
     stop: str
-    """The stop string that ended it, if one did."""
+    """The stop string that ended it, or empty."""
     remaining_tokens: int
     remaining_calls: int
     limit: str
 
 
-Find = Callable[[str], "tuple[Request, Call, Outcome] | None"]
-"""The stored call of a name (`Call.name`) that has ended with an outcome, with its request but for the messages."""
+Find = Callable[[str], "tuple[Request, Call, Completion] | None"]
+"""Looks up a completed, stored call by `Call.name`; its request comes without the messages."""
 
 
 class Call:
     """A generation and its followers. When the last follower leaves early, it is aborted.
 
-    `prompt` counts the tokens before the reply, `cached` those of them that were recorded before, as far as they are
-    known while it runs and has found its place; `Outcome.usage` has them all.
+    While it runs, `prompt` and `cached` are token counts as far as they are known (as in `Usage`);
+    `Completion.usage` has the final ones.
     """
 
     def __init__(self, digest: str, ordinal: int) -> None:
@@ -58,12 +58,12 @@ class Call:
         self.cached = 0
         self.started = clock.now()
         self.deltas: list[Delta] = []
-        self.outcome: Outcome | None = None
+        self.completion: Completion | None = None
         self.failure: ApiError | None = None
         self.delivered = False
-        """Its whole response was written to a connection."""
+        """Whether its whole response was written to a connection."""
         self.aborted = False
-        """Told to stop, whether or not it has."""
+        """Whether `abort` was called; the call may still be finishing."""
         self._followers = 0
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
@@ -74,7 +74,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Unique in the session, and the same for all its followers: the stem of a dialect's ids."""
+        """Unique in the session and the same for all followers: dialects derive response ids from it."""
         return f"{self.digest[:16]}-{self.ordinal}"
 
     @property
@@ -85,11 +85,11 @@ class Call:
     @property
     def ended(self) -> bool:
         """Committed or failed."""
-        return self.outcome is not None or self.failure is not None
+        return self.completion is not None or self.failure is not None
 
     @property
     def abandoned(self) -> bool:
-        """Whether its client went away without the whole response."""
+        """Whether its client went away before the whole response was written."""
         return self._followers == 0 and not self.delivered
 
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
@@ -100,38 +100,38 @@ class Call:
         self, work: Callable[[], Awaitable[None]], finish: Callable[[BaseException | None], Awaitable[None]]
     ) -> None:
         """Run `work`, which `abort` cancels, then `finish` with its exception, which nothing cancels."""
-        # one task: every further one to be woken stands in line behind the calls that came meanwhile
+        # one task: waking a second one would queue behind the calls that arrived meanwhile
         self._task = asyncio.create_task(self._run(work, finish))
 
     def abort(self) -> None:
-        """Stop sampling; what was sampled is recorded."""
+        """Stop sampling; what was sampled so far is recorded."""
         if not (self._finishing or self.aborted):
             self.aborted = True
             if self._work is not None:
                 self._work.cancel()
 
     async def wait(self) -> None:
-        """Until it is committed or failed."""
+        """Return when it is committed or failed."""
         await self._over.wait()
 
-    async def ends(self, within: float) -> bool:
-        """Whether it is committed or failed in so many seconds."""
+    async def ended_within(self, seconds: float) -> bool:
+        """Whether it is committed or failed within `seconds`."""
         try:
-            async with asyncio.timeout(within):
+            async with asyncio.timeout(seconds):
                 await self._over.wait()
         except TimeoutError:
             return False
         return True
 
     def publish(self, deltas: list[Delta]) -> None:
-        """Hand `deltas` to the followers."""
+        """Pass `deltas` on to the followers."""
         if deltas:
             self.deltas += deltas
             self._notify()
 
     @contextlib.contextmanager
     def follower(self) -> Iterator[None]:
-        """A connection that waits for this call."""
+        """Count a connection that waits for this call; the last to leave early aborts it."""
         self._followers += 1
         try:
             yield
@@ -150,7 +150,7 @@ class Call:
                 position += 1
             if self.failure is not None:
                 raise self.failure.again()
-            if self.outcome is not None:
+            if self.completion is not None:
                 return
             try:
                 async with asyncio.timeout(heartbeat):
@@ -158,14 +158,14 @@ class Call:
             except TimeoutError:
                 yield None
 
-    async def result(self) -> Outcome:
-        """Its outcome. Raises its `ApiError`."""
+    async def result(self) -> Completion:
+        """The completion. Raises the call's `ApiError`."""
         await self.wait()
         if self.failure is not None:
             raise self.failure.again()
-        if self.outcome is None:
-            raise AssertionError("a call ended without an outcome")
-        return self.outcome
+        if self.completion is None:
+            raise AssertionError("a call ended without an completion")
+        return self.completion
 
     async def _run(
         self, work: Callable[[], Awaitable[None]], finish: Callable[[BaseException | None], Awaitable[None]]
@@ -179,14 +179,14 @@ class Call:
                 await work()
             except asyncio.CancelledError as cancelled:
                 if not self.aborted and self._task is not None and self._task.cancelling():
-                    raise  # not this call is cancelled, but everything
+                    raise  # the loop is shutting down, not just this call
                 error = cancelled
             except Exception as failed:
                 error = failed
             self._finishing = True
             await finish(error)
         finally:
-            error = None  # which knows this frame: see `ApiError.again`
+            error = None  # breaks the reference cycle with this frame: see `ApiError.again`
             self._over.set()
             self._notify()
 

@@ -1,7 +1,7 @@
 """The dialect of OpenAI's Chat Completions, plain and streaming.
 
 A reply carries `body.extras` as ``crrl`` beside the standard fields. A client that sends ``functions``, as before there
-were ``tools``, is answered with a ``function_call``: the first, if the policy makes several.
+were ``tools``, gets a ``function_call``: the first, if the policy makes several.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from coderepairrl.gateway.body import Lenient, extras, read, refused, sse, unsupported
-from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.parts import Parts
 from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.tokens import Delta
@@ -38,7 +38,7 @@ WISHES = (
     "parallel_tool_calls",
     "reasoning_effort",
 )
-"""What a client may ask for and the run decides; recorded in `Turn.overridden` where the two differ."""
+"""Client settings that the run overrides; recorded in `Turn.overridden` where they differ."""
 
 
 class _Function(Lenient):
@@ -95,7 +95,7 @@ class _Tool(Lenient):
 
 
 class _Tools(Lenient):
-    """Checked apart: the policy is shown them as the client wrote them."""
+    """Only validated: the prompt has the tools as the client wrote them."""
 
     tools: list[_Tool]
     functions: list[_Signature]
@@ -163,7 +163,7 @@ def parse(raw: bytes) -> Request:
 
 
 def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
-    """Tools as the client wrote them, field by field, for they are part of the prompt; and kinds that are left out."""
+    """Tools as the client wrote them, since they are part of the prompt; and the types that are left out."""
     shown = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
         _Tools.model_validate({"tools": shown, "functions": body.functions or []})
@@ -173,25 +173,25 @@ def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
     return tuple(shown), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
 
 
-def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
+def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
     """The response to a plain request."""
-    message = {**outcome.message, "refusal": None}
+    message = {**completion.message, "refusal": None}
     if "tool_calls" in message and not message["content"]:
         message["content"] = None
     if request.notes["legacy"] and (calls := message.pop("tool_calls", ())):
         message["function_call"] = calls[0]["function"]
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(request, outcome)}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(request, completion)}
     return {
         **_header(request, call, "chat.completion"),
         "choices": [choice],
-        "usage": _usage(outcome),
-        "crrl": extras(outcome),
+        "usage": _usage(completion),
+        "crrl": extras(completion),
     }
 
 
-def tell(request: Request, call: Call) -> Chunks:
+def writer(request: Request, call: Call) -> ChunkWriter:
     """The response to a streaming request."""
-    return Chunks(request, call)
+    return ChunkWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
@@ -200,8 +200,8 @@ def error(failure: ApiError) -> dict[str, Any]:
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
-class Chunks:
-    """A reply as it grows (`body.Telling`)."""
+class ChunkWriter:
+    """Writes ``chat.completion.chunk`` events (`body.EventWriter`)."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -211,7 +211,7 @@ class Chunks:
         self._calls = 0
 
     def add(self, delta: Delta) -> bytes:
-        """A chunk for each kind of what `delta` holds."""
+        """A chunk for each kind of content in `delta`."""
         events = self._beginning()
         if delta.reasoning:
             events += self._chunk({"reasoning_content": delta.reasoning})
@@ -232,15 +232,15 @@ class Chunks:
         """A comment."""
         return b": still here\n\n"
 
-    def end(self, outcome: Outcome) -> bytes:
-        """The finish reason, the usage if it is wanted, and the terminal event."""
-        events = self._beginning() + self._chunk({}, _finish_reason(self._request, outcome), crrl=extras(outcome))
+    def end(self, completion: Completion) -> bytes:
+        """The finish reason, the usage if requested, and ``[DONE]``."""
+        events = self._beginning() + self._chunk({}, _finish_reason(self._request, completion), crrl=extras(completion))
         if self._request.stream_usage:
-            events += sse({**self._header, "choices": [], "usage": _usage(outcome)})
+            events += sse({**self._header, "choices": [], "usage": _usage(completion)})
         return events + b"data: [DONE]\n\n"
 
     def fail(self, failure: ApiError) -> bytes:
-        """An event of its own."""
+        """An error chunk."""
         return sse(error(failure))
 
     def _beginning(self) -> bytes:
@@ -264,16 +264,16 @@ def _header(request: Request, call: Call, kind: str) -> dict[str, Any]:
     }
 
 
-def _finish_reason(request: Request, outcome: Outcome) -> str:
-    if outcome.turn.finish is Finish.LENGTH:
+def _finish_reason(request: Request, completion: Completion) -> str:
+    if completion.turn.finish is Finish.LENGTH:
         return "length"
-    if "tool_calls" not in outcome.message:
+    if "tool_calls" not in completion.message:
         return "stop"
     return "function_call" if request.notes["legacy"] else "tool_calls"
 
 
-def _usage(outcome: Outcome) -> dict[str, Any]:
-    usage = outcome.usage
+def _usage(completion: Completion) -> dict[str, Any]:
+    usage = completion.usage
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.sampled,

@@ -1,12 +1,12 @@
-"""The APIs of providers that the gateway speaks."""
+"""The provider APIs that the gateway speaks."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 from coderepairrl.gateway import chat, messages, responses
-from coderepairrl.gateway.body import Telling
-from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.body import EventWriter
+from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.request import ApiError, Counter, Request
 
 
@@ -15,7 +15,7 @@ class Dialect(Protocol):
 
     @property
     def name(self) -> str:
-        """What `Turn.dialect` says."""
+        """Recorded as `Turn.dialect`."""
         ...
 
     @property
@@ -25,23 +25,23 @@ class Dialect(Protocol):
 
     @property
     def counter(self) -> Counter | None:
-        """Its way to count tokens, if it has one."""
+        """Its endpoint that counts tokens, if it has one."""
         ...
 
     def parse(self, raw: bytes) -> Request:
         """A body as a request. Raises `ApiError`."""
         ...
 
-    def reply(self, request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
+    def reply(self, request: Request, call: Call, completion: Completion) -> dict[str, Any]:
         """The response to a plain request."""
         ...
 
-    def tell(self, request: Request, call: Call) -> Telling:
-        """The response to a streaming request."""
+    def writer(self, request: Request, call: Call) -> EventWriter:
+        """Writes the events of a streaming response."""
         ...
 
     def error(self, failure: ApiError) -> dict[str, Any]:
-        """An error in its shape."""
+        """The body of an error response."""
         ...
 
 

@@ -16,7 +16,7 @@ from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 
 class Generation:
-    """What the engine sampled so far, and the reply that is read from it."""
+    """What the engine sampled so far, and the reply parsed from it (`source.Generating`)."""
 
     remote: Mapping[str, Any] = {}
 
@@ -46,7 +46,7 @@ class Generation:
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample until the engine ends, a stop string appears, or `deadline` (loop time). Cancelling aborts.
 
-        Raises `EngineFault` for a dead engine and for an answer that cannot be true.
+        Raises `EngineFault` for a dead engine and for impossible answers (see `_wrong`).
         """
         async with contextlib.aclosing(self._engine.generate(self.prompt, self.sampling, self._seed)) as chunks:
             clock = asyncio.timeout_at(deadline)
@@ -80,18 +80,18 @@ class Generation:
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that ended it, if one did."""
+        """The stop string that ended it, or empty."""
         return self.reply.stopped_by
 
     @property
     def usage(self) -> Usage:
-        """Counted, not estimated."""
+        """Exact counts: a tail after a stop string is sampled, but not part of the context."""
         prompt, cut = len(self.prompt), self.reply.cut
         context = prompt + (len(self.ids) if cut is None else cut)
         return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply, and what of it was not published yet."""
+        """The whole reply, and the deltas that were not published yet."""
         return self.reply.close()
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:

@@ -1,4 +1,4 @@
-"""Bodies on their way in: how long they may take, how many there may be, and what they will cost."""
+"""Request bodies as they arrive: limits on size, time and number, and an estimate of the cost of parsing them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from aiohttp import web
 from coderepairrl.gateway.request import ApiError, Digest
 
 MAX_BODY = 64 << 20
-"""Bytes of a request: a context of a million tokens and its JSON. Of all that a session is sending at a time, too."""
+"""Bytes of a request (a context of a million tokens as JSON), and of all requests that a session sends at a time."""
 BODIES = 16
 """Bodies that a session may be sending at a time."""
 CONNECTIONS = 64
 """Connections that a session may have."""
 BODY_SECONDS = 60.0
-"""What a body may take to come."""
+"""Within which a body must have arrived."""
 LARGE = 1 << 20
-"""Bytes of a body beyond which a session sends one at a time, with pauses: reading it is work, too."""
+"""Bytes beyond which a session's bodies are read one at a time, with pauses: reading blocks the loop, too."""
 PAUSE = 0.004
 """Seconds after each piece of a large body: 60 MB/s."""
 _PIECE = 1 << 18
@@ -26,19 +26,19 @@ _LIGHT = 4000
 
 
 class Body:
-    """A request body as it came, in `pieces` of 256 KiB or so: putting a large one together takes time."""
+    """A request body in `pieces` of about 256 KiB: joining a large one takes too long for the event loop."""
 
     def __init__(self, dialect: str) -> None:
         self.pieces: list[bytes] = []
         self.size = 0
         self._last = bytearray()
-        self._named = Digest(dialect)
+        self._digest = Digest(dialect)
         self._values = 0
 
     def add(self, data: bytes) -> None:
-        """What came next."""
+        """Append `data`."""
         self.size += len(data)
-        self._named.update(data)
+        self._digest.update(data)
         if self._values < _LIGHT:
             self._values += 8 * data.count(b"{") + data.count(b"[")
         self._last += data
@@ -46,19 +46,19 @@ class Body:
             self.end()
 
     def end(self) -> None:
-        """Nothing comes next."""
+        """Flush the last piece."""
         if self._last:
             self.pieces.append(bytes(self._last))
             self._last = bytearray()
 
     @property
     def digest(self) -> str:
-        """Its name, by which a retry is recognised (`Digest`)."""
-        return self._named.name()
+        """Identifies retries (`Digest`)."""
+        return self._digest.hexdigest()
 
     @property
     def light(self) -> bool:
-        """Whether it can be read in 4 ms: microseconds are what a JSON of so many bytes and values took to check."""
+        """Whether parsing takes at most 4 ms, by an estimate in microseconds from its bytes and number of values."""
         return self._values + self.size // 100 < _LIGHT
 
     def whole(self) -> bytes:
@@ -67,7 +67,7 @@ class Body:
 
 
 class Incoming:
-    """What a session is sending, and by which connections; a body of it has at most `most` bytes."""
+    """The connections and unfinished bodies of one session; a body may have `most` bytes."""
 
     def __init__(self, most: int = MAX_BODY) -> None:
         self._most = most
@@ -76,8 +76,8 @@ class Incoming:
         self._bytes = 0
         self._large = asyncio.Lock()
 
-    def greet(self, connection: web.RequestHandler) -> None:
-        """A request has begun. Raises `ApiError` where its connection is one too many."""
+    def admit_connection(self, connection: web.RequestHandler) -> None:
+        """Register the connection of a request. Raises `ApiError` (429) where it is one too many."""
         if connection not in self._connections:
             self._connections = {connection, *(each for each in self._connections if each.transport is not None)}
         if len(self._connections) > CONNECTIONS:

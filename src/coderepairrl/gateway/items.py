@@ -1,4 +1,4 @@
-"""What a client of the Responses dialect sends as its ``input``: items, of which several may make one message."""
+"""The ``input`` of the Responses dialect: items, several of which may make up one message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS
 
 
 def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: Parts) -> list[Message]:
-    """Items as messages after `opening`: what one reply said (thoughts, words, calls) is one message.
+    """Items as messages after `opening`; consecutive thoughts, text and calls of one reply become one message.
 
     Raises `ApiError` for an unknown role.
     """
@@ -20,24 +20,24 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], p
     last = ""
     for number, item in enumerate(items):
         kind = _kind(item)
-        if kind in ("words", "thoughts", "call"):
-            if not last or kind == "thoughts" or kind == last == "words":
+        if kind in ("text", "thoughts", "call"):
+            if not last or kind == "thoughts" or kind == last == "text":
                 messages.append({"role": "assistant", "content": ""})
             parts.at = len(messages) - 1
-            _say(messages[-1], item, kind, parts)
+            _add_to_reply(messages[-1], item, kind, parts)
             last = kind
         else:
             parts.at = len(messages)
-            messages.append(_heard(item, kind, number, parts))
+            messages.append(_input_message(item, kind, number, parts))
             last = ""
     return list(messages)
 
 
 def _kind(item: Mapping[str, Any]) -> str:
-    """``words``, ``thoughts`` or ``call`` of the assistant's, a ``result``, a ``message`` of others, or else."""
+    """``text``, ``thoughts`` or ``call`` of the assistant, a tool's ``result``, another ``message``, or ``else``."""
     kind = item.get("type") or "message"
     if kind == "message":
-        return "words" if item.get("role") == "assistant" else "message"
+        return "text" if item.get("role") == "assistant" else "message"
     if kind == "reasoning":
         return "thoughts"
     if _call(item):
@@ -46,11 +46,11 @@ def _kind(item: Mapping[str, Any]) -> str:
         return "else"
     if kind.endswith("_output"):
         return "result"
-    return "words" if kind.endswith("_call") else "else"
+    return "text" if kind.endswith("_call") else "else"
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The call that an item is, if it is one that the policy could make."""
+    """A call item as a tool call; None for other items and calls that the policy could not make."""
     kind, tool, arguments = item.get("type"), item.get("name"), item.get("arguments")
     vendor = VENDOR_TOOLS.get(str(kind).removesuffix("_call"))
     if vendor is not None and str(kind).endswith("_call"):
@@ -66,11 +66,11 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
 
 
-def _heard(item: Mapping[str, Any], kind: str, number: int, parts: Parts) -> dict[str, Any]:
-    """What others say to the policy. Raises `ApiError` for an unknown role."""
+def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: Parts) -> dict[str, Any]:
+    """An item that is not the assistant's. Raises `ApiError` for an unknown role."""
     if kind == "result":
-        said = item.get("output")
-        content = parts.text(said, "\n") if said is not None else parts.placeholder(item)
+        output = item.get("output")
+        content = parts.text(output, "\n") if output is not None else parts.placeholder(item)
         return {"role": "tool", "tool_call_id": str(item.get("call_id") or item.get("id") or ""), "content": content}
     if kind == "else":
         return {"role": "system" if item.get("role") == "developer" else "user", "content": parts.placeholder(item)}
@@ -81,8 +81,8 @@ def _heard(item: Mapping[str, Any], kind: str, number: int, parts: Parts) -> dic
     return {"role": role, "content": parts.text(item.get("content"), "\n")}
 
 
-def _say(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: Parts) -> None:
-    """Add an item to the assistant's message."""
+def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: Parts) -> None:
+    """Add an item of kind ``text``, ``thoughts`` or ``call`` to the assistant's message."""
     if kind == "call":
         message.setdefault("tool_calls", []).append(_call(item))
     elif kind == "thoughts":
@@ -95,7 +95,7 @@ def _say(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: Par
 
 
 def full_name(namespace: str, tool: str) -> str:
-    """The name by which the policy knows a tool of a namespace.
+    """The function name under which the policy sees a tool of a namespace.
 
     >>> full_name("files", "read"), full_name("", "read")
     ('files__read', 'read')

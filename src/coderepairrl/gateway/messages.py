@@ -1,8 +1,7 @@
 """The dialect of Anthropic's Messages, plain and streaming.
 
 Tools that the vendor would run or that only its models know (``web_search_...``, ``bash_...``) are not shown to the
-policy, and `Turn.overridden` says so. Tools that the client holds back (``defer_loading``) are shown where it refers to
-them.
+policy, and are recorded in `Turn.overridden`. Tools with ``defer_loading`` are shown where the client refers to them.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic_core import from_json
 
-from coderepairrl.gateway.body import Lenient, extras, json_schema, named, read
-from coderepairrl.gateway.call import Call, Outcome
+from coderepairrl.gateway.body import Lenient, extras, json_schema, read, typed_events
+from coderepairrl.gateway.call import Call, Completion
 from coderepairrl.gateway.parts import Parts
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
@@ -25,9 +24,9 @@ name = "messages"
 path = "/messages"
 
 WISHES = ("temperature", "top_p", "top_k", "thinking", "tool_choice")
-"""What a client may ask for and the run decides; recorded in `Turn.overridden` where the two differ."""
+"""Client settings that the run overrides; recorded in `Turn.overridden` where they differ."""
 DEFAULTS = {"thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}}
-"""Wishes that say nothing."""
+"""Settings that are equal to leaving them out."""
 KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -37,11 +36,11 @@ KINDS = {
 }
 """Anthropic's types of errors by status, beside ``invalid_request_error`` and, from 500, ``api_error``."""
 SIGNATURE = "unsigned"
-"""Clients hand thoughts back only if they are signed. Ours are looked up, not verified."""
+"""Clients send thoughts back only if they are signed. We look replies up and verify nothing."""
 
 
 _AROUND = 50
-"""Levels of a body that are reserved for what is around the arguments of a call."""
+"""JSON nesting that a body needs around the arguments of a call."""
 
 
 class _Message(Lenient):
@@ -58,7 +57,7 @@ class _Tool(Lenient):
 
     @property
     def ours(self) -> bool:
-        """Described in full, and run by the client."""
+        """Whether it is described in full and run by the client."""
         return self.type in (None, "custom")
 
 
@@ -116,14 +115,14 @@ def _request(body: _Counted, **more: Any) -> Request:
     )
 
 
-def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
+def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
     """The response to a plain request."""
-    return Answer(request, call).whole(outcome)
+    return MessageWriter(request, call).whole(completion)
 
 
-def tell(request: Request, call: Call) -> Answer:
+def writer(request: Request, call: Call) -> MessageWriter:
     """The response to a streaming request."""
-    return Answer(request, call)
+    return MessageWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
@@ -133,8 +132,8 @@ def error(failure: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": None, "crrl": more}
 
 
-class Answer:
-    """A message as it grows (`body.Telling`). One block is open at a time."""
+class MessageWriter:
+    """Writes the events of one message (`body.EventWriter`), one content block at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -145,27 +144,27 @@ class Answer:
         self._begun = False
 
     def add(self, delta: Delta) -> bytes:
-        """Of blocks and what is in them."""
-        return named(self._add(delta))
+        """Block starts, deltas and stops."""
+        return typed_events(self._add(delta))
 
     def alive(self) -> bytes:
         """A ``ping``."""
-        return named([{"type": "ping"}])
+        return typed_events([{"type": "ping"}])
 
-    def end(self, outcome: Outcome) -> bytes:
+    def end(self, completion: Completion) -> bytes:
         """The end of the open block, ``message_delta``, and the terminal ``message_stop``."""
-        return named(self._end(outcome))
+        return typed_events(self._end(completion))
 
     def fail(self, failure: ApiError) -> bytes:
-        """An ``error``."""
-        return named([error(failure)])
+        """An ``error`` event."""
+        return typed_events([error(failure)])
 
-    def whole(self, outcome: Outcome) -> dict[str, Any]:
-        """The message all at once."""
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The message of a plain response."""
         for delta in self._call.deltas:
             self._add(delta)
-        told = self._end(outcome)[-2]
-        return {**self._message(), **told["delta"], "usage": told["usage"], "crrl": told["crrl"]}
+        last = self._end(completion)[-2]  # the ``message_delta``
+        return {**self._message(), **last["delta"], "usage": last["usage"], "crrl": last["crrl"]}
 
     def _add(self, delta: Delta) -> list[dict[str, Any]]:
         events = self._beginning()
@@ -178,16 +177,16 @@ class Answer:
             events += self._tool_use(delta.call)
         return events
 
-    def _end(self, outcome: Outcome) -> list[dict[str, Any]]:
+    def _end(self, completion: Completion) -> list[dict[str, Any]]:
         usage = {
-            **_input(outcome.usage.prompt, outcome.usage.cached),
-            "output_tokens": outcome.usage.sampled,
-            **_thoughts(outcome),
+            **_input(completion.usage.prompt, completion.usage.cached),
+            "output_tokens": completion.usage.sampled,
+            **_thoughts(completion),
         }
-        reason = {"stop_reason": _stop_reason(outcome, self._request), "stop_sequence": self._stop_sequence(outcome)}
-        told = {"usage": usage, "crrl": extras(outcome)}
-        ending: list[dict[str, Any]] = [{"type": "message_delta", "delta": reason, **told}, {"type": "message_stop"}]
-        return [*self._beginning(), *self._close(), *ending]
+        stop = completion.stop if completion.stop in self._request.stop else None
+        delta = {"stop_reason": _stop_reason(completion, self._request), "stop_sequence": stop}
+        last = {"type": "message_delta", "delta": delta, "usage": usage, "crrl": extras(completion)}
+        return [*self._beginning(), *self._close(), last, {"type": "message_stop"}]
 
     def _message(self) -> dict[str, Any]:
         return {
@@ -201,9 +200,6 @@ class Answer:
             "usage": {**_input(self._call.prompt, self._call.cached), "output_tokens": 0},
         }
 
-    def _stop_sequence(self, outcome: Outcome) -> str | None:
-        return outcome.stop if outcome.stop in self._request.stop else None
-
     def _beginning(self) -> list[dict[str, Any]]:
         if self._begun:
             return []
@@ -211,7 +207,7 @@ class Answer:
         return [{"type": "message_start", "message": {**self._message(), "content": []}}]
 
     def _text(self, fresh: dict[str, Any], key: str, kind: str, text: str) -> list[dict[str, Any]]:
-        """More of some words or thoughts."""
+        """More of a text or thinking block."""
         events: list[dict[str, Any]] = []
         if not self._open or self._content[-1]["type"] != fresh["type"]:
             events += [*self._close(), self._start(fresh)]
@@ -219,7 +215,7 @@ class Answer:
         return [*events, self._delta({"type": kind, key: text})]
 
     def _tool_use(self, function: FunctionCall) -> list[dict[str, Any]]:
-        """A whole tool call."""
+        """A complete block with a tool call."""
         identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
         self._calls += 1
         value = _object(function.arguments)
@@ -256,25 +252,26 @@ def _input(prompt: int, cached: int) -> dict[str, int]:
     }
 
 
-def _stop_reason(outcome: Outcome, request: Request) -> str:
-    if outcome.turn.finish is Finish.LENGTH:
-        return "model_context_window_exceeded" if outcome.limit in ("tokens", "context") else "max_tokens"
-    if outcome.stop in request.stop:
+def _stop_reason(completion: Completion, request: Request) -> str:
+    if completion.turn.finish is Finish.LENGTH:
+        return "model_context_window_exceeded" if completion.limit in ("tokens", "context") else "max_tokens"
+    if completion.stop in request.stop:
         return "stop_sequence"
-    return "tool_use" if "tool_calls" in outcome.message else "end_turn"
+    return "tool_use" if "tool_calls" in completion.message else "end_turn"
 
 
-def _thoughts(outcome: Outcome) -> dict[str, Any]:
-    return {"output_tokens_details": {"thinking_tokens": outcome.usage.reasoning}} if outcome.usage.reasoning else {}
+def _thoughts(completion: Completion) -> dict[str, Any]:
+    thinking = completion.usage.reasoning
+    return {"output_tokens_details": {"thinking_tokens": thinking}} if thinking else {}
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as the object that this dialect asks for; what is none is called ``value``."""
+    """Arguments as the object that this dialect requires; anything else is wrapped as ``value``."""
     try:
-        value = json.loads(arguments, parse_constant=str)  # NaN is no JSON
-        # no infinity (1e999) and no half characters, which are no JSON either
+        value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
+        # refuses infinity (1e999) and half characters, which are not JSON either
         text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
-        from_json(b"%s%s%s" % (b"[" * _AROUND, text, b"]" * _AROUND))  # nested so deep that we could not read it back
+        from_json(b"%s%s%s" % (b"[" * _AROUND, text, b"]" * _AROUND))  # too deeply nested to be parsed again
     except (ValueError, RecursionError):
         value = arguments
     return value if isinstance(value, dict) else {"value": value}
@@ -290,15 +287,15 @@ def _tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _loaded(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
-    """A tool that the client held back (``defer_loading``) and now refers to, as the policy is shown tools."""
-    named = part.get("tool_name")
-    if part.get("type") != "tool_reference" or not isinstance(named, str) or named not in later:
+    """The definition, as text, of a ``defer_loading`` tool that the client refers to."""
+    typed_events = part.get("tool_name")
+    if part.get("type") != "tool_reference" or not isinstance(typed_events, str) or typed_events not in later:
         return None
-    return json.dumps(later[named], ensure_ascii=False)
+    return json.dumps(later[typed_events], ensure_ascii=False)
 
 
 def _add(messages: list[Message], message: _Message, parts: Parts) -> None:
-    """`message` as one or more of ours: results of tools are messages of their own; words between them are, too."""
+    """Append `message`, split so that each tool result and each text between them is a message of its own."""
     blocks = message.content if isinstance(message.content, list) else [message.content]
     if message.role == "assistant":
         parts.at = len(messages)
@@ -306,7 +303,7 @@ def _add(messages: list[Message], message: _Message, parts: Parts) -> None:
         return
     words: list[Any] = []
 
-    def said() -> None:
+    def flush() -> None:
         parts.at = len(messages)
         messages.append({"role": message.role, "content": parts.text(words, "\n")})
         words.clear()
@@ -317,16 +314,16 @@ def _add(messages: list[Message], message: _Message, parts: Parts) -> None:
             words.append(block)
             continue
         if words:
-            said()
+            flush()
         parts.at = len(messages)
         result = {"tool_call_id": str(block.get("tool_use_id", "")), "content": parts.text(block.get("content"), "\n")}
         messages.append({"role": "tool", **result})
     if words or len(messages) == before:
-        said()
+        flush()
 
 
 def _assistant(blocks: Sequence[Any], parts: Parts) -> Message:
-    """What the assistant thought, said and called."""
+    """Thoughts, text and calls as one assistant message."""
     words, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None

@@ -1,8 +1,8 @@
 """The content of messages as text, in every dialect.
 
-A policy reads text only. What else clients send (images, documents, audio, files, kinds that were invented since) is
-named by a short placeholder, the same for the same content: ``[image: image/png, 12345 bytes, not shown]``. Nothing is
-refused: what is in a message comes from tools that the policy called, as often as not.
+A policy reads text only. Other content (images, documents, audio, files, kinds invented since) is replaced by a short
+placeholder, the same for the same content: ``[image: image/png, 12345 bytes, not shown]``. Nothing is refused, since
+such content often comes from tools that the policy called.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ KINDS = {
     **dict.fromkeys(("video_url", "input_video"), "video"),
     "input_file": "file",
 }
-"""What a placeholder calls a kind, if not by its own name."""
+"""Kinds whose name in a placeholder differs from the API's."""
 LONGEST = 100
 """Characters of a name or an address in a placeholder."""
 
 
 class Parts:
-    """Reads the content of one request's messages; `hidden` says what of it was left out, in the message `at` which.
+    """Reads the content of one request's messages. `hidden` lists what was replaced, as (`at`, description).
 
-    `known` reads kinds of parts that only one dialect has; it returns None for one that it does not know.
+    `known` reads the kinds of parts that only one dialect has, and returns None for all others.
 
     >>> parts = Parts()
     >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}])
@@ -44,7 +44,7 @@ class Parts:
         self._known = known
 
     def text(self, content: object, between: str = "") -> str:
-        """`content` (a string, parts, or whatever a client sent) with `between` its parts; a placeholder has a line."""
+        """`content` (a string, parts, or anything else) joined with `between`; a placeholder has its own line."""
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False
@@ -58,7 +58,7 @@ class Parts:
         return written
 
     def placeholder(self, part: Mapping[str, Any]) -> str:
-        """What stands for something that is no text."""
+        """The placeholder for a part that is not text."""
         what = described(part)
         self.hidden.append((self.at, what))
         return f"[{what}, not shown]"
@@ -87,13 +87,13 @@ class Parts:
 
 
 def described(part: Mapping[str, Any]) -> str:
-    """What a part is, in a few words: its kind, then name, type and size, as far as it says.
+    """A part's kind, then its name, media type and size, as far as they are given.
 
     >>> described({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
     'file: a.pdf, application/pdf, 3 bytes'
     """
-    said = part.get("type")
-    kind = KINDS.get(said) or _plain(said) or "part" if isinstance(said, str) else "part"
+    type = part.get("type")
+    kind = KINDS.get(type) or _plain(type) or "part" if isinstance(type, str) else "part"
     inner = (part.get(key) for key in ("source", "image_url", "input_audio", "file", "video_url"))
     fields = {**part, **{key: value for each in inner if isinstance(each, dict) for key, value in each.items()}}
     texts: dict[str, str] = {key: value for key, value in fields.items() if isinstance(value, str) and value}
@@ -117,7 +117,7 @@ def described(part: Mapping[str, Any]) -> str:
 
 
 def _decoded(base64: str) -> int:
-    """Bytes that so much base64 says."""
+    """Number of bytes that `base64` encodes."""
     return (len(base64) - base64.count("\n") - base64[-2:].count("=")) * 3 // 4
 
 

@@ -1,8 +1,8 @@
-"""Somebody else's model behind the gateway: an OpenAI-compatible endpoint, for evaluation and collection.
+"""Another provider's model behind the gateway: an OpenAI-compatible endpoint, for evaluation and collection.
 
-Whatever dialect an agent speaks, the remote is asked in Chat Completions. Text comes back, without the ids and logprobs
-that training needs: every turn is masked as ``relayed``. The remote is asked again, with growing pauses, while it is
-busy or cannot be reached and nothing of its reply has been passed on; what remains is a `RemoteFault`.
+Whatever dialect an agent speaks, the request is relayed as Chat Completions. The reply is text, without the ids and
+logprobs that training needs: every turn is masked as ``relayed``. While the remote is busy or unreachable and nothing
+of its reply has been passed on, the request is retried with growing pauses; in the end it is a `RemoteFault`.
 """
 
 from __future__ import annotations
@@ -13,90 +13,39 @@ import os
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from coderepairrl.errors import RemoteFault, UsageError
-from coderepairrl.gateway.body import Lenient
 from coderepairrl.gateway.call import Usage
+from coderepairrl.gateway.remote_answer import Received, RemoteAnswer, event_data, is_json
 from coderepairrl.gateway.request import ApiError, Message, Request
 from coderepairrl.gateway.tree import Placement, TextTree
-from coderepairrl.gateway.workers import Desk
+from coderepairrl.gateway.workers import Offload
 from coderepairrl.tokens import Delta, FunctionCall, Reply
 from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 FORWARDED = ("tool_choice", "parallel_tool_calls", "reasoning_effort")
-"""Wishes of Chat Completions that the remote is told of; and the format of replies, from every dialect."""
+"""Settings that Chat Completions clients may choose for a remote; ``response_format`` of any dialect is sent, too."""
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which the same request may succeed."""
 MAX_ANSWER = 64 << 20
-"""Bytes of an answer."""
+"""Longest answer in bytes."""
 MAX_PAUSE = 60.0
-"""Seconds: a remote that asks for more (``retry-after``) is not waited for."""
+"""Seconds: a longer ``Retry-After`` ends the attempts."""
 CONNECT_SECONDS = 30.0
 _SCRUBBED = 8
-"""Keys of at least so many characters are cut out of whatever the remote says."""
-_UNTOLD = {"prompt_tokens": 0, "completion_tokens": 0}
+"""Keys of at least this many characters are removed from all answers."""
+_NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
 
 
-class _Function(Lenient):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(Lenient):
-    index: int | None = None
-    id: str | None = None
-    function: _Function
-
-
-class _Said(Lenient):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(Lenient):
-    message: _Said | None = None
-    delta: _Said | None = None
-    finish_reason: str | None = None
-    stop_reason: Any = None
-    token_ids: list[int] | None = None
-
-
-class _Cached(Lenient):
-    cached_tokens: int | None = None
-
-
-class _Thoughts(Lenient):
-    reasoning_tokens: int | None = None
-
-
-class _Used(Lenient):
-    prompt_tokens: int
-    completion_tokens: int
-    prompt_tokens_details: _Cached | None = None
-    completion_tokens_details: _Thoughts | None = None
-
-
-class _Answer(Lenient):
-    id: str | None = None
-    model: str | None = None
-    choices: list[_Choice] = Field(default_factory=list)
-    usage: _Used | None = None
-    prompt_token_ids: list[int] | None = None
-    error: Any = None
-
-
-class _Busy(Exception):
-    """It may work a little later, `after` seconds at least."""
+class _Retryable(Exception):
+    """A failure that may pass, after at least `after` seconds."""
 
     def __init__(self, fault: RemoteFault, after: float = 0.0) -> None:
         super().__init__(str(fault))
@@ -108,21 +57,22 @@ class Remote:
     """The model `model` at `url`, the base of an OpenAI-compatible API, as the source of a gateway's replies.
 
     Args:
-        url: ends in ``/v1`` with most.
-        model: its name there; not needed where there is only one.
-        key: is sent to the remote, and cut out of whatever comes back.
-        context: longest sequence in tokens; as the remote has it, if it says so, where None.
-        attempts: how often one request is sent at most.
-        backoff: seconds before the second attempt; doubled before each further one.
-        max_tokens_name: ``max_completion_tokens`` for models that insist on it.
-        extra_body: added to every request.
+        url: usually ends in ``/v1``.
+        model: its name there; may be empty if the remote serves only one.
+        key: API key; removed from everything that comes back.
+        context: longest sequence in tokens; None for what the remote reports, if it does.
+        attempts: how often a request is sent at most.
+        backoff: seconds before the second attempt, doubled before each further one.
+        max_tokens_name: ``max_completion_tokens`` for models that require it.
+        extra_body: fields added to every request.
 
-    Entering it asks for the remote's models. Raises `RemoteFault` when it is not there or refuses the key, and
-    `UsageError` when no `model` is named and there is not just one.
+    Entering the context asks for the remote's models. Raises `RemoteFault` when it cannot be reached or refuses the
+    key, and `UsageError` when `model` is empty and it serves several.
     """
 
     masked = "relayed"
     counts = False
+    codec = None
 
     def __init__(
         self,
@@ -146,7 +96,7 @@ class Remote:
         self._key = key.encode()
 
     async def __aenter__(self) -> Self:
-        headers = {"Authorization": f"Bearer {self._key.decode() or 'none'}"}  # some servers insist on any
+        headers = {"Authorization": f"Bearer {self._key.decode() or 'none'}"}  # some servers require the header
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         self._client = aiohttp.ClientSession(headers=headers, timeout=timeout)
         try:
@@ -161,30 +111,26 @@ class Remote:
     ) -> None:
         await self._client.close()
 
-    @property
-    def writer(self) -> None:
-        """Nobody here: the remote writes them."""
-
-    def tree(self, desk: Desk) -> TextTree:
-        """Of text only."""
-        return TextTree(desk)
+    def tree(self, offload: Offload) -> TextTree:
+        """Without ids."""
+        return TextTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """What Chat Completions has words for, of a client that speaks it, and the format that any client asks for."""
+        """The settings in `FORWARDED` of Chat Completions clients, and ``response_format`` of any client."""
         names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
         return {name: request.wishes[name] for name in names if name in request.wishes}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
-        """A reply to the conversation as the client has it. The seed is not sent: few would honour it."""
+        """A reply to the client's conversation. The seed is not sent, since few servers use it."""
         return Relayed(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
 
     async def health(self) -> Mapping[str, float]:
-        """No counters. Raises `RemoteFault` when it is not there."""
+        """No counters. Raises `RemoteFault` when the remote cannot be reached."""
         await self._cards()
         return {}
 
     def body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
-        """The request in Chat Completions."""
+        """The request as a Chat Completions body."""
         off = Sampling()
         shaped = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
         return {
@@ -200,8 +146,8 @@ class Remote:
             **self._extra_body,
         }
 
-    async def ask(self, body: Mapping[str, Any]) -> AsyncGenerator[_Answer, None]:
-        """The answers to one request: one, or a stream. Raises `_Busy`, `RemoteFault`, `ApiError`."""
+    async def ask(self, body: Mapping[str, Any]) -> AsyncGenerator[RemoteAnswer, None]:
+        """Yield the response to `body`, or its chunks. Raises `_Retryable`, `RemoteFault`, `ApiError`."""
         raw = json.dumps(body).encode(errors="surrogatepass")
         headers = {"Content-Type": "application/json"}
         url = f"{self.url}/chat/completions"
@@ -214,7 +160,7 @@ class Remote:
                             raise self._refusal(answer, piece)
                         yield self._read(piece)
         except (aiohttp.ClientError, OSError) as error:
-            raise _Busy(self._unreachable(error)) from error
+            raise _Retryable(self._unreachable(error)) from error
 
     async def _whole(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         data = bytearray()
@@ -228,11 +174,11 @@ class Remote:
         async for piece in answer.content.iter_any():
             *lines, rest = (rest + self._bounded(piece, total)).split(b"\n")
             total += len(piece)
-            for data in filter(None, map(_data, lines)):
+            for data in filter(None, map(event_data, lines)):
                 if data == b"[DONE]":
                     return
                 yield self._scrubbed(data)
-        if _is_json(last := _data(rest)):  # the last line may lack its end; a part of an event is none
+        if is_json(last := event_data(rest)):  # without final newline; a truncated event is ignored
             yield self._scrubbed(last)
 
     def _bounded(self, piece: bytes, before: int) -> bytes:
@@ -241,33 +187,33 @@ class Remote:
         return piece
 
     def _scrubbed(self, data: bytes) -> bytes:
-        """Without the key, which no agent and no log is to see."""
+        """`data` without the API key, which must reach neither agents nor logs."""
         return data.replace(self._key, b"***") if len(self._key) >= _SCRUBBED else data
 
-    def _read(self, data: bytes) -> _Answer:
+    def _read(self, data: bytes) -> RemoteAnswer:
         try:
-            answer = _Answer.model_validate_json(data)
+            answer = RemoteAnswer.model_validate_json(data)
         except ValidationError as error:
-            said = data[:200].decode(errors="replace")
-            raise RemoteFault(f"{self.url} answers what is no chat completion: {said}") from error
+            start = data[:200].decode(errors="replace")
+            raise RemoteFault(f"{self.url} answers what is no chat completion: {start}") from error
         if answer.error is not None:
             raise RemoteFault(f"{self.url} breaks off: {json.dumps(answer.error)[:500]}")
         return answer
 
     def _refusal(self, answer: aiohttp.ClientResponse, data: bytes) -> Exception:
-        said = data[:500].decode(errors="replace").strip()
-        if answer.status in (400, 413, 422) and _too_long(said):
-            return ApiError(400, "context_length_exceeded", said, param="messages", limit="context")
+        text = data[:500].decode(errors="replace").strip()
+        if answer.status in (400, 413, 422) and _too_long(text):
+            return ApiError(400, "context_length_exceeded", text, param="messages", limit="context")
         fixes = {
             401: "check the key (engine.options.key_env names its variable)",
             403: "check the key, and what it may use",
             404: "check the URL, which ends in /v1 with most, and the model's name",
         }
-        fault = RemoteFault(f"{self.url} answered {answer.status}: {said}", fix=fixes.get(answer.status, ""))
+        fault = RemoteFault(f"{self.url} answered {answer.status}: {text}", fix=fixes.get(answer.status, ""))
         if answer.status not in BUSY:
             return fault
         after = _seconds(answer.headers.get("Retry-After", ""), answer.headers.get("Date", ""))
-        return _Busy(fault, after) if after <= MAX_PAUSE else fault
+        return _Retryable(fault, after) if after <= MAX_PAUSE else fault
 
     def _unreachable(self, error: Exception) -> RemoteFault:
         return RemoteFault(
@@ -275,7 +221,7 @@ class Remote:
         )
 
     async def _cards(self) -> list[dict[str, Any]]:
-        """What it says of its models, which is nothing with some. Raises `RemoteFault`."""
+        """The remote's list of models, empty if it has none. Raises `RemoteFault`."""
         try:
             async with (
                 asyncio.timeout(CONNECT_SECONDS),
@@ -284,7 +230,7 @@ class Remote:
                 data = b"".join([piece async for piece in self._whole(answer)])
                 if answer.status in (401, 403):
                     raise self._refusal(answer, data)
-        except (aiohttp.ClientError, OSError) as error:  # which a timeout is, too
+        except (aiohttp.ClientError, OSError) as error:  # includes TimeoutError
             raise self._unreachable(error) from error
         try:
             cards = json.loads(data)["data"] if answer.ok else []
@@ -305,65 +251,8 @@ class Remote:
             self.context = longest
 
 
-@dataclass
-class _Heard:
-    """What one attempt has brought so far."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[dict[str, str]] = field(default_factory=list)
-    places: dict[int, int] = field(default_factory=dict)
-    """Where in `calls` is the newest of each number that the server gave."""
-    finish: str = ""
-    whole: bool = False
-    """It came all at once, and is passed on when it has been read to the end."""
-    stopped_by: str = ""
-    used: _Used | None = None
-    about: dict[str, Any] = field(default_factory=dict)
-
-    def take(self, answer: _Answer) -> list[Delta]:
-        """Add what `answer` says; what of a stream can be passed on at once."""
-        self.used = answer.usage or self.used
-        for name in ("id", "model", "prompt_token_ids"):
-            if value := getattr(answer, name):
-                self.about[name] = value
-        deltas = []
-        for choice in answer.choices[:1]:
-            self.whole = choice.message is not None
-            said = choice.message or choice.delta or _Said()
-            if thoughts := said.reasoning_content or said.reasoning or "":
-                self.reasoning += thoughts
-                deltas.append(Delta(reasoning=thoughts))
-            if words := (said.content or "") + (said.refusal or ""):
-                self.content += words
-                deltas.append(Delta(content=words))
-            for call in said.tool_calls or ():
-                self._call(call)
-            if choice.token_ids:
-                self.about["token_ids"] = [*self.about.get("token_ids", ()), *choice.token_ids]
-            if self.whole or choice.finish_reason:
-                self.finish = choice.finish_reason or "stop"
-            if isinstance(choice.stop_reason, str):
-                self.stopped_by = choice.stop_reason
-        return [] if self.whole else deltas
-
-    def _call(self, piece: _Call) -> None:
-        """A tool call, or a piece of one: some servers number them, from 0 or 1; others only give a new one an id."""
-        newest = len(self.calls) - 1
-        at = newest if piece.index is None else self.places.get(piece.index, -1)
-        if at < 0 or (piece.id and self.calls[at]["id"] not in ("", piece.id)):
-            self.calls.append({"id": "", "name": "", "arguments": ""})
-            at = newest + 1
-        if piece.index is not None:
-            self.places[piece.index] = at
-        call = self.calls[at]
-        call["id"] = call["id"] or piece.id or ""
-        call["name"] += piece.function.name or ""
-        call["arguments"] += piece.function.arguments or ""
-
-
 class Relayed:
-    """One reply of a `Remote`."""
+    """One reply of a `Remote` (`source.Generating`)."""
 
     def __init__(self, remote: Remote, request: Request, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -371,7 +260,7 @@ class Relayed:
         self.out_of_time = False
         self._remote = remote
         self._body = remote.body(request, sampling)
-        self._heard = _Heard()
+        self._received = Received()
         self._passed_on = False
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
@@ -384,10 +273,10 @@ class Relayed:
                     try:
                         await self._attempt(publish)
                         return
-                    except _Busy as busy:
+                    except _Retryable as busy:
                         wait = max(pause, busy.after)
                         late = asyncio.get_running_loop().time() + wait >= deadline
-                        if not left or self._passed_on or late:  # what no remote said is no reply of a model
+                        if not left or self._passed_on or late:  # out of time or not, an outage is no reply
                             raise busy.fault from busy
                         await asyncio.sleep(wait)
                         pause *= 2
@@ -397,16 +286,16 @@ class Relayed:
             self.out_of_time = True
 
     async def _attempt(self, publish: Callable[[list[Delta]], None]) -> None:
-        self._heard = heard = _Heard()
+        self._received = received = Received()
         async with aclosing(self._remote.ask(self._body)) as answers:
             async for answer in answers:
-                deltas = heard.take(answer)
+                deltas = received.take(answer)
                 self._passed_on = self._passed_on or bool(deltas)
                 publish(deltas)
-        if not heard.finish:
+        if not received.finish:
             cut = RemoteFault(f"{self._remote.url} broke off in the middle of a reply")
-            raise _Busy(cut)
-        if heard.used is None:
+            raise _Retryable(cut)
+        if received.usage is None:
             raise RemoteFault(
                 f"{self._remote.url} does not say how many tokens a reply took",
                 fix="limits and reports need it: use a server that sends `usage`, in streams, too",
@@ -414,18 +303,18 @@ class Relayed:
 
     @property
     def finish(self) -> Finish:
-        """As the remote says."""
-        return Finish.LENGTH if self.out_of_time or self._heard.finish == "length" else Finish.STOP
+        """As the remote reports, LENGTH when out of time."""
+        return Finish.LENGTH if self.out_of_time or self._received.finish == "length" else Finish.STOP
 
     @property
     def stopped_by(self) -> str:
-        """Where the remote tells, which few do."""
-        return self._heard.stopped_by if self._heard.stopped_by in self.sampling.stop else ""
+        """The stop string, if the remote reports one, as few do."""
+        return self._received.stopped_by if self._received.stopped_by in self.sampling.stop else ""
 
     @property
     def usage(self) -> Usage:
-        """As the remote says."""
-        used = self._heard.used
+        """As the remote reports."""
+        used = self._received.usage
         if used is None:
             return Usage(0, 0, 0, 0, 0)
         cached = used.prompt_tokens_details.cached_tokens if used.prompt_tokens_details else 0
@@ -436,31 +325,31 @@ class Relayed:
     @property
     def remote(self) -> dict[str, Any]:
         """`Turn.remote`."""
-        heard = self._heard
-        usage = heard.used.model_dump(exclude_none=True) if heard.used else _UNTOLD
-        return {"url": self._remote.url, **heard.about, "finish_reason": heard.finish, "usage": usage}
+        received = self._received
+        usage = received.usage.model_dump(exclude_none=True) if received.usage else _NO_USAGE
+        return {"url": self._remote.url, **received.extra, "finish_reason": received.finish, "usage": usage}
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply; tool calls are passed on at its end, and only if it has one."""
-        heard = self._heard
-        rest = [Delta(reasoning=heard.reasoning), Delta(content=heard.content)] if heard.whole else []
-        said = heard.calls if heard.finish else []
-        calls = tuple(FunctionCall(call["name"], call["arguments"] or "{}", call["id"]) for call in said)
-        return Reply(heard.content, heard.reasoning, calls), [*rest, *(Delta(call=call) for call in calls)]
+        """The whole reply. Tool calls are passed on here, and only if the reply was received to its end."""
+        received = self._received
+        rest = [Delta(reasoning=received.reasoning), Delta(content=received.content)] if received.whole else []
+        complete = received.calls if received.finish else []
+        calls = tuple(FunctionCall(call["name"], call["arguments"] or "{}", call["id"]) for call in complete)
+        return Reply(received.content, received.reasoning, calls), [*rest, *(Delta(call=call) for call in calls)]
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """Both empty: a remote does not say which ids it sampled with which logprobs."""
+        """Both empty: there are no ids and logprobs to trust."""
         nothing = TokenSpan((), Origin.POLICY)
         return nothing, nothing
 
 
 def _why(error: Exception) -> str:
-    """What a connection failed of, in words that need no Python, and without what was sent."""
+    """Why a connection failed, without Python's terms and without the request."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not valid"
     if isinstance(cause, socket.gaierror):
-        return "nobody knows this host"
+        return "unknown host"
     if isinstance(cause, TimeoutError):
         return "no answer in time"
     if isinstance(cause, OSError) and cause.errno:
@@ -471,32 +360,19 @@ def _why(error: Exception) -> str:
 
 
 def _message(message: Message) -> Message:
-    """As servers want it that refuse an empty text beside tool calls."""
+    """`message` without empty content beside tool calls, which some servers refuse."""
     return {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
 
 
-def _data(line: bytes) -> bytes:
-    """What a line of server-sent events says; nothing for comments and other fields."""
-    return line[len(b"data:") :].strip() if line.startswith(b"data:") else b""
-
-
-def _is_json(data: bytes) -> bool:
-    try:
-        json.loads(data)
-    except ValueError:
-        return False
-    return True
-
-
-def _too_long(said: str) -> bool:
-    low = said.lower()
-    return any(text in low for text in ("context_length_exceeded", "context length", "context window", "too long"))
+def _too_long(text: str) -> bool:
+    low = text.lower()
+    return any(phrase in low for phrase in ("context_length_exceeded", "context length", "context window", "too long"))
 
 
 def _seconds(retry_after: str, date: str) -> float:
-    """A ``Retry-After`` in seconds; 0 for none, or one that nobody understands.
+    """A ``Retry-After`` header in seconds; 0 if it is missing or invalid.
 
-    One that names a time means the server's clock, which said `date` (``Date``): ours may be another.
+    A time in it is relative to the server's clock, which is in `date` (the ``Date`` header): ours may differ.
     """
     try:
         return max(0.0, float(retry_after))
@@ -504,5 +380,5 @@ def _seconds(retry_after: str, date: str) -> float:
         pass
     try:
         return max(0.0, (parsedate_to_datetime(retry_after) - parsedate_to_datetime(date)).total_seconds())
-    except (ValueError, TypeError):  # no date, or one with and one without a zone
+    except (ValueError, TypeError):  # not a date, or only one of the two with a time zone
         return 0.0

@@ -1,4 +1,4 @@
-"""What every dialect is translated to, and the errors that every dialect translates from."""
+"""The request that every dialect is parsed into, its errors, and keys that identify conversations."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 Message = Mapping[str, Any]
 """``role``, ``content`` (a string), and of an assistant ``tool_calls`` with JSON text as arguments."""
 Defaults = Mapping[str, Mapping[str, Any]]
-"""Of each tool, what its arguments are where they are left out."""
+"""Default arguments of each tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model call as a client asked for it, whatever its dialect."""
+    """One model call as a client asked for it, in any dialect."""
 
     dialect: str
     model: str
@@ -29,22 +29,22 @@ class Request:
     wishes: Mapping[str, Any] = field(default_factory=dict)
     """Settings that the client chose and the run decides: temperature, seed, tool_choice, ..."""
     hidden: tuple[tuple[int, str], ...] = ()
-    """What of the messages is no text and is not shown: the index of a message, and a few words."""
+    """Content that is not text and not shown to the policy: index of its message, and a description."""
     after: str = ""
-    """Name of the call (`Call.name`) whose conversation the messages go on from, where they are not all of it."""
+    """`Call.name` of the call whose conversation the messages continue; empty if they are all of it."""
     opening: int = 0
-    """Messages at the beginning that stand for this request only: others that go on from it do not inherit them."""
+    """Leading messages that hold for this request only: requests that continue it do not inherit them."""
     store: bool = False
-    """Whether the client may ask for the reply again, by its name."""
+    """Whether the client may fetch the reply again by its id."""
     unread: bool = False
-    """Its messages are items of its dialect as JSON, some of which refer to stored replies: the dialect reads them."""
+    """Its messages are still items of its dialect as JSON, since some refer to stored replies (`responses.resolve`)."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the dialect remembers of the request for its reply."""
+    """What the dialect needs for writing the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A dialect's way to ask how many tokens a request has: its path, its bodies, its answer."""
+    """A dialect's endpoint that counts the tokens of a request: path, parser, response."""
 
     path: str
     parse: Callable[[bytes], Request]
@@ -52,10 +52,10 @@ class Counter:
 
 
 class ApiError(Exception):
-    """An answer that is not a reply; each dialect gives it its own shape.
+    """An error response; each dialect writes it in its own shape.
 
-    `code` says exactly what happened, `kind` is the family of OpenAI's error types. No client may retry: a
-    fault ends the episode, everything else is as wrong the second time (``x-should-retry: false``).
+    `code` is specific, `kind` is OpenAI's error type. Clients must not retry (``x-should-retry: false``): a fault
+    ends the episode, and everything else fails the same way again.
     """
 
     def __init__(self, status: int, code: str, message: str, *, param: str | None = None, limit: str = "") -> None:
@@ -67,10 +67,10 @@ class ApiError(Exception):
         self.limit = limit
 
     def again(self) -> ApiError:
-        """The same error, to be kept or raised elsewhere.
+        """A copy without traceback, to be stored or raised elsewhere.
 
-        One that was raised holds every frame it passed, with all they know: kept in one of them, or by something that
-        one of them knows, it is freed by the garbage collector only.
+        A raised exception references every frame it passed; storing it where one of those frames can reach it makes a
+        cycle that only the garbage collector frees.
         """
         return ApiError(self.status, self.code, self.message, param=self.param, limit=self.limit)
 
@@ -83,26 +83,26 @@ class ApiError(Exception):
 
 
 class Digest:
-    """The name of a request body, by which a retry is recognised, computed while the body arrives."""
+    """Hash of a request body, computed while it arrives; a retry has the same."""
 
     def __init__(self, dialect: str) -> None:
-        self._hash = hashlib.sha256(dialect.encode())  # which processors have instructions for
+        self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
 
     def update(self, data: bytes) -> None:
         """The next bytes of the body."""
         self._hash.update(data)
 
-    def name(self) -> str:
+    def hexdigest(self) -> str:
         """32 hexadecimal digits."""
         return self._hash.hexdigest()[:32]
 
 
-class Names:
-    """Names of every prefix of a conversation under its tools, of one conversation after another.
+class PrefixKeys:
+    """Keys (16-byte hashes) of every prefix of a conversation under its tools.
 
-    Two conversations with the same name say the same: equal roles, texts and tool calls. Ids of tool calls,
-    thoughts and blanks around a reply are left out, since clients rewrite, drop and trim them, and so are arguments
-    that are what their tool's schema has as default, since clients fill them in.
+    Conversations with equal keys have equal roles, texts and tool calls. Left out are what clients rewrite, drop or
+    trim (ids of tool calls, thoughts, whitespace around a reply) and what they fill in (arguments equal to the default
+    in their tool's schema). The last conversation is remembered: one that extends it costs only its new messages.
     """
 
     def __init__(self) -> None:
@@ -112,25 +112,26 @@ class Names:
         self._keys = [b""]
 
     def unseen(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
-        """What `of` would have to name: the messages that the last conversation did not begin with, new tools."""
-        if tools_name(tools) != self._keys[0]:
+        """What `of` would have to hash: new tools, and messages that the last conversation did not begin with."""
+        if tools_key(tools) != self._keys[0]:
             return tools, messages
         return messages[self._same(messages) :]
 
     def remember(self, messages: tuple[Message, ...], keys: list[bytes], defaults: Defaults) -> None:
-        """Keep what `of` would have found, where a process of `workers` named the conversation."""
+        """Store keys that a worker process computed."""
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        """The nth is that of the first n messages. What the last conversation began with is not named again."""
-        root = tools_name(tools)
+        """Keys by number of leading messages: the first is that of no message, the last that of all."""
+        root = tools_key(tools)
         if root != self._keys[0]:
             self.defaults, self._messages, self._keys = argument_defaults(tools), (), [root]
         same = self._same(messages)
         keys = self._keys[: same + 1]
         for message in messages[same:]:
             keys.append(next_key(keys[-1], message, self.defaults))
-        self._messages, self._keys = (*self._messages[:same], *messages[same:]), keys  # not if one has no name
+        # only now: `next_key` may have raised
+        self._messages, self._keys = (*self._messages[:same], *messages[same:]), keys
         return list(keys)
 
     def _same(self, messages: tuple[Message, ...]) -> int:
@@ -139,31 +140,31 @@ class Names:
         return next((at for at, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
 
 
-class Tools(tuple[Mapping[str, Any], ...]):
-    """Tools whose name is known: they may be large, and come with every request."""
+class KeyedTools(tuple[Mapping[str, Any], ...]):
+    """Tools with their key, computed once: they may be large, and come with every request."""
 
-    name: bytes
+    key: bytes
 
 
-def named(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """`tools`, named."""
-    sequence = Tools(tools)
-    sequence.name = tools_name(tools)
+def keyed(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
+    """`tools` with their key."""
+    sequence = KeyedTools(tools)
+    sequence.key = tools_key(tools)
     return sequence
 
 
-def tools_name(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """Name of the empty conversation under `tools`."""
-    return tools.name if isinstance(tools, Tools) else hashlib.blake2b(_json(list(tools)), digest_size=16).digest()
+def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
+    """Key of the empty conversation under `tools`."""
+    return tools.key if isinstance(tools, KeyedTools) else hashlib.blake2b(_json(list(tools)), digest_size=16).digest()
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
-    """Name of the conversation `key` after `message`, under tools with `argument_defaults`."""
+    """Key of the conversation `key` followed by `message`, under tools with these `argument_defaults`."""
     return hashlib.blake2b(key + _essence(message, defaults), digest_size=16).digest()
 
 
 def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
-    """What each tool takes for arguments that are left out, where its schema says so."""
+    """Default arguments of each tool, from its JSON schema."""
     defaults: dict[str, dict[str, Any]] = {}
     for tool in tools:
         schema = tool["function"].get("parameters") or {}
@@ -194,9 +195,9 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
 
 
 def _parsed(arguments: str) -> Any:
-    """The meaning of JSON text, which clients may format anew; the text itself where it has none."""
+    """JSON text as a value, since clients reformat it; invalid JSON as it is."""
     try:
-        return json.loads(arguments, parse_int=float)  # as JavaScript reads numbers, and writes 1.0 back as 1
+        return json.loads(arguments, parse_int=float)  # JavaScript clients write 1.0 back as 1
     except (ValueError, RecursionError):
         return arguments
 

@@ -1,10 +1,9 @@
 """The dialect of OpenAI's Responses, plain and streaming.
 
-A request brings its whole conversation as ``input``, or names the response after which it comes
-(``previous_response_id``): an episode remembers its responses whether or not a client asks to ``store`` them. Custom
-tools, whose input is free text, are shown to the policy as functions of one string, and so are tools that the vendor
-spells in a way of its own (`vendor_tools`). Tools that the vendor would run (web search, ...) are not shown, and
-`Turn.overridden` says so.
+A request has its whole conversation as ``input``, or names the response that it continues (``previous_response_id``):
+an episode remembers its responses whether or not a client asks to ``store`` them. Custom tools, whose input is free
+text, are shown to the policy as functions of one string; client-run tools of the vendor as functions, too
+(`vendor_tools`). Tools that the vendor would run (web search, ...) are not shown, and recorded in `Turn.overridden`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 from pydantic import Field
 
-from coderepairrl.gateway.body import Lenient, extras, json_schema, named, read, unsupported
-from coderepairrl.gateway.call import Call, Find, Outcome
+from coderepairrl.gateway.body import Lenient, extras, json_schema, read, typed_events, unsupported
+from coderepairrl.gateway.call import Call, Completion, Find
 from coderepairrl.gateway.items import full_name, read_items
 from coderepairrl.gateway.parts import Parts
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
@@ -38,11 +37,11 @@ WISHES = (
     "reasoning",
     "truncation",
 )
-"""What a client may ask for and the run decides; recorded in `Turn.overridden` where the two differ."""
+"""Client settings that the run overrides; recorded in `Turn.overridden` where they differ."""
 DEFAULTS = {"tool_choice": "auto", "parallel_tool_calls": True, "truncation": "disabled"}
-"""Wishes that say nothing."""
+"""Settings that are equal to leaving them out."""
 STORED = ("conversation", "prompt", "background")
-"""Fields that need a server with a memory of its own."""
+"""Fields that need server-side storage that we do not have."""
 
 _ID = "resp_"
 
@@ -118,13 +117,13 @@ def parse(raw: bytes) -> Request:
     return _read(request, opening, items)
 
 
-def recalled(request: Request, find: Find) -> Request:
-    """A request whose items refer to what was said in responses of its episode, with its messages.
+def resolve(request: Request, find: Find) -> Request:
+    """A request with ``item_reference`` items, with the items looked up in the episode's responses.
 
-    Raises `ApiError` (404) where there is no such item.
+    Raises `ApiError` (404) for an unknown item.
     """
     at = request.opening
-    items = [_recalled(json.loads(item["content"]), find) for item in request.messages[at:]]
+    items = [_resolve_item(json.loads(item["content"]), find) for item in request.messages[at:]]
     return _read(replace(request, unread=False), request.messages[:at], items)
 
 
@@ -135,48 +134,48 @@ def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[
 
 
 def stored(response: str, find: Find) -> dict[str, Any]:
-    """The response of the id `response`. Raises `ApiError` (404)."""
+    """The stored response with id `response`. Raises `ApiError` (404)."""
     kept = find(response_name(response))
     if kept is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
-    request, call, outcome = kept
-    return Response(request, call).whole(outcome)
+    request, call, completion = kept
+    return ResponseWriter(request, call).whole(completion)
 
 
 def deleted(response: str) -> dict[str, Any]:
-    """What is said of a response that is no longer stored."""
+    """The answer to a DELETE of the id `response`."""
     return {"id": response, "object": "response", "deleted": True}
 
 
 def response_name(response: str) -> str:
-    """The call's name in the id of its response."""
+    """`Call.name` of the response with id `response`."""
     return response.removeprefix(_ID)
 
 
-def _recalled(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
-    """`item`, or the one that it refers to: something that was said in a response of this episode's."""
+def _resolve_item(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
+    """`item`, or the output item of an earlier response that it refers to."""
     if item.get("type") != "item_reference":
         return item
     wanted = item.get("id")
-    if isinstance(wanted, str) and (found := find(wanted.partition("_")[2].rpartition("-")[0])):
-        request, call, outcome = found
-        for said in Response(request, call).whole(outcome)["output"]:
-            if said["id"] == wanted:
-                return dict(said)
+    if isinstance(wanted, str) and (earlier := find(wanted.partition("_")[2].rpartition("-")[0])):
+        request, call, completion = earlier
+        for output in ResponseWriter(request, call).whole(completion)["output"]:
+            if output["id"] == wanted:
+                return dict(output)
     raise ApiError(404, "item_not_found", f"this episode stores no item {wanted}", param="input")
 
 
 counter = Counter("/responses/input_tokens", parse, lambda n: {"object": "response.input_tokens", "input_tokens": n})
 
 
-def reply(request: Request, call: Call, outcome: Outcome) -> dict[str, Any]:
+def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
     """The response to a plain request."""
-    return Response(request, call).whole(outcome)
+    return ResponseWriter(request, call).whole(completion)
 
 
-def tell(request: Request, call: Call) -> Response:
+def writer(request: Request, call: Call) -> ResponseWriter:
     """The response to a streaming request."""
-    return Response(request, call)
+    return ResponseWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
@@ -185,8 +184,8 @@ def error(failure: ApiError) -> dict[str, Any]:
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
-class Response:
-    """A response as it grows (`body.Telling`). One item is open at a time."""
+class ResponseWriter:
+    """Writes the events of one response (`body.EventWriter`), one output item at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -194,27 +193,27 @@ class Response:
         self._known: Mapping[str, tuple[str, str, str]] = request.notes["tools"]
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
-        """The item that is being said, if one is."""
+        """The unfinished output item, or empty."""
         self._events: list[dict[str, Any]] = []
         self._number = 0
         self._calls = 0
 
     def add(self, delta: Delta) -> bytes:
-        """Of items and what is in them."""
+        """Events of items, parts and deltas."""
         self._add(delta)
-        return self._told()
+        return self._flush()
 
     def alive(self) -> bytes:
         """``response.in_progress``, again: some clients count events, not bytes."""
         if self._number:
             self._event("response.in_progress", response=self._state("in_progress"))
         self._begin()
-        return self._told()
+        return self._flush()
 
-    def end(self, outcome: Outcome) -> bytes:
+    def end(self, completion: Completion) -> bytes:
         """The end of the open item, and the terminal ``response.completed`` or ``response.incomplete``."""
-        self._end(outcome)
-        return self._told()
+        self._end(completion)
+        return self._flush()
 
     def fail(self, failure: ApiError) -> bytes:
         """``response.failed``."""
@@ -222,13 +221,13 @@ class Response:
         code = "server_error" if failure.status >= 500 else failure.code
         failed = {"error": {"code": code, "message": failure.message}}
         self._event("response.failed", response=self._state("failed", **failed))
-        return self._told()
+        return self._flush()
 
-    def whole(self, outcome: Outcome) -> dict[str, Any]:
-        """The response all at once."""
+    def whole(self, completion: Completion) -> dict[str, Any]:
+        """The response object of a plain response."""
         for delta in self._call.deltas:
             self._add(delta)
-        self._end(outcome)
+        self._end(completion)
         response: dict[str, Any] = self._events[-1]["response"]
         return response
 
@@ -241,13 +240,13 @@ class Response:
         if delta.call:
             self._function(delta.call)
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, completion: Completion) -> None:
         self._begin()
         if not self._items and not self._open:
             self._text("message", "")
-        status = "incomplete" if outcome.turn.finish is Finish.LENGTH else "completed"
+        status = "incomplete" if completion.turn.finish is Finish.LENGTH else "completed"
         self._close(status)
-        self._event(f"response.{status}", response=self._ended(status, outcome))
+        self._event(f"response.{status}", response=self._ended(status, completion))
 
     def _begin(self) -> None:
         if not self._number:
@@ -255,7 +254,7 @@ class Response:
             self._event("response.in_progress", response=self._state("in_progress"))
 
     def _text(self, kind: str, text: str) -> None:
-        """More of a message or of thoughts."""
+        """More of a message or reasoning item."""
         part = _PARTS[kind]
         if self._open.get("type") != kind:
             self._close()
@@ -312,8 +311,8 @@ class Response:
     def _at(self) -> dict[str, Any]:
         return {"item_id": self._open["id"], "output_index": len(self._items)}
 
-    def _ended(self, status: str, outcome: Outcome) -> dict[str, Any]:
-        usage = outcome.usage
+    def _ended(self, status: str, completion: Completion) -> dict[str, Any]:
+        usage = completion.usage
         spent = {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
@@ -322,7 +321,7 @@ class Response:
             "total_tokens": usage.prompt + usage.sampled,
         }
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state(status, usage=spent, crrl=extras(outcome), incomplete_details=why)
+        return self._state(status, usage=spent, crrl=extras(completion), incomplete_details=why)
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
@@ -346,27 +345,27 @@ class Response:
         self._events.append({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
 
-    def _told(self) -> bytes:
+    def _flush(self) -> bytes:
         events, self._events = self._events, []
-        return named(events)
+        return typed_events(events)
 
 
 _PARTS: dict[str, dict[str, Any]] = {
     "reasoning": {"type": "reasoning_text", "text": ""},
     "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
 }
-"""The only part of an item, before it says anything."""
+"""The only content part of an item, empty."""
 
 
 def _logprobs(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The events of words have them, those of thoughts do not."""
+    """Text events have the field, reasoning events do not."""
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 
 def _tools(
     tools: Sequence[_Tool], namespace: str = ""
 ) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
-    """Tools as the policy is shown them; what its names mean (namespace, name, type); and kinds that are left out."""
+    """Tools as shown to the policy; (namespace, name, type) by function name; and the types that are left out."""
     shown: list[Mapping[str, Any]] = []
     known: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []
@@ -398,7 +397,7 @@ _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "re
 
 
 def _free_text(arguments: str) -> str:
-    """The input of a custom tool in a call as `_FREE_TEXT` has it; all of the arguments of any other."""
+    """The input of a custom tool, from arguments that follow `_FREE_TEXT`, else the arguments as they are."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

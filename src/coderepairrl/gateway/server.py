@@ -1,4 +1,4 @@
-"""The gateway: an HTTP server that looks like a model provider and records what the policy saw and said."""
+"""The gateway: an HTTP server that looks like a model provider and records what the policy saw and sampled."""
 
 from __future__ import annotations
 
@@ -21,73 +21,52 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from coderepairrl.errors import Fault, GatewayFault, UsageError
-from coderepairrl.gateway import chat, messages, responses
-from coderepairrl.gateway.body import stream
-from coderepairrl.gateway.call import Call
+from coderepairrl.gateway import replies, responses
 from coderepairrl.gateway.dialects import DIALECTS, Dialect
 from coderepairrl.gateway.incoming import LARGE, Body, Incoming
-from coderepairrl.gateway.request import ApiError, Counter, Request
+from coderepairrl.gateway.request import ApiError, Counter
 from coderepairrl.gateway.session import OnTurn, Session
-from coderepairrl.gateway.source import Policy, Source
+from coderepairrl.gateway.source import ReplySource
 from coderepairrl.gateway.workers import Workers
-from coderepairrl.printable import printable
-from coderepairrl.protocols import Engine
-from coderepairrl.tokens import Codec
-from coderepairrl.types import Endpoint, HistoryPolicy, Limits, Sampling, Turn
+from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
-HEARTBEAT = 10.0
-"""Seconds of silence after which a response says that it is alive."""
-STRANGERS = 512
-"""Connections that have not shown a key yet: of more, the oldest are closed."""
-STRANGE_SECONDS = 10.0
-"""How long one may do without."""
+KEYLESS_CONNECTIONS = 512
+"""Connections without a valid key so far; beyond that the oldest is closed."""
+KEY_SECONDS = 10.0
+"""After which a connection without a valid key is closed."""
 OPEN_FILES = 1 << 16
-"""That this process may have, as far as the system lets it: a connection is one."""
+"""Limit of open files to ask the system for: every connection is one."""
 REMEMBERED = 1 << 16
-"""Keys of closed sessions that are told from made-up ones."""
-CLOSING = 408, 410, 413, 429
-"""Statuses after which a connection is closed: what else is on its way there is of no use."""
-_NO_RETRY = {"x-should-retry": "false"}
+"""Keys of closed sessions that get `episode_closed` instead of `invalid_api_key`."""
 
 log = logging.getLogger(__name__)
 
 
-class _Quiet(logging.LoggerAdapter):  # type: ignore[type-arg]
-    """Bytes that are no HTTP are their sender's mistake: a line at level debug, not a traceback."""
-
-    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """As `Logger.exception`, unless the bytes were at fault."""
-        if isinstance(exc_info, HttpProcessingError):
-            self.debug("bad HTTP: %s", type(exc_info).__name__)
-        else:
-            super().exception(msg, *args, exc_info=exc_info, **more)
-
-
-Visit = Callable[[Mapping[str, Any], bool], Session]
-"""The session of a request without a key, by its body and whether its client says that it sent it before."""
+KeylessSession = Callable[[Mapping[str, Any], bool], Session]
+"""Chooses the session of a request without a key, from its body and whether the client marks it as a retry."""
 _KEY = re.compile("[0-9a-f]{32}")
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
-class Server:
-    """Serves sessions over HTTP, by TCP and by a Unix socket; `source` is who replies in them.
+class Gateway:
+    """Serves sessions over HTTP, by TCP and by a Unix socket; replies come from `source`.
 
     A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
-    run's and overrides its clients'; `on_turn` is awaited with every turn before its client learns of its end. The
-    model is called `model_name`, and answers to every other name, too, or to those of `accept` if there are any.
-    With `visit` set, who comes over the loopback without a session's key is let into the session that it chooses.
+    run's and overrides its clients'; `on_turn` is awaited with every turn before its client sees the reply's end. The
+    model is called `model_name`; requests for other names are served, too, or only those in `accept` if there are any.
+    With `keyless_session` set, it chooses the session for requests from this machine that have no key.
 
-        server = Server(source, sampling=Sampling(), on_turn=record)
-        await server.start()
-        session = server.open("episode", limits=Limits(), seed=7)
+        gateway = Gateway(source, sampling=Sampling(), on_turn=record)
+        await gateway.start()
+        session = gateway.open("episode", limits=Limits(), seed=7)
         ...  # an agent talks to session.endpoint
-        turns = await server.close(session)
-        await server.stop()
+        turns = await gateway.close(session)
+        await gateway.stop()
     """
 
     def __init__(
         self,
-        source: Source,
+        source: ReplySource,
         *,
         sampling: Sampling,
         on_turn: OnTurn,
@@ -100,19 +79,19 @@ class Server:
         self.accept = frozenset(accept)
         self.url = ""
         self.socket: Path | None = None
-        self.visit: Visit | None = None
-        self._visiting = Incoming(LARGE)  # they are read here, and all sessions wait meanwhile
+        self.keyless_session: KeylessSession | None = None
+        self._keyless_incoming = Incoming(LARGE)  # small: they are parsed in this process
         self._on_turn = on_turn
         self._sessions: dict[str, Session] = {}
         self._closed: dict[str, None] = {}
         self._runner: web.AppRunner | None = None
-        self._doors: list[asyncio.Server] = []
-        self._strangers: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
+        self._listeners: list[asyncio.Server] = []
+        self._keyless: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._workers = Workers()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
         """Listen on `host`:`port` (0: any free one) and on `socket`. Raises `UsageError` when one is taken."""
-        app = web.Application(middlewares=[_errors])
+        app = web.Application(middlewares=[replies.errors])
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
                 app.router.add_post(f"{prefix}/v1{dialect.path}", self._completion(dialect))
@@ -123,34 +102,34 @@ class Server:
             app.router.add_get(f"{prefix}/v1/models", self._models)
             app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", self._model)
             for root in {f"{prefix}/", prefix or "/", f"{prefix}/v1"}:
-                app.router.add_get(root, _present)
+                app.router.add_get(root, _probe)
         app.router.add_get("/health", self._health)
-        # a handler is cancelled when its client goes away: that is how a disconnect reaches the engine
+        # cancels the handler when its client disconnects, which aborts the call in the engine
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_Quiet(log, {})
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_BadHttpQuietly(log, {})
         )
         await self._runner.setup()
         _allow_connections()
         loop = asyncio.get_running_loop()
         try:
-            self._doors.append(await loop.create_server(self._greet, host, port, backlog=1024))
+            self._listeners.append(await loop.create_server(self._accept, host, port, backlog=1024))
             if socket is not None:
                 check_free(socket)
                 socket.unlink(missing_ok=True)
-                self._doors.append(await loop.create_unix_server(self._greet, str(socket), backlog=1024))
-                socket.chmod(0o666)  # guests run as another user; who gets in without a key gets nothing
+                self._listeners.append(await loop.create_unix_server(self._accept, str(socket), backlog=1024))
+                socket.chmod(0o666)  # guests run as another user; without a key it is of no use
         except OSError as error:
-            where = f"{host}:{port}" if not self._doors else str(socket)
+            where = f"{host}:{port}" if not self._listeners else str(socket)
             await self.stop()
             raise _cannot_listen(error, where) from error
-        # What is there by now stays: scanning it for garbage again and again would stall every call for 0.2 s.
+        # Exempt everything loaded so far from garbage collection: scanning it would stall all calls for 0.2 s.
         gc.freeze()
-        self.url = f"http://{host}:{self._doors[0].sockets[0].getsockname()[1]}"
+        self.url = f"http://{host}:{self._listeners[0].sockets[0].getsockname()[1]}"
         self.socket = socket
 
     def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
-        """A session for an episode, from now on and for `limits.seconds`; `sampling` may replace the gateway's."""
-        key = secrets.token_hex(16)  # no key may begin with a dash: programs are given theirs as an argument
+        """A session for an episode, open for `limits.seconds` from now; `sampling` replaces the gateway's."""
+        key = secrets.token_hex(16)  # hex: a key that began with a dash could not be a program's argument
         endpoint = Endpoint(
             base_url=f"{self.url}/s/{key}/v1",
             api_key=key,
@@ -170,7 +149,7 @@ class Server:
         return session
 
     async def close(self, session: Session) -> tuple[Turn, ...]:
-        """End a session: running calls are aborted and recorded, later ones refused; all its turns."""
+        """End a session and return its turns: running calls are aborted and recorded, later ones refused."""
         turns = await session.close()
         self._sessions.pop(session.key, None)
         self._closed[session.key] = None
@@ -182,28 +161,28 @@ class Server:
         """Close every session and the server."""
         for session in list(self._sessions.values()):
             await self.close(session)
-        for door in self._doors:
-            door.close()
+        for listener in self._listeners:
+            listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
-        for timer in self._strangers.values():
+        for timer in self._keyless.values():
             timer.cancel()
-        self._strangers.clear()
+        self._keyless.clear()
         await self._workers.close()
 
-    def _greet(self) -> asyncio.Protocol:
-        """A new connection, which has some seconds to show a key: one that sends half a line forever is closed."""
+    def _accept(self) -> asyncio.Protocol:
+        """Protocol of a new connection, closed after `KEY_SECONDS` unless a request with a valid key arrives."""
         if self._runner is None or self._runner.server is None:
             raise AssertionError("the server does not run")
         handler = self._runner.server()
-        if len(self._strangers) >= STRANGERS:
-            self._dismiss(next(iter(self._strangers)))
-        later = asyncio.get_running_loop().call_later(STRANGE_SECONDS, self._dismiss, handler)
-        self._strangers[handler] = later
+        if len(self._keyless) >= KEYLESS_CONNECTIONS:
+            self._drop(next(iter(self._keyless)))
+        later = asyncio.get_running_loop().call_later(KEY_SECONDS, self._drop, handler)
+        self._keyless[handler] = later
         return handler
 
-    def _dismiss(self, handler: asyncio.BaseProtocol) -> None:
-        self._strangers.pop(handler).cancel()
+    def _drop(self, handler: asyncio.BaseProtocol) -> None:
+        self._keyless.pop(handler).cancel()
         if isinstance(handler, web.RequestHandler):
             handler.force_close()
 
@@ -211,106 +190,106 @@ class Server:
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         key = request.match_info.get("key") or request.headers.get("x-api-key") or bearer
         if session := self._sessions.get(key):
-            if (timer := self._strangers.pop(request.protocol, None)) is not None:
+            if (timer := self._keyless.pop(request.protocol, None)) is not None:
                 timer.cancel()
-            session.incoming.greet(request.protocol)
+            session.incoming.admit_connection(request.protocol)
             return session
         if key in self._closed:
             raise ApiError(410, "episode_closed", "the episode is over")
         raise ApiError(401, "invalid_api_key", "no such key: use the base URL or the API key of an open episode")
 
-    def _visits(self, request: web.Request) -> bool:
-        """Whether it comes from this machine, from no web page, and with nothing that looks like a session's key."""
+    def _may_be_keyless(self, request: web.Request) -> bool:
+        """Whether it comes from this machine, not from a web page, and with nothing that looks like a key."""
         peer = request.transport.get_extra_info("peername") if request.transport is not None else None
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         keys = (request.headers.get("x-api-key", ""), bearer)
         return (
-            self.visit is not None
+            self.keyless_session is not None
             and "key" not in request.match_info
             and not any(_KEY.fullmatch(key) for key in keys)
             and "Origin" not in request.headers
-            and _LOCAL.fullmatch(request.host) is not None  # a web page can let its own name lead here
+            and _LOCAL.fullmatch(request.host) is not None  # a web page's own host name may resolve to this address
             and isinstance(peer, tuple)
             and ipaddress.ip_address(peer[0]).is_loopback
         )
 
-    async def _enter(self, request: web.Request, dialect: Dialect) -> tuple[Session, Body | None]:
-        """The session of a call, and its body if that had to be read to know it.
+    async def _session_and_body(self, request: web.Request, dialect: Dialect) -> tuple[Session, Body | None]:
+        """The session of a call, and its body if choosing the session took reading it.
 
-        Who has no key gets a session only for what would be answered.
+        A request without a key that would be refused raises `ApiError` here, before a session is opened for it.
         """
-        if self.visit is None or not self._visits(request):
+        if self.keyless_session is None or not self._may_be_keyless(request):
             return self._session(request), None
-        if (timer := self._strangers.pop(request.protocol, None)) is not None:
+        if (timer := self._keyless.pop(request.protocol, None)) is not None:
             timer.cancel()
-        body = await self._visiting.body(request, dialect.name)
-        self._known((await asyncio.to_thread(dialect.parse, body.whole())).model)
+        body = await self._keyless_incoming.body(request, dialect.name)
+        self._check_model((await asyncio.to_thread(dialect.parse, body.whole())).model)
         data = await asyncio.to_thread(json.loads, body.whole())
-        session = self.visit(data, bool(_retry_count(request)))
-        session.incoming.greet(request.protocol)
+        session = self.keyless_session(data, bool(replies.retry_count(request)))
+        session.incoming.admit_connection(request.protocol)
         return session, body
 
     def _completion(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session, body = await self._enter(request, dialect)
-            with _ours(session):
-                with _charged(session):
+            session, body = await self._session_and_body(request, dialect)
+            with _void_on_bug(session):
+                with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
                     asked = await session.read(dialect.name, body)
-                    self._known(asked.model)
-                    asked = responses.recalled(asked, session.find) if asked.unread else asked
-                    call = session.admit(asked, body.digest, _retry_count(request))
+                    self._check_model(asked.model)
+                    asked = responses.resolve(asked, session.find) if asked.unread else asked
+                    call = session.admit(asked, body.digest, replies.retry_count(request))
                 with call.follower():
-                    return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
+                    return await replies.send(request, dialect, asked, call)
 
         return handle
 
     def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request)
-            with _ours(session), _charged(session):
+            with _void_on_bug(session), _count_refusals(session):
                 asked = await session.read(counter.path, await session.incoming.body(request, counter.path))
-                self._known(asked.model)
-                asked = responses.recalled(asked, session.find) if asked.unread else asked
+                self._check_model(asked.model)
+                asked = responses.resolve(asked, session.find) if asked.unread else asked
                 return web.json_response(counter.reply(await session.count(asked)))
 
         return handle
 
-    def _known(self, model: str) -> None:
+    def _check_model(self, model: str) -> None:
         if self.accept and model not in self.accept and model != self.model_name:
             there = ", ".join(sorted(self.accept | {self.model_name}))
             raise ApiError(404, "model_not_found", f"the model {model} does not exist; there is {there}", param="model")
 
     async def _stored(self, request: web.Request) -> web.Response:
-        """A response once more, as long as its client has not deleted it or asked not to store it."""
+        """A stored response, unless its client deleted it or asked not to store it."""
         session = self._session(request)
         if request.query.get("stream") == "true":
             raise ApiError(400, "unsupported_value", "a stored response is not streamed", param="stream")
-        with _ours(session):
+        with _void_on_bug(session):
             return web.json_response(responses.stored(request.match_info["response"], session.find))
 
     async def _delete(self, request: web.Request) -> web.Response:
         session, response = self._session(request), request.match_info["response"]
-        with _ours(session):
+        with _void_on_bug(session):
             responses.stored(response, session.find)
             session.forget(responses.response_name(response))
             return web.json_response(responses.deleted(response))
 
     async def _models(self, request: web.Request) -> web.Response:
-        if not self._visits(request):
+        if not self._may_be_keyless(request):
             self._session(request)
         names = [self.model_name, *sorted(self.accept - {self.model_name})]
         ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         return web.json_response({"object": "list", "data": [self._card(name) for name in names], **ends})
 
     async def _model(self, request: web.Request) -> web.Response:
-        if not self._visits(request):
+        if not self._may_be_keyless(request):
             self._session(request)
-        self._known(request.match_info["model"])
+        self._check_model(request.match_info["model"])
         return web.json_response(self._card(request.match_info["model"]))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """The model by one of its names, as the clients of every provider know models."""
+        """The model under one of its names, with the fields that any provider's clients read."""
         context = self.source.context
         return {
             "id": name,
@@ -325,7 +304,7 @@ class Server:
         }
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Whether the engine is alive, and no more: agents in sandboxes may ask."""
+        """Whether the engine is alive, without details: agents in sandboxes have access."""
         try:
             await self.source.health()
         except Fault as fault:
@@ -333,96 +312,29 @@ class Server:
         return web.json_response({"status": "ok"})
 
 
-class Gateway(Server):
-    """The server in front of the policy; `history_policy` is docs/reference/gateway.md's."""
-
-    source: Policy
-
-    def __init__(
-        self,
-        codec: Codec,
-        engine: Engine,
-        *,
-        sampling: Sampling,
-        on_turn: OnTurn,
-        model_name: str = "policy",
-        accept: Collection[str] = (),
-        history_policy: HistoryPolicy = "splice",
-    ) -> None:
-        policy = Policy(codec, engine, history_policy)
-        super().__init__(policy, sampling=sampling, on_turn=on_turn, model_name=model_name, accept=accept)
-
-
 def _allow_connections() -> None:
-    """Open files for those of `OPEN_FILES` connections, where shells begin with 1,024: else a few agents that hold all
-    that they may have would be all that the machine can have."""
+    """Raise the limit of open files to `OPEN_FILES`: the usual 1,024 are used up by the permitted connections of a few
+    agents."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if now != resource.RLIM_INFINITY and now < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
-async def _present(request: web.Request) -> web.Response:
-    """For clients that look whether a server is there before they ask it anything."""
-    return web.json_response({"status": "ok"})
-
-
-async def _plain(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
-    """Blanks, which JSON may begin with, say that it is alive.
-
-    By then the status is sent: a failure breaks the connection, and the client's retry is told of it.
-    """
-    response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
-    while not await call.ends(within=HEARTBEAT):
-        if not response.prepared:
-            await response.prepare(request)
-        await response.write(b" ")
-    try:
-        body = json.dumps(dialect.reply(asked, call, await call.result())).encode()
-    except ApiError:
-        if response.prepared and request.transport is not None:
-            request.transport.abort()
-            return response
-        raise
-    if not response.prepared:
-        response.content_length = len(body)
-        await response.prepare(request)
-    await response.write_eof(body)
-    call.delivered = True
-    return response
-
-
-async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    async for events in stream(dialect.tell(asked, call), call, HEARTBEAT):
-        if not response.prepared:
-            await response.prepare(request)
-        await response.write(events)
-    call.delivered = True
-    await response.write_eof()
-    return response
-
-
-def _retry_count(request: web.Request) -> int | None:
-    """How often the client's SDK says that it has sent this request before."""
-    count = request.headers.get("x-stainless-retry-count", "")
-    return int(count) if count.isdecimal() and len(count) < 10 else None
-
-
 @contextlib.contextmanager
-def _charged(session: Session) -> Iterator[None]:
-    """A refusal is counted as a call. A session with none left is refused before anything is read."""
+def _count_refusals(session: Session) -> Iterator[None]:
+    """Count the request, and refusals as calls. Raises `ApiError` before anything is read if none are left."""
     session.check_requests()
     try:
         yield
     except ApiError as error:
-        session.refused(error)
+        session.count_refusal(error)
         raise
 
 
 @contextlib.contextmanager
-def _ours(session: Session) -> Iterator[None]:
-    """What is raised in here, but for refusals and broken connections, is our own fault, and voids the episode."""
+def _void_on_bug(session: Session) -> Iterator[None]:
+    """Unexpected exceptions are faults of the gateway and void the episode."""
     try:
         yield
     except (ApiError, web.HTTPException, web.RequestPayloadError, ConnectionError, TimeoutError):
@@ -432,49 +344,8 @@ def _ours(session: Session) -> Iterator[None]:
         raise
 
 
-@web.middleware
-async def _errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Every refusal in the client's dialect."""
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return _error_response(request, error)
-    except web.RequestPayloadError:
-        request.content.feed_eof()  # or aiohttp would read on, for manners
-        failure = ApiError(400, "invalid_body", "the body is not in the encoding that its headers name")
-    except web.HTTPException as error:
-        failure = ApiError(error.status, "not_found" if error.status == 404 else "invalid_request", error.reason)
-    except ConnectionError:  # the client went away
-        if request.transport is not None:
-            request.transport.abort()
-        return web.Response(status=499)  # which nobody gets
-    except TimeoutError:
-        raise
-    except Exception:
-        log.exception("%s %s", request.method, printable(request.path))
-        failure = ApiError(500, "gateway_fault", "the gateway failed")
-    return _error_response(request, failure)
-
-
-def _error_response(request: web.Request, failure: ApiError) -> web.Response:
-    response = web.json_response(_dialect(request).error(failure), status=failure.status, headers=_NO_RETRY)
-    if failure.code in ("invalid_body", "episode_limit_reached") or failure.status in CLOSING:
-        response.force_close()  # where the next request begins is unknown, or of no interest
-    return response
-
-
-def _dialect(request: web.Request) -> Dialect:
-    """Whose errors a client understands: by its path, and where all share one, by its headers."""
-    parts = request.path.split("/")
-    if "messages" in parts or "anthropic-version" in request.headers:
-        return messages
-    return responses if "responses" in parts else chat
-
-
 def check_free(path: Path) -> None:
-    """A socket of a server that lives is not taken away from it. Raises OSError."""
+    """Raise OSError if a server listens on the Unix socket `path`."""
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -487,3 +358,19 @@ def _cannot_listen(error: OSError, where: str) -> UsageError:
     if error.errno == errno.EADDRINUSE:
         return UsageError(f"{where} is in use", fix="choose another one; port 0 takes any that is free")
     return UsageError(f"the gateway cannot listen on {where}: {error.strerror or error}")
+
+
+class _BadHttpQuietly(logging.LoggerAdapter):  # type: ignore[type-arg]
+    """Logs malformed HTTP, the client's mistake, in a line at level debug instead of with a traceback."""
+
+    def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
+        """As `Logger.exception`, but for malformed HTTP."""
+        if isinstance(exc_info, HttpProcessingError):
+            self.debug("bad HTTP: %s", type(exc_info).__name__)
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **more)
+
+
+async def _probe(request: web.Request) -> web.Response:
+    """For clients that probe the base URL first."""
+    return web.json_response({"status": "ok"})

@@ -1,4 +1,4 @@
-"""Which of an episode's calls are no part of the agent's main conversation: titles, summaries, sub-agents."""
+"""Which calls of an episode are not part of the agent's main conversation: titles, summaries, sub-agents."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from coderepairrl.tokens.trie import common
 from coderepairrl.types import SideCalls, Turn, conversation
 
 Kind = tuple[tuple[str, ...], str]
-"""Tools, and a system prompt."""
+"""Names of the tools, and the system prompt."""
 
 
 def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -> tuple[int, ...]:
-    """Indices of the turns that are not trained because they are beside the main conversation, in order.
+    """Indices, in order, of turns outside the main conversation that are not trained.
 
     The main conversation is the one with tools, if any has some; of several the one that states the task's `prompt`; of
     several the one with the most turns; of several the first. A turn belongs to it that has its tools and at least half
     of its system prompt, since agents write dates and lists of files into that. It may have other tools, since agents
     load some when they need them, where a reply of the main conversation is in its history.
 
-    `side_calls` says what is done with the others: ``mask`` all, ``tools`` those that were given no tools (titles,
-    summaries; sub-agents that work are trained), ``train`` none. Time is linear in what was said.
+    `side_calls` decides which of the others are masked: ``mask`` all, ``tools`` those without tools (titles, summaries;
+    sub-agents that work are trained), ``train`` none. Time is linear in the recorded messages.
     """
     if side_calls == "train" or not turns:
         return ()
@@ -39,42 +39,42 @@ def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -
         for index, kind in enumerate(kinds)
         if index not in belongs
         and not (kind[0] and side_calls == "tools")
-        and not (kind[0] and same[kind] and history.goes_on(index))
+        and not (kind[0] and same[kind] and history.continues_main(index))
     )
 
 
 class _Histories:
-    """Whether a turn was asked with something in its history that `belongs` to the main conversation."""
+    """Whether a turn's history contains a reply of the main conversation (turns in `belongs`)."""
 
     def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
         self._turns = turns
-        self._names: dict[int, bytes] = {}
-        self._said = {self._name(turns[index].messages[-1]) for index in belongs}
+        self._keys: dict[int, bytes] = {}
+        self._replies = {self._key(turns[index].messages[-1]) for index in belongs}
 
-    def goes_on(self, index: int) -> bool:
+    def continues_main(self, index: int) -> bool:
         asked = conversation(self._turns, index)[:-1]
-        return any(message["role"] == "assistant" and self._name(message) in self._said for message in asked)
+        return any(message["role"] == "assistant" and self._key(message) in self._replies for message in asked)
 
-    def _name(self, reply: Mapping[str, Any]) -> bytes:
-        if id(reply) not in self._names:  # conversations share their messages
-            self._names[id(reply)] = next_key(b"", reply, {})
-        return self._names[id(reply)]
+    def _key(self, reply: Mapping[str, Any]) -> bytes:
+        if id(reply) not in self._keys:  # conversations share their messages
+            self._keys[id(reply)] = next_key(b"", reply, {})
+        return self._keys[id(reply)]
 
 
 def _systems(turns: Sequence[Turn]) -> list[str]:
-    """The system prompt of each turn: what the system says before anybody else does."""
+    """The system prompt of each turn: its leading system messages."""
     opening: list[tuple[str, ...]] = []
     for turn in turns:
         if turn.base is not None:
             opening.append(opening[turn.base])
             continue
         shared = turn.fork.messages if turn.fork else 0
-        found = list(opening[turn.fork.turn][:shared]) if turn.fork else []
-        for message in turn.messages if len(found) == shared else ():  # else it forks after the system prompt
+        system = list(opening[turn.fork.turn][:shared]) if turn.fork else []
+        for message in turn.messages if len(system) == shared else ():  # else it forks after the system prompt
             if message["role"] != "system":
                 break
-            found.append(str(message["content"]))
-        opening.append(tuple(found))
+            system.append(str(message["content"]))
+        opening.append(tuple(system))
     return ["\n".join(texts) for texts in opening]
 
 

@@ -1,4 +1,4 @@
-"""Where a session's replies come from: the policy, token by token, or somebody else's server (`remote`)."""
+"""Where a session's replies come from: the policy, token by token, or another provider's server (`remote`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from coderepairrl.gateway.call import Usage
 from coderepairrl.gateway.generation import Generation
 from coderepairrl.gateway.request import Request
 from coderepairrl.gateway.tree import Placement, Tree, TurnTree
-from coderepairrl.gateway.workers import Desk
+from coderepairrl.gateway.workers import Offload
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply
 from coderepairrl.types import Finish, HistoryPolicy, Sampling, TokenSpan, VersionRange
 
 
 class Generating(Protocol):
-    """One reply on its way."""
+    """One reply while it is generated."""
 
     sampling: Sampling
-    """As it was really asked for."""
+    """As the engine or the remote got it."""
     versions: list[VersionRange]
     out_of_time: bool
 
@@ -32,21 +32,21 @@ class Generating(Protocol):
         ...
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply, and what of it was not published yet."""
+        """The whole reply, and the deltas that were not published yet."""
         ...
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """The output, and the tail after a stop string."""
+        """The output, and the dropped tail after a stop string."""
         ...
 
     @property
     def finish(self) -> Finish:
-        """How it ended, unless it was aborted."""
+        """Why it ended, unless it was aborted."""
         ...
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that ended it, if one did."""
+        """The stop string that ended it, or empty."""
         ...
 
     @property
@@ -56,47 +56,47 @@ class Generating(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """What it took, known at the end."""
+        """Token counts, known at the end."""
         ...
 
 
-class Source(Protocol):
-    """Who replies in a gateway's sessions."""
+class ReplySource(Protocol):
+    """What generates the replies in a gateway's sessions."""
 
     masked: str
-    """Why none of its tokens can be trained on; empty if they can."""
+    """Why its tokens cannot be trained on (`Turn.masked`); empty if they can."""
     counts: bool
-    """Whether the tokens of a prompt are known before it is sent."""
+    """Whether prompts can be counted in tokens before they are sent."""
 
     @property
     def context(self) -> int | None:
-        """Longest sequence in tokens; None if it is not known."""
+        """Longest sequence in tokens; None if unknown."""
         ...
 
     @property
-    def writer(self) -> Codec | None:
-        """What writes prompts, where they are written here."""
+    def codec(self) -> Codec | None:
+        """Renders prompts and reads replies; None where another server does."""
         ...
 
-    def tree(self, desk: Desk) -> Tree:
-        """A new session's."""
+    def tree(self, offload: Offload) -> Tree:
+        """An empty tree for a new session."""
         ...
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Those of the client's wishes that are fulfilled."""
+        """Those of the client's settings (`Request.wishes`) that take effect."""
         ...
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generating:
-        """A reply to `request`, not yet running."""
+        """A reply to `request`, to be `run`."""
         ...
 
     async def health(self) -> Mapping[str, float]:
-        """Counters. Raises the `Fault` of one that is dead."""
+        """Counters, as `Engine.health`. Raises its `Fault` when it is dead."""
         ...
 
 
-class Policy:
-    """The policy: an engine that knows ids, and the codec that writes and reads them."""
+class PolicySource:
+    """The policy: an engine that samples ids, and the codec between ids and messages."""
 
     masked = ""
     counts = True
@@ -108,24 +108,19 @@ class Policy:
 
     @property
     def context(self) -> int:
-        """The engine's."""
+        """The engine's context length."""
         return self.engine.context
 
-    @property
-    def writer(self) -> Codec:
-        """The codec."""
-        return self.codec
-
-    def tree(self, desk: Desk) -> TurnTree:
-        """Of exact ids."""
-        return TurnTree(desk, self.history_policy)
+    def tree(self, offload: Offload) -> TurnTree:
+        """With exact ids."""
+        return TurnTree(offload, self.history_policy)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """None: the run decides."""
+        """None: the run's settings override the client's."""
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generation:
-        """A stream of tokens after the prompt that `placement` holds."""
+        """A generation after the prompt in `placement`, stopped also by the request's stop strings."""
         prompt = placement.prompt
         sampling = replace(
             sampling,
@@ -144,5 +139,5 @@ class Policy:
         )
 
     async def health(self) -> Mapping[str, float]:
-        """The engine's."""
+        """Counters of the engine."""
         return await self.engine.health()

@@ -1,4 +1,4 @@
-"""The tree of turns of one session, found again by what a conversation says: of exact ids, or of text only."""
+"""The tree of turns of one session: which recorded turn a request's conversation continues, by ids or by text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from coderepairrl.gateway.request import Defaults, Message, Names, next_key
-from coderepairrl.gateway.workers import Desk
+from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, next_key
+from coderepairrl.gateway.workers import Offload
 from coderepairrl.tokens import GENERATION_PROMPT
 from coderepairrl.tokens.trie import Node, Trie
 from coderepairrl.types import Fork, HistoryPolicy, Turn, conversation, sequence_list
@@ -20,69 +20,69 @@ from coderepairrl.types import Fork, HistoryPolicy, Turn, conversation, sequence
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes in the tree: `given` ids are added after the whole sequence of `base`, or after the
-    beginning of a sequence that `fork` names."""
+    """Where a request goes in the tree: its `given` ids follow the whole sequence of `base`, or the beginning of a
+    sequence that `fork` names."""
 
     base: int | None
     prompt: list[int]
-    """What the engine is given: what was recorded before, then `given`."""
+    """What the engine gets: recorded ids, then `given`."""
     given: list[int]
-    news: tuple[Message, ...]
-    """The request's messages that are not in what was recorded before."""
+    new_messages: tuple[Message, ...]
+    """The request's messages that are not recorded yet."""
     key: bytes
-    """Name of the conversation that the request holds."""
+    """Of the request's conversation (`PrefixKeys`)."""
     defaults: Defaults
-    """Of its tools."""
+    """Default arguments of its tools."""
     fork: Fork | None = None
 
     @property
     def cached(self) -> int:
-        """Tokens of the prompt that were recorded before."""
+        """Prompt tokens that earlier turns recorded."""
         return len(self.prompt) - len(self.given)
 
 
 class Tree(ABC):
-    """Turns in order of commitment. Memory is linear in them: two names of 16 bytes each beside what they hold."""
+    """Turns in order of commitment, indexed by two 16-byte keys each."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, offload: Offload) -> None:
         self.turns: list[Turn] = []
-        self._desk = desk
-        self._replies: dict[bytes, list[int]] = {}
-        """Turns by the conversation that they end."""
-        self._said: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
-        """Turns by what their reply says, to whatever, and the ids of its calls; by None for whichever ids."""
-        self._names = Names()
+        self._offload = offload
+        self._by_conversation: dict[bytes, list[int]] = {}
+        """Turns by the key of the conversation that they complete."""
+        self._by_reply: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
+        """Turns by the key of their reply alone and the ids of its tool calls; also under None for any ids."""
+        self._prefix_keys = PrefixKeys()
 
     @abstractmethod
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
-        """Where a conversation goes. One at a time.
+        """Where a conversation goes. Not to be called concurrently.
 
-        Raises ValueError for messages that cannot be written, and `TooLong` for those that cannot fit.
+        Raises ValueError for messages that cannot be rendered, and `TooLong` for those that cannot fit.
         """
 
     @abstractmethod
-    def known(self, placement: Placement) -> int:
-        """Tokens of a prompt, as far as they can be counted before it is sent."""
+    def prompt_tokens(self, placement: Placement) -> int:
+        """Tokens of the prompt, as far as they are known before it is sent."""
 
     def add(self, turn: Turn, placement: Placement | None) -> None:
-        """Record `turn`; `placement` is where its request went, None if no client ever got the reply."""
+        """Record `turn`. `placement` is None if no client got the reply, so that no request can continue it."""
         self.turns.append(turn)
         if placement is not None:
             reply, defaults = turn.messages[-1], placement.defaults
-            self._replies.setdefault(next_key(placement.key, reply, defaults), []).append(turn.index)
+            self._by_conversation.setdefault(next_key(placement.key, reply, defaults), []).append(turn.index)
             name = next_key(b"", reply, defaults)
             for ids in (tuple(_call_ids(reply)), None):
-                self._said.setdefault((name, ids), []).append(turn.index)
+                self._by_reply.setdefault((name, ids), []).append(turn.index)
 
     def extended(self, index: int) -> bool:
-        """Whether a later turn goes on from `index`."""
+        """Whether a later turn continues turn `index`."""
         return any(turn.base == index for turn in self.turns[index + 1 :])
 
     def _find(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
-        """The turn whose conversation is the longest prefix, and the length of that prefix."""
+        """The turn whose conversation is the longest recorded prefix of `messages`, and the length of that prefix."""
         for seen in range(len(messages), 0, -1):
-            if candidates := self._replies.get(keys[seen]):
-                # the same words, said twice: the ids of their tool calls tell which one the client goes on from
+            if candidates := self._by_conversation.get(keys[seen]):
+                # the same reply was sampled twice: ids of tool calls show which one the client continues
                 ids = _call_ids(messages[seen - 1])
                 same = [index for index in candidates if _call_ids(self.turns[index].messages[-1]) == ids]
                 return (same or candidates)[-1], seen
@@ -90,16 +90,16 @@ class Tree(ABC):
 
 
 class TextTree(Tree):
-    """Of text only: a remote is sent the whole conversation each time."""
+    """Without ids: a remote gets the whole conversation as text each time."""
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
-        """After the recorded turn that most of `messages` repeat."""
-        keys = await self._desk.name(self._names, messages, tools)
+        """After the recorded turn with the longest matching conversation."""
+        keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
-        return Placement(base, [], [], messages[seen:], keys[-1], self._names.defaults)
+        return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults)
 
-    def known(self, placement: Placement) -> int:
-        """What was reported of the turn that it goes on from."""
+    def prompt_tokens(self, placement: Placement) -> int:
+        """As the remote reported for the turn that it continues."""
         if placement.base is None:
             return 0
         usage = self.turns[placement.base].remote["usage"]
@@ -107,47 +107,47 @@ class TextTree(Tree):
 
 
 class TurnTree(Tree):
-    """Of exact ids."""
+    """With exact ids."""
 
-    def __init__(self, desk: Desk, history_policy: HistoryPolicy = "splice") -> None:
-        super().__init__(desk)
+    def __init__(self, offload: Offload, history_policy: HistoryPolicy = "splice") -> None:
+        super().__init__(offload)
         self._splice = history_policy == "splice"
         self._trie = Trie()
         self._ends: list[Node] = []
-        """Where the sequences of turns end in the trie, as far as they are in it."""
+        """Trie nodes at which the sequences of turns end; turns are added lazily."""
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
-        """Find the recorded turn that most of `messages` repeat, and extend its ids by the others.
+        """Extend the ids of the recorded turn with the longest matching conversation by the remaining messages.
 
-        Recorded ids are never written again. Where there are replies among the others (the client rewrote, pruned or
-        added something before them), the ids that were recorded of each stand for it, if it was ever said. What the
-        model's family cannot write like that, and all where history is honored, is rendered.
+        Recorded ids are never re-tokenized. A reply among the remaining messages (the client rewrote, pruned or added
+        something before it) is represented by the ids it was sampled with, if it ever was. Where the model's family
+        does not allow splicing, and always with ``history_policy=honor``, the conversation is rendered as a whole.
 
-        A prompt that is no such extension is attached to what was recorded where the longest beginning ends that is the
-        same id by id, inside a turn, too.
+        A prompt that does not extend a recorded turn is attached where its longest common prefix with any recorded
+        sequence ends, possibly inside a turn.
         """
-        keys = await self._desk.name(self._names, messages, tools)
+        keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
         before = [] if base is None else self.sequence(base)
         prompt = None
         if self._splice:
-            with suppress(ValueError):  # of parts that cannot stand alone; if all cannot be written, rendering says so
+            with suppress(ValueError):  # a part may be invalid on its own; the whole is rendered below
                 prompt = await self._spliced(messages, tools, base, seen, before)
         goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
         start, fork = len(before), None
         if prompt is None:
-            prompt = await self._desk.render(messages, tools)
+            prompt = await self._offload.render(messages, tools)
             goes_on = goes_on and start < len(prompt) and prompt[:start] == before
         if not goes_on:
             base, fork, start, seen = await self._attached(prompt, messages, tools, keys)
-        return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._names.defaults, fork)
+        return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._prefix_keys.defaults, fork)
 
-    def known(self, placement: Placement) -> int:
-        """All of them."""
+    def prompt_tokens(self, placement: Placement) -> int:
+        """Exact."""
         return len(placement.prompt)
 
     def sequence(self, index: int) -> list[int]:
-        """Every id in context after turn `index`."""
+        """All ids in context after turn `index`."""
         return sequence_list(self.turns, index)
 
     async def _spliced(
@@ -158,9 +158,9 @@ class TurnTree(Tree):
         seen: int,
         before: list[int],
     ) -> list[int] | None:
-        """`before`, what was in context after turn `base`, and what the messages add that it has not `seen`.
+        """`before` (the context after turn `base`) extended by the messages after the first `seen`.
 
-        None where nothing was recorded, and where the family cannot write what is between two replies.
+        None where nothing was recorded, and where the model's family cannot render what is between two replies.
         """
         replies = [at for at in range(seen, len(messages)) if messages[at]["role"] == "assistant"]
         last = -1 if base is None else base
@@ -169,7 +169,7 @@ class TurnTree(Tree):
             prompt = before[: len(before) - len(self.turns[base].output)]
         elif replies and replies[0] and await self._any_recorded([messages[at] for at in replies]):
             first, *replies = replies
-            prompt = await self._desk.render(messages[:first], tools)
+            prompt = await self._offload.render(messages[:first], tools)
             last, output = await self._ids(messages[first], last)
             seen = first + 1
         else:
@@ -177,38 +177,38 @@ class TurnTree(Tree):
         for end in (*replies, len(messages)):
             if output is None or seen == end:
                 return None
-            given = await self._desk.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end])
+            given = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end])
             if given is None:
                 return None
             prompt += output
             prompt += given
-            self._desk.check(prompt)
+            self._offload.check(prompt)
             if end < len(messages):
                 last, output = await self._ids(messages[end], last)
             seen = end + 1
         return prompt
 
     async def _any_recorded(self, replies: Sequence[Message]) -> bool:
-        """Whether one of `replies` was ever said."""
+        """Whether one of `replies` was sampled in this session."""
         for at, reply in enumerate(replies):
             if self._recorded(reply, -1) is not None:
                 return True
             if at % 64 == 63:
-                await asyncio.sleep(0)  # others wait
+                await asyncio.sleep(0)  # there may be thousands: let other sessions run
         return False
 
     async def _ids(self, reply: Message, last: int) -> tuple[int, Sequence[int] | None]:
-        """The ids of `reply`, and the turn that said it, where that comes after turn `last`, else `last` again."""
-        await asyncio.sleep(0)  # there may be thousands, and others wait
+        """The turn that sampled `reply`, if it comes after turn `last` (else `last`), and the ids of `reply`."""
+        await asyncio.sleep(0)  # there may be thousands: let other sessions run
         index = self._recorded(reply, last)
         if index is None:
-            return last, await self._desk.spell(reply)
+            return last, await self._offload.spell(reply)
         return max(last, index), self.turns[index].output.ids
 
     def _recorded(self, reply: Message, last: int) -> int | None:
-        """The turn that said what `reply` says, if one did: the next one after turn `last`, if there are several."""
-        name = next_key(b"", reply, self._names.defaults)
-        indices = self._said.get((name, tuple(_call_ids(reply)))) or self._said.get((name, None))
+        """The turn that sampled `reply`, if one did; of several, the next one after turn `last`."""
+        name = next_key(b"", reply, self._prefix_keys.defaults)
+        indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
     async def _attached(
@@ -218,8 +218,8 @@ class TurnTree(Tree):
         tools: tuple[Mapping[str, Any], ...],
         keys: Sequence[bytes],
     ) -> tuple[int | None, Fork | None, int, int]:
-        """Where the longest recorded beginning of `prompt` ends, after all of a turn or inside one; and its ids and
-        messages, counted. `keys` name the beginnings of the conversation."""
+        """Where the longest recorded prefix of `prompt` ends: a turn or a fork inside one, its length in ids and in
+        messages. `keys` are those of the conversation's prefixes."""
         for turn in self.turns[len(self._ends) :]:
             after = None if turn.base is None else self._ends[turn.base]
             ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
@@ -228,12 +228,12 @@ class TurnTree(Tree):
         if owner is None:
             return None, None, 0, 0
         recorded = conversation(self.turns, owner if end is None else end)
-        same = self._replies.get(keys[len(recorded)], []) if len(recorded) < len(keys) else []
+        same = self._by_conversation.get(keys[len(recorded)], []) if len(recorded) < len(keys) else []
         if end in same and length < len(prompt):
             return end, None, length, len(recorded)
         pairs: Iterable[tuple[object, object]] = zip(recorded, messages, strict=False)
-        if self._splice:  # what was recorded stands for whatever says the same
-            pairs = zip((await self._desk.name(Names(), recorded, tools))[1:], keys[1:], strict=False)
+        if self._splice:  # messages with equal keys count as equal
+            pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return None, Fork(owner if end is None else end, length, alike), length, alike
 

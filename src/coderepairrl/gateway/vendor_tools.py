@@ -1,7 +1,7 @@
-"""Tools of the Responses dialect that a client runs and whose calls have items of their own.
+"""Tools of the Responses dialect that a client runs and whose calls have an item type of their own.
 
-A client names such a tool by its type alone, for the vendor's models know it. The policy is shown a function, and what
-it calls is spelled as the client expects it. Arguments that do not fit stay a ``function_call``.
+Clients give only the type of such a tool, since the vendor's models know it. The policy sees a function instead, and
+its calls are translated to the item that the client expects. Calls with invalid arguments stay a ``function_call``.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ def _strings(value: object) -> list[str] | None:
     return list(value) if isinstance(value, list) and whole else None
 
 
-def _local_shell(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    command, env = _strings(said.get("command")), said.get("env")
+def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    command, env = _strings(arguments.get("command")), arguments.get("env")
     if command is None:
         return None
-    command = ["bash", "-lc", *command] if isinstance(said["command"], str) else command
-    return {"type": "exec", **said, "command": command, "env": env if isinstance(env, dict) else {}}
+    command = ["bash", "-lc", *command] if isinstance(arguments["command"], str) else command
+    return {"type": "exec", **arguments, "command": command, "env": env if isinstance(env, dict) else {}}
 
 
-def _shell(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    commands = _strings(said.get("commands"))
-    return {"timeout_ms": None, "max_output_length": None, **said, "commands": commands} if commands else None
+def _shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    commands = _strings(arguments.get("commands"))
+    return {"timeout_ms": None, "max_output_length": None, **arguments, "commands": commands} if commands else None
 
 
-def _apply_patch(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    texts = ("path",) if said.get("type") == "delete_file" else ("path", "diff")
-    fits = said.get("type") in _OPERATIONS and all(isinstance(said.get(key), str) for key in texts)
-    return dict(said) if fits else None
+def _apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+    texts = ("path",) if arguments.get("type") == "delete_file" else ("path", "diff")
+    fits = arguments.get("type") in _OPERATIONS and all(isinstance(arguments.get(key), str) for key in texts)
+    return dict(arguments) if fits else None
 
 
 @dataclass(frozen=True, slots=True)
 class VendorTool:
-    """One of them, as a function."""
+    """A tool, and how its calls translate between function arguments and items."""
 
     name: str
     field: str
-    """Of the item: it has the arguments."""
+    """The field of the item that has the arguments."""
     description: str
     properties: Mapping[str, Any]
     required: tuple[str, ...]
@@ -55,24 +55,24 @@ class VendorTool:
 
     @property
     def function(self) -> dict[str, Any]:
-        """As the policy is shown it."""
+        """Definition of the function that the policy sees."""
         parameters = {"type": "object", "properties": dict(self.properties), "required": list(self.required)}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def item(self, arguments: str) -> dict[str, Any] | None:
-        """What is special about the item of a call; None for arguments that do not fit."""
+        """The tool-specific field of a call's item; None for invalid arguments."""
         try:
-            said = json.loads(arguments)
+            value = json.loads(arguments)
         except (ValueError, RecursionError):
             return None
-        fitted = self.fit(said) if isinstance(said, dict) else None
+        fitted = self.fit(value) if isinstance(value, dict) else None
         return fitted and {self.field: fitted}
 
     def arguments(self, item: Mapping[str, Any]) -> str:
-        """Those of an item that a client sends back, without what only the item has."""
-        said = item.get(self.field)
-        found = said.items() if isinstance(said, dict) else ()
-        return json.dumps({key: value for key, value in found if key in self.properties and value}, ensure_ascii=False)
+        """The function arguments of an item that a client sends back, as JSON."""
+        action = item.get(self.field)
+        given = action.items() if isinstance(action, dict) else ()
+        return json.dumps({key: value for key, value in given if key in self.properties and value}, ensure_ascii=False)
 
 
 VENDOR_TOOLS = {
@@ -116,14 +116,14 @@ VENDOR_TOOLS = {
         ),
     )
 }
-"""By type, which is also the name of the function. A call is an item ``TYPE_call``, its result ``TYPE_call_output``."""
+"""By type, which is also the function's name. A call is an item ``TYPE_call``, its result ``TYPE_call_output``."""
 
 
 def printed(part: Mapping[str, Any]) -> str | None:
-    """What a command of `shell` printed and how it ended; None for what is no part of its result."""
+    """A part of a ``shell`` result as text (stdout, stderr, exit code); None for other parts."""
     if "type" in part or not isinstance(part.get("stdout"), str) or not isinstance(part.get("stderr"), str):
         return None
     outcome = part.get("outcome")
     ended = outcome if isinstance(outcome, dict) else {}
-    told = "timed out" if ended.get("type") == "timeout" else f"exit code {ended.get('exit_code')}"
-    return "\n".join(text for text in (part["stdout"].rstrip("\n"), part["stderr"].rstrip("\n"), f"[{told}]") if text)
+    status = "timed out" if ended.get("type") == "timeout" else f"exit code {ended.get('exit_code')}"
+    return "\n".join(text for text in (part["stdout"].rstrip("\n"), part["stderr"].rstrip("\n"), f"[{status}]") if text)

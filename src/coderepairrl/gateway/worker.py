@@ -1,7 +1,7 @@
-"""A process that reads, names and writes requests that are too large for the gateway's event loop: see `workers`.
+"""A process that parses, hashes and renders requests too large for the gateway's event loop: see `workers`.
 
-What an agent sends decides how long a job takes and how much memory. Here it costs no other session anything: the
-process may be killed at any time, and another one is asked.
+Agents control how much time and memory a job takes. Here that affects no other session: the process may be killed at
+any time and is replaced.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.gateway.dialects import DIALECTS
-from coderepairrl.gateway.request import ApiError, Message, Names, Request, named
+from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request, keyed
 from coderepairrl.processes.children import Parent
 from coderepairrl.tokens import Codec, Origin, TooLong
 
 BATCH = 256
-"""Messages that are packed and unpacked at a time."""
+"""Messages that are pickled at a time."""
 MEMORY = 2 << 30
-"""Bytes that a job may take beside what the process has without one."""
+"""Bytes that a job may allocate on top of the idle process."""
 REST = 2 << 20
-"""Bytes of a request's tools and settings, packed."""
+"""Pickled bytes of a request without its messages."""
 REPEATED = 4
-"""The text of replies may be so many times what fits in a prompt: templates drop earlier thoughts."""
+"""Replies may be this many times longer than the prompt limit, since templates drop earlier thoughts."""
 
 PARSERS: dict[str, Callable[[bytes], Request]] = {
     **{dialect.name: dialect.parse for dialect in DIALECTS},
     **{dialect.counter.path: dialect.counter.parse for dialect in DIALECTS if dialect.counter is not None},
 }
-"""How bodies are read: by the name of a dialect, or the path of its counter."""
+"""Parsers of bodies by the name of a dialect, or the path of its counter."""
 
 
 def batches(messages: Sequence[Message]) -> Iterator[bytes]:
-    """`messages`, packed, some at a time."""
+    """`messages` in pickled batches."""
     return (pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH))
 
 
@@ -51,14 +51,14 @@ def unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
 
 
 class Jobs:
-    """What can be asked of this process. Pieces in, pieces out."""
+    """The jobs, each a method from pieces (bytes) to pieces. `Offload` is the caller's side."""
 
     def __init__(self) -> None:
         self._origin: Origin | None = None
         self._codec: Codec | None = None
 
     def parse(self, about: bytes, *body: bytes) -> list[bytes]:
-        """A body as a request: all but its messages, then those. Raises `ApiError`, `TooLong`."""
+        """A body as a request without messages, then batches of messages. Raises `ApiError`, `TooLong`."""
         name, origin, most = pickle.loads(about)
         request = PARSERS[name](b"".join(body))
         if most is not None:
@@ -66,17 +66,17 @@ class Jobs:
                 raise TooLong(len(request.messages))
             if origin is not None:
                 self._check_texts(self._loaded(origin), request.messages, most)
-        rest = pickle.dumps(replace(request, messages=(), tools=named(request.tools)))
+        rest = pickle.dumps(replace(request, messages=(), tools=keyed(request.tools)))
         if len(rest) > REST:
             message = f"tools and settings of more than {REST >> 20} MiB are beyond every prompt"
             raise ApiError(413, "request_too_large", message)
         return [rest, *batches(request.messages)]
 
-    def name(self, tools: bytes, *messages: bytes) -> list[bytes]:
-        """`Names.of` a conversation, and the defaults of its tools."""
-        names = Names()
-        keys = names.of(unpacked(messages), pickle.loads(tools))
-        return [pickle.dumps(names.defaults), b"".join(keys)]
+    def keys(self, tools: bytes, *messages: bytes) -> list[bytes]:
+        """The tools' default arguments, then `PrefixKeys.of` the conversation, joined."""
+        prefix_keys = PrefixKeys()
+        keys = prefix_keys.of(unpacked(messages), pickle.loads(tools))
+        return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]
 
     def render(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.render`."""
@@ -103,24 +103,24 @@ class Jobs:
         return self._codec
 
     def _check_texts(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
-        """Refuse what no template makes fit, before it is handed back."""
+        """Raise `TooLong` for texts that fit under no template, before they are passed on."""
         least = codec.tokenizer.least
-        given = said = 0
+        given = replies = 0
         for message in messages:
             if message["role"] == "assistant":
-                said += least(message["content"]) + least(message.get("reasoning_content", ""))
-                said += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
+                replies += least(message["content"]) + least(message.get("reasoning_content", ""))
+                replies += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
             else:
-                given += least(message["content"].strip())  # as templates may
-        if given > most + tokens.ASIDE or said > REPEATED * most + tokens.ASIDE:
-            raise TooLong(max(given, said // REPEATED))
+                given += least(message["content"].strip())  # some templates do
+        if given > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
+            raise TooLong(max(given, replies // REPEATED))
 
 
 def main() -> None:
-    """Do jobs until the parent hangs up."""
+    """Run jobs until the parent closes the connection."""
     parent, jobs = Parent.connect(), Jobs()
-    os.nice(5)  # the event loop comes first where processors are few
-    _die_first()
+    os.nice(5)  # the event loop has priority on machines with few processors
+    _prefer_for_oom_kill()
     _limit_memory()
     while True:
         try:
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
-    """What became of a job, in a word, and the pieces that go with it."""
+    """The outcome of a job as one word, then its pieces (see `Workers.ask`)."""
     try:
         return [b"done", *job(*pieces)]
     except ApiError as error:
@@ -147,10 +147,10 @@ def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
         return [b"failed", traceback.format_exc().encode(errors="replace")]
 
 
-def _die_first() -> None:
-    """Where the machine runs out of memory, Linux ends this process before the controller, an engine or a learner."""
+def _prefer_for_oom_kill() -> None:
+    """Out of memory, Linux shall kill this process before the controller, an engine or a learner."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a /proc that is only for reading: all are in the same danger, as before
+        with contextlib.suppress(OSError):  # a read-only /proc: nothing to be done
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 

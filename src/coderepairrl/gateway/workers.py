@@ -1,9 +1,9 @@
-"""What takes longer than a few milliseconds happens beside the event loop, in processes that any session may use.
+"""Work that takes longer than a few milliseconds runs in processes that all sessions share, not on the event loop.
 
-Threads would not do: reading JSON, templates and most of tokenizing hold the interpreter's lock. What is small is done
-at once: asking a process costs a millisecond.
+Threads would not help: parsing JSON, rendering templates and most of tokenizing hold the interpreter's lock. Small work
+is done on the loop, since a round trip to a process costs a millisecond.
 
-No session can take all of them: each has one job at a time, the next one is that of whoever has used the least so far,
+The processes are shared fairly: a session has one job at a time, the session that has used the least time goes next,
 and jobs of more than `LARGE` bytes leave one process free.
 """
 
@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from coderepairrl.errors import GatewayFault
 from coderepairrl.gateway.incoming import Body
-from coderepairrl.gateway.request import ApiError, Message, Names, Request
+from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request
 from coderepairrl.gateway.worker import PARSERS, batches
 from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.tokens import Codec, TooLong
@@ -30,25 +30,25 @@ from coderepairrl.tokens import Codec, TooLong
 MOST = max(2, min(4, (os.cpu_count() or 2) // 2))
 """Processes of one gateway."""
 LARGE = 1 << 20
-"""Bytes of a job beyond which it leaves one process to others."""
+"""Bytes of a job beyond which it leaves one process free for others."""
 GRACE, REST = 1.0, 0.1
-"""Seconds of processes that a session has before it rests between jobs, as long as the last took, at most `REST`."""
+"""A session that has used more than `GRACE` seconds pauses between jobs, as long as the last took, at most `REST`."""
 SECONDS = 60.0
-"""What a job may take: beyond, its process is killed, and the request refused."""
+"""Time limit of a job, after which its process is killed and the request refused."""
 LIGHT_TEXT = 8 << 10
-"""Characters that are tokenized at once: 2 to 8 ms."""
-LIGHT_NAMES = 64 << 10
-"""Characters that are named at once: 1 ms."""
+"""Characters that are tokenized on the event loop: 2 to 8 ms."""
+LIGHT_KEYS = 64 << 10
+"""Characters that are hashed on the event loop: 1 ms."""
 LIGHT_MESSAGES = 64
-"""Messages that are written at once."""
+"""Messages that are rendered on the event loop."""
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
 class Workers:
-    """The processes, started when the first job comes, and what they are asked."""
+    """The pool of processes, started on demand, and the queue for them."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -57,11 +57,11 @@ class Workers:
         self._children: set[Child] = set()
         self._used = 0
         self._used_by_large = 0
-        self._waiting: list[tuple[Desk, bool, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[Offload, bool, asyncio.Future[None]]] = []
         self._closed = False
 
     async def close(self) -> None:
-        """End all processes; whoever waits is told that the gateway stops."""
+        """End all processes; pending jobs fail with `GatewayFault`."""
         self._closed = True
         for _, _, turn in self._waiting:
             turn.cancel()
@@ -71,15 +71,15 @@ class Workers:
         await asyncio.gather(*(child.close() for child in self._children))
         self._children.clear()
 
-    async def ask(self, desk: Desk, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
-        """The pieces that a job makes of `pieces`. Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
-        task = asyncio.create_task(self._job(desk, [kind, *pieces], size > LARGE))
+    async def ask(self, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
+        """Run the job `kind` (a method of `worker.Jobs`). Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
+        task = asyncio.create_task(self._job(offload, [kind, *pieces], size > LARGE))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its asker may be gone by then
-        # whoever leaves early does not free the process: asking for a lot and leaving would cost nothing
-        word, *result = await asyncio.shield(task)
-        match word:
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may be gone by then
+        # shielded: a client that disconnects still pays for its job, else large requests would be free
+        outcome, *result = await asyncio.shield(task)
+        match outcome:
             case b"done":
                 return result
             case b"refused":
@@ -93,13 +93,13 @@ class Workers:
                 raise ApiError(413, "request_too_large", "the request takes more memory or time than there is for one")
         raise GatewayFault(f"a request could not be worked on: {result[0].decode().strip().splitlines()[-1]}")
 
-    async def _job(self, desk: Desk, pieces: list[bytes], large: bool) -> list[bytes]:
-        async with desk.busy:
-            await asyncio.sleep(max(0.0, desk.rests_until - time.monotonic()))
-            await self._turn(desk, large)
+    async def _job(self, offload: Offload, pieces: list[bytes], large: bool) -> list[bytes]:
+        async with offload.busy:
+            await asyncio.sleep(max(0.0, offload.rests_until - time.monotonic()))
+            await self._turn(offload, large)
             began = time.monotonic()
             try:
-                for _ in range(2):  # one that dies may have been killed by chance; two were killed by the job
+                for _ in range(2):  # one death may be chance; after two, the job is to blame
                     child = self._idle.pop() if self._idle else await self._start()
                     try:
                         async with asyncio.timeout(SECONDS):
@@ -121,17 +121,17 @@ class Workers:
                 return [b"too large"]
             finally:
                 took = time.monotonic() - began
-                desk.seconds += took
-                if desk.seconds > GRACE:
-                    desk.rests_until = time.monotonic() + min(took, REST)
+                offload.seconds += took
+                if offload.seconds > GRACE:
+                    offload.rests_until = time.monotonic() + min(took, REST)
                 self._used -= 1
                 self._used_by_large -= large
                 self._next()
 
-    async def _turn(self, desk: Desk, large: bool) -> None:
-        """Until there is a process for `desk`."""
+    async def _turn(self, offload: Offload, large: bool) -> None:
+        """Wait until there is a process for `offload`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (desk, large, turn)
+        entry = (offload, large, turn)
         self._waiting.append(entry)
         self._next()
         try:
@@ -139,14 +139,14 @@ class Workers:
         except asyncio.CancelledError:
             if entry in self._waiting:
                 self._waiting.remove(entry)
-            elif not turn.cancelled():  # it was ours already
+            elif not turn.cancelled():  # it was granted already
                 self._used -= 1
                 self._used_by_large -= large
                 self._next()
             raise
 
     def _next(self) -> None:
-        """Whoever has used the least so far, and may."""
+        """Grant free processes to the eligible sessions that have used the least time."""
         while self._used < self._most:
             may = [each for each in self._waiting if not each[1] or self._used_by_large < max(1, self._most - 1)]
             if not may:
@@ -164,7 +164,7 @@ class Workers:
         except OSError as error:
             raise GatewayFault(f"no process for large requests can be started: {error}") from error
         self._children.add(child)
-        if self._closed:  # meanwhile, or the job waited behind another one of its desk
+        if self._closed:  # closed meanwhile
             child.process.kill()
         return child
 
@@ -174,15 +174,15 @@ class Workers:
         self._children.discard(child)
 
 
-class Desk:
-    """Where one session's requests are read, named and written: at once, or by one of `workers`.
+class Offload:
+    """Parses, hashes and renders one session's requests: small ones on the event loop, large ones in `workers`.
 
-    `most` is the longest prompt in tokens, None if nobody knows.
+    `most` is the longest prompt in tokens, None if unknown.
     """
 
     def __init__(self, workers: Workers, codec: Codec | None, most: int | None) -> None:
         self.seconds = 0.0
-        """Of workers, used so far."""
+        """Worker time used so far."""
         self.rests_until = 0.0
         """By `time.monotonic`."""
         self.busy = asyncio.Lock()
@@ -202,21 +202,21 @@ class Desk:
         request: Request = pickle.loads(rest)
         return replace(request, messages=await _unpacked(packed))
 
-    async def name(
-        self, names: Names, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
+    async def keys(
+        self, prefix_keys: PrefixKeys, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]
     ) -> list[bytes]:
-        """`Names.of`."""
-        if _light(LIGHT_NAMES, *names.unseen(messages, tools)):
-            return names.of(messages, tools)
+        """`PrefixKeys.of`."""
+        if _light(LIGHT_KEYS, *prefix_keys.unseen(messages, tools)):
+            return prefix_keys.of(messages, tools)
         packed = await _packed(messages)
-        defaults, raw = await self._workers.ask(self, b"name", [pickle.dumps(tools), *packed], sum(map(len, packed)))
+        defaults, raw = await self._workers.ask(self, b"keys", [pickle.dumps(tools), *packed], sum(map(len, packed)))
         keys = [raw[at : at + 16] for at in range(0, len(raw), 16)]
-        names.remember(messages, keys, pickle.loads(defaults))
+        prefix_keys.remember(messages, keys, pickle.loads(defaults))
         return keys
 
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""
-        codec, most = self._writer
+        codec, most = self._renderer
         if codec.origin is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
             return codec.render(messages, tools, most=most)
         packed = await _packed(messages)
@@ -228,7 +228,7 @@ class Desk:
         self, prompt: Sequence[int], output: Sequence[int], messages: tuple[Message, ...]
     ) -> list[int] | None:
         """`Codec.extend`."""
-        codec, most = self._writer
+        codec, most = self._renderer
         if codec.origin is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
             return codec.extend(prompt, output, messages, most=most)
         packed = await _packed(messages)
@@ -238,7 +238,7 @@ class Desk:
 
     async def spell(self, reply: Message) -> list[int] | None:
         """`Codec.spell`."""
-        codec, most = self._writer
+        codec, most = self._renderer
         if codec.origin is None or _light(LIGHT_TEXT, reply):
             return codec.spell(reply, most=most)
         packed = pickle.dumps(reply)
@@ -246,14 +246,14 @@ class Desk:
         return array("I", ids[0]).tolist() if ids else None
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raises `TooLong` where there are more ids already than there may be."""
+        """Raises `TooLong` for a prompt beyond the limit."""
         if self._most is not None and len(prompt) > self._most:
             raise TooLong(len(prompt))
 
     @property
-    def _writer(self) -> tuple[Codec, int]:
+    def _renderer(self) -> tuple[Codec, int]:
         if self._codec is None or self._most is None:
-            raise AssertionError("nothing is written here")
+            raise AssertionError("a remote renders its own prompts")
         return self._codec, self._most
 
 
@@ -265,14 +265,14 @@ async def _unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
     return tuple([message for piece in pieces for message in await _step(pickle.loads(piece))])
 
 
-async def _step(made: Made) -> Made:
-    """A turn for others after some work."""
+async def _step(result: T) -> T:
+    """Let others run after some work."""
     await asyncio.sleep(0)
-    return made
+    return result
 
 
 def _light(most: int, *values: object) -> bool:
-    """Whether all texts in some JSON have at most `most` characters, and some for each of its values."""
+    """Whether JSON-like `values` cost at most `most`: a character each, and 8 per value."""
     rest: list[object] = list(values)
     while rest and most >= 0:
         value = rest.pop()

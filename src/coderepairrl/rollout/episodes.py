@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
-from coderepairrl.gateway import Server, Session
+from coderepairrl.gateway import Gateway, Session
 from coderepairrl.gateway.side import side_turns
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.rewards import Weighted, on_state_and_patch, score
@@ -91,7 +91,7 @@ class Rollout:
     def __init__(
         self,
         *,
-        gateway: Server,
+        gateway: Gateway,
         kinds: Mapping[str, Terms],
         log: Log,
         concurrency: int,

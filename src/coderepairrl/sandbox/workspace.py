@@ -32,6 +32,7 @@ from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
+from coderepairrl.sandbox.private import check_shown
 from coderepairrl.types import Task
 
 Images = Callable[[str], Iterable["Entry"]]
@@ -266,6 +267,8 @@ def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
         return _from_folder(Path(where).expanduser())
     if kind == "git" and "@" in where:
         url, _, commit = where.rpartition("@")
+        if (local := url.removeprefix("file://")).startswith("/"):
+            check_shown(Path(local))
         return _from_url(url, commit)
     if kind == "image" and where and images is not None:
         return images(where)
@@ -360,9 +363,13 @@ def check_workspace(workspace: str, *, images: bool = True) -> None:
 
 
 def _is_repository(folder: Path) -> bool:
-    """Whether `folder` is a git repository rather than plain files. Raises `TaskError` unless it is a folder."""
+    """Whether `folder` is a git repository rather than plain files.
+
+    Raises `TaskError` unless it is a folder, and one that agents may be shown (`check_shown`).
+    """
     try:
         if folder.is_dir():
+            check_shown(folder)
             return (folder / ".git").exists()
     except OSError as error:
         raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error

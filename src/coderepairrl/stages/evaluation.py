@@ -13,7 +13,7 @@ from coderepairrl.assembly.plan import AgentPlan, resolve_evaluation
 from coderepairrl.assembly.replying import replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Server
+from coderepairrl.gateway import Gateway
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.rollout import Rollout
 from coderepairrl.runs import RunFolder, open_run
@@ -70,7 +70,7 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
                 def record(episode: str, turn: Turn) -> None:
                     log.append("turn", episode=episode, turn=turn)
 
-                server = Server(source, sampling=Sampling(), on_turn=record, accept=config.gateway.accept)
+                server = Gateway(source, sampling=Sampling(), on_turn=record, accept=config.gateway.accept)
                 rollout = Rollout(
                     gateway=server,
                     kinds=plan.kinds,

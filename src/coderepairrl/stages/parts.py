@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from coderepairrl import tokens
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Rollout, Share, SupervisedEngine
@@ -178,12 +178,10 @@ async def open_gateway(
         log.append("turn", episode=episode, turn=turn)
 
     gateway = Gateway(
-        codec,
-        engine,
+        PolicySource(codec, engine, config.rollout.history_policy),
         sampling=Sampling(),
         on_turn=record,
         accept=config.gateway.accept,
-        history_policy=config.rollout.history_policy,
     )
     parts.push_async_callback(gateway.stop)
     await gateway.start(socket=socket)

@@ -17,7 +17,7 @@ from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
-from coderepairrl.gateway import Policy, Server
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log
@@ -25,8 +25,8 @@ from coderepairrl.types import Limits, Sampling
 
 
 @asynccontextmanager
-async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> AsyncIterator[tuple[Server, Sessions]]:
-    server = Server(Policy(tokens.load(miniature), engine), sampling=Sampling(), on_turn=lambda *_: None)
+async def serving(engine: Engine, miniature: Path, log: Log | None = None) -> AsyncIterator[tuple[Gateway, Sessions]]:
+    server = Gateway(PolicySource(tokens.load(miniature), engine), sampling=Sampling(), on_turn=lambda *_: None)
     await server.start()
     yield server, Sessions(server, Limits(seconds=60.0), log)
     await server.stop()

@@ -19,7 +19,7 @@ from coderepairrl import tokens
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.gateway import Policy, Server
+from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.types import Limits, Sampling
 
 KIB = 1024
@@ -52,7 +52,7 @@ async def test_a_session_costs_the_same_however_many_there_are(miniature: Path, 
     codec = tokens.load(miniature)
     ok = [*codec.encode("ok"), codec.stop_ids[0]]
     engine = ScriptedEngine(lambda *_: ok)
-    server = Server(Policy(codec, engine), sampling=Sampling(), on_turn=lambda *_: None)
+    server = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=lambda *_: None)
     await server.start()
     admin = Admin(Sessions(server, Limits(seconds=3600.0)), server.source)
     await admin.start(socket=tmp_path / "admin.sock")

@@ -24,7 +24,7 @@ from coderepairrl.apps.serve import resolve
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Sessions
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.gateway import Remote, Server
+from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.types import Limits, Sampling
 
@@ -243,7 +243,7 @@ def test_models_that_are_none_and_settings_that_do_nothing(tmp_path: Path, minia
 
 async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:
     source = Remote("http://127.0.0.1:9/v1", model="m")
-    sessions = Sessions(Server(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())
+    sessions = Sessions(Gateway(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())
     address, first = tmp_path / "a.sock", Admin(sessions, source)
     await first.start(socket=address)
     with pytest.raises(UsageError, match="in use"):

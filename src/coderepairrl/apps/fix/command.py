@@ -15,7 +15,7 @@ from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.replying import replying
 from coderepairrl.errors import AgentFault, Fault
-from coderepairrl.gateway import Server, Session
+from coderepairrl.gateway import Gateway, Session
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rollout import how_it_ended, run_agent
@@ -91,7 +91,7 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
     with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with replying(plan, home) as source:
-            server = Server(
+            server = Gateway(
                 source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn), accept=config.gateway.accept
             )
             try:

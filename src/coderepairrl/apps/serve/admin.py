@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.errors import CodeRepairError, EngineFault, Fault, UsageError
-from coderepairrl.gateway import Policy, Source
+from coderepairrl.gateway import PolicySource, ReplySource
 from coderepairrl.gateway.server import check_free
 from coderepairrl.protocols import Engine
 
@@ -41,7 +41,7 @@ class _Refused(Exception):
 class Admin:
     """Serves `sessions` and the weights of `source`. With a `token`, requests carry it (``Authorization: Bearer``)."""
 
-    def __init__(self, sessions: Sessions, source: Source, token: str = "") -> None:
+    def __init__(self, sessions: Sessions, source: ReplySource, token: str = "") -> None:
         self._sessions = sessions
         self._source = source
         self._token = token
@@ -55,7 +55,7 @@ class Admin:
 
         Raises `UsageError` when it is taken, and `EngineFault` when the engine is dead.
         """
-        if isinstance(self._source, Policy):
+        if isinstance(self._source, PolicySource):
             self._served = int((await self._source.engine.health())["version"])  # 1 where it began with adapters
         app = web.Application(client_max_size=_MAX_BODY, middlewares=[self._guard])
         app.add_routes(
@@ -135,12 +135,12 @@ class Admin:
         return name
 
     async def _version(self, request: web.Request) -> web.Response:
-        if not isinstance(self._source, Policy):
+        if not isinstance(self._source, PolicySource):
             return web.json_response({"version": None, "loadable": False})
         return web.json_response({"version": self._served, "loadable": True})
 
     async def _load(self, request: web.Request) -> web.Response:
-        if not isinstance(self._source, Policy):
+        if not isinstance(self._source, PolicySource):
             raise _Refused(409, "not_loadable", "the model is somebody else's: its weights are not ours to change")
         asked, engine = await _body(request, _Weights), self._source.engine
         async with self._loading:

@@ -21,7 +21,7 @@ from coderepairrl.assembly.plan import ServingPlan, resolve_serving
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.replying import replying
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Server
+from coderepairrl.gateway import Gateway
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import stoppable
 from coderepairrl.runs import Log, RunFolder
@@ -114,7 +114,7 @@ async def _serve(
             if record is not None:
                 record.append("turn", episode=episode, turn=turn)
 
-        server = Server(source, sampling=sampling, on_turn=on_turn, accept=config.gateway.accept)
+        server = Gateway(source, sampling=sampling, on_turn=on_turn, accept=config.gateway.accept)
         parts.push_async_callback(server.stop)
         await server.start(places.host, places.port, places.socket)
         if places.socket is not None:
@@ -122,7 +122,7 @@ async def _serve(
         sessions = Sessions(server, plan.limits, record, side_calls=rollout.side_calls)
         chat = not isinstance(plan.model, RemoteModel) if places.chat is None else places.chat
         if chat:
-            server.visit = Visitors(sessions)
+            server.keyless_session = Visitors(sessions)
         parts.push_async_callback(sessions.close_all)
         by_port = places.admin_port is not None
         token = (os.environ.get(TOKEN) or secrets.token_urlsafe(24)) if by_port else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coderepairrl.gateway import Server, Session
+from coderepairrl.gateway import Gateway, Session
 from coderepairrl.gateway.side import side_turns
 from coderepairrl.learn.stitch import fates, stitch
 from coderepairrl.runs import Log
@@ -56,7 +56,7 @@ class Sessions:
     """The open sessions of `server` by id. A session that is closed is told of once more, and forgotten."""
 
     def __init__(
-        self, server: Server, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
+        self, server: Gateway, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
     ) -> None:
         self._server = server
         self._side_calls: SideCalls = side_calls or "mask"

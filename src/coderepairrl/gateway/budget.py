@@ -1,0 +1,94 @@
+"""An episode's limits: what has been spent, what one reply may have, and which limit was met first."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from coderepairrl.gateway.request import ApiError
+from coderepairrl.types import Limits
+
+REQUESTS = 16
+"""Requests of any kind per permitted call: counts of tokens, retries, refusals."""
+
+
+class ReplyBudget(NamedTuple):
+    """Tokens that one reply may have; `limit` is the episode's limit that reduced them, or empty."""
+
+    max_tokens: int
+    limit: str
+
+
+class EpisodeBudget:
+    """Counts an episode's calls and requests, from its construction on; `context` is the model's, None if unknown.
+
+    `limit` is the first limit that refused a call or cut a reply short (``calls``, ``tokens``, ``context``, ``time``),
+    or empty. `tokens` is the longest conversation allowed, `calls` the number of calls made.
+    """
+
+    def __init__(self, limits: Limits, context: int | None) -> None:
+        self.limit = ""
+        self.calls = 0
+        self.tokens = limits.tokens
+        self.deadline = asyncio.get_running_loop().time() + limits.seconds
+        self._limits = limits
+        self._token_limit = "tokens"
+        self._requests = 0
+        if context is not None and context < limits.tokens:
+            self.tokens, self._token_limit = context, "context"
+
+    @property
+    def max_calls(self) -> int:
+        """Two more than the agent may know of: for its last words after it has met the limit."""
+        return self._limits.calls + 2
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further call will be answered."""
+        late = asyncio.get_running_loop().time() >= self.deadline
+        return bool(self.limit) or late or self.calls >= self.max_calls
+
+    def count_request(self) -> None:
+        """Count a request of any kind. Raises `ApiError` where there were too many."""
+        self._requests += 1
+        if self._requests > REQUESTS * self.max_calls:
+            message = f"an episode of {self._limits.calls} model calls makes not so many requests"
+            raise self._error("calls", message)
+
+    def check_call(self) -> None:
+        """Raise `ApiError` if no call may be started any more."""
+        if self.calls >= self.max_calls:
+            raise self._error("calls", f"the episode's {self._limits.calls} + 2 model calls are made")
+        if asyncio.get_running_loop().time() >= self.deadline:
+            raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are over")
+
+    def reply(self, prompt: int, wanted: int) -> ReplyBudget:
+        """What remains of `wanted` tokens after `prompt` tokens. Raises `ApiError` where nothing does."""
+        room = self.tokens - prompt
+        if room <= 0:
+            raise self.too_long(prompt)
+        wanted = min(wanted, self._limits.turn_tokens)
+        return ReplyBudget(min(wanted, room), self._token_limit if room < wanted else "")
+
+    def too_long(self, prompt: int) -> ApiError:
+        """The error for a prompt of too many tokens, in the words by which agents of any provider recognise it."""
+        return self._error(
+            self._token_limit,
+            f"prompt is too long: {prompt} tokens > {self.tokens} maximum; "
+            f"this model's maximum context length is {self.tokens} tokens",
+        )
+
+    def met(self, limit: str) -> None:
+        """Remember `limit`, unless it is empty or another one was met before."""
+        self.limit = self.limit or limit
+
+    def check_context(self, context: int) -> None:
+        """Note a conversation beyond the limit, as a remote's may be: its tokens are only known afterwards."""
+        if context > self.tokens:
+            self.met(self._token_limit)
+
+    def _error(self, limit: str, message: str) -> ApiError:
+        self.met(limit)
+        if limit in ("tokens", "context"):
+            return ApiError(400, "context_length_exceeded", message, param="messages", limit=limit)
+        return ApiError(400, "episode_limit_reached", message, limit=limit)

@@ -44,6 +44,7 @@ def read_tasks(
     def train() -> tuple[Share, ...]:
         shares = []
         for each in sources:
+            tasks.check_trainable(each.source, each.options)
             everything = read(each.source, each.options).value
             found = _split(everything, each.split)
             if not found:

@@ -109,7 +109,7 @@ class Source(Section):
     """One of several sources of training tasks, whose tasks share the batches."""
 
     source: str
-    """A task source: `jsonl`, `handmade`, `mutants`, or `module:Class`."""
+    """A task source of `crrl data list`, or `module:Class`."""
     options: dict[str, Any] = {}
     """Passed to the source."""
     split: str = "train"
@@ -124,7 +124,7 @@ class Tasks(Section):
     """What is trained on."""
 
     source: str = "jsonl"
-    """A task source: `jsonl`, `handmade`, `mutants`, or `module:Class`."""
+    """A task source of `crrl data list`, or `module:Class`."""
     options: dict[str, Any] = {}
     """Passed to the source, for example `path`."""
     split: str = "train"

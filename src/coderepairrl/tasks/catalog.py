@@ -14,6 +14,24 @@ from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Task
 
+BENCHMARKS = {
+    "swe_bench": "issues of public repositories: name=verified (500), lite (300), multilingual (300), full (2,294)",
+    "swe_gym": "issues of 11 Python repositories to train on: name=full (2,438), lite (230)",
+    "swe_smith": "bugs injected into public Python repositories, to train on",
+    "swe_rebench": "issues mined by machine, to train on: name=v2 (32,079), v1 (21,302), leaderboard",
+    "swe_bench_pro": "longer issues of public repositories",
+    "multi_swe_bench": "issues in seven languages: name=bench (1,632), rl to train on",
+    "r2e_gym": "commits of 13 Python repositories, to train on: name=subset, lite, full",
+    "quixbugs": "40 algorithms with a bug each: path=CHECKOUT language=python, java",
+    "humaneval": "164 Python functions with a bug made by mutation: path=HumanEval.jsonl.gz",
+    "humaneval_java": "161 Java classes with an injected bug: path=CHECKOUT",
+    "aider_polyglot": "225 exercises: path=CHECKOUT language=python, javascript, java, go, rust, cpp",
+    "defects4j": "864 bugs of 17 Java projects: path=CHECKOUT",
+    "gitbug_java": "199 recent bugs of Java repositories: path=CHECKOUT",
+    "bugsinpy": "501 bugs of 17 Python projects: path=CHECKOUT",
+}
+"""Published benchmarks, whose rows are elsewhere: on the hub of data sets, or in a checkout that ``path`` names."""
+
 
 class Listing(NamedTuple):
     """A shipped source: how many tasks it has by split, if it has any of its own, and where they come from."""
@@ -29,6 +47,7 @@ def shipped() -> list[Listing]:
         Listing("handmade", splits(tasks.make("handmade")), "small repositories with a bug each, in several languages"),
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
         Listing("jsonl", {}, "your own, one JSON object per line: path=FILE"),
+        *(Listing(name, {}, about) for name, about in BENCHMARKS.items()),
     ]
 
 

@@ -134,7 +134,7 @@ def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> Non
     assert "the reference applies: no" in table
     assert table.endswith("2 tasks, 2 failed\n")
     assert crrl("data", "verify", "jsonl", "path=lies.jsonl", "--limit", "1", code=1).stdout.endswith(
-        "1 tasks, 1 failed\n"
+        "1 task, 1 failed\n"
     )
     first["checks"] = {"commands": [["python3", "-m", "not_in_a_sandbox"]]}
     (tmp_path / "lacks.jsonl").write_text(json.dumps(first))

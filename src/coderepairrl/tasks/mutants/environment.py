@@ -27,7 +27,7 @@ from coderepairrl.processes.caches import environments_cache
 from coderepairrl.processes.children import run
 from coderepairrl.processes.installs import alone, check_reachable, make_venv, pip, python
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.tasks.mutants.package_tasks import write_tree
+from coderepairrl.tasks.folders import write_tree
 
 _DONE = "environment.json"
 _GROUPS = ("test", "tests", "testing", "dev")
@@ -161,6 +161,7 @@ def _build(target: Path, files: Mapping[str, bytes], needs: _Needs) -> dict[str,
     inside = make_venv(target, stdout=subprocess.DEVNULL)
     with scratch("environment") as work:
         tree, wheels = work / "tree", work / "wheels"
+        tree.mkdir()
         write_tree(tree, {**files, **{path: _ITSELF.sub(b"", files[path]) for path in needs.files}})
         wheel: Path | None = None
         if needs.project:

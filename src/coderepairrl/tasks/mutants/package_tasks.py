@@ -21,6 +21,7 @@ from coderepairrl.processes import hostgit
 from coderepairrl.processes.children import run
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
+from coderepairrl.tasks.folders import write_tree
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
 from coderepairrl.types import Checks, Command, ExecResult
 
@@ -174,14 +175,6 @@ def _healthy(
             fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
         )
     return runner, steady
-
-
-def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write `files` below `folder`."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
 
 
 class _Here:

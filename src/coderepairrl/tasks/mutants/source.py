@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,10 +17,11 @@ from coderepairrl import __version__
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
+from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
 from coderepairrl.tasks.mutants.environment import Environment, build, source_folder
 from coderepairrl.tasks.mutants.mutations import Mutation
-from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree, write_tree
+from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
 from coderepairrl.types import Checks, Command, Task
 
 CHECK_SECONDS = 5.0
@@ -96,6 +95,7 @@ class MutantSource:
         self.only = only
         self.timeout = timeout
         self.cache = (Path(cache).expanduser() if cache else user_cache()) / "mutants"
+        self._workspaces = self.cache / "workspaces"
         self._tasks: list[Task] | None = None
 
     def prepare(self) -> None:
@@ -140,7 +140,7 @@ class MutantSource:
             id=f"mutants/{made.mutant.key}-{'q' if made.quoted else 'u'}",
             prompt=made.prompt,
             language="python",
-            workspace=f"dir:{self._store(files)}",
+            workspace=f"dir:{store(self._workspaces, files)}",
             reference=unified(made.path, made.files[made.path], made.fixed),
             # -S -E and -B: 10 ms instead of 20, no environment, no bytecode in the diff
             checks=Checks((Command(("python3", "-S", "-E", "-B", check), CHECK_SECONDS),), {check: made.files[check]}),
@@ -167,7 +167,7 @@ class MutantSource:
     def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
         """Bugs that the tests notice, cached: each costs a run of the tests, and training needs them three times."""
         folder, modules = (there.folder, there.modules) if there else (None, ())
-        asked = (_KIND, __version__, _digest(files), command, self.only, self.seed, self.timeout, self.n, str(folder))
+        asked = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, str(folder))
         known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
         if known.exists():
             entries = json.loads(known.read_text(encoding="utf-8"))
@@ -202,30 +202,12 @@ class MutantSource:
             id=f"mutants/{bug.key}-{'q' if quoted else 'u'}",
             prompt=prompt,
             language="python",
-            workspace=f"dir:{self._store({**files, bug.path: bug.broken.encode()})}",
+            workspace=f"dir:{store(self._workspaces, {**files, bug.path: bug.broken.encode()})}",
             reference=unified(bug.path, bug.broken, bug.fixed),
             checks=Checks((command,), tests, bug.fail_to_pass, bug.pass_to_pass),
             environment=f"venv:{environment}" if environment else "",
             split=split,
         )
-
-    def _store(self, files: Mapping[str, bytes]) -> Path:
-        """The folder of these files in the cache, named by their content and complete once it is there."""
-        folder = self.cache / "workspaces" / _digest(files)[:24]
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".making-"))
-            try:
-                scratch.chmod(0o755)  # a sandbox under another user id reads it
-                write_tree(scratch, files)
-                scratch.rename(folder)
-            except BaseException as error:
-                shutil.rmtree(scratch, ignore_errors=True)
-                if (
-                    not isinstance(error, OSError) or not folder.exists()
-                ):  # another process may have made the same folder
-                    raise
-        return folder
 
 
 def _bug(entry: dict[str, Any]) -> Bug:
@@ -243,11 +225,6 @@ def _words(command: str) -> list[str]:
     if not words:
         raise ConfigError("tasks.options.command is empty", fix="leave it out, or name what runs the tests")
     return words
-
-
-def _digest(files: Mapping[str, bytes]) -> str:
-    manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
-    return hashlib.sha256(manifest.encode()).hexdigest()
 
 
 def unified(path: str, old: str, new: str) -> bytes:

@@ -1,0 +1,150 @@
+"""What sources of published benchmarks have in common: rows become tasks, one each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.processes.caches import user_cache
+from coderepairrl.tasks.folders import store
+from coderepairrl.tasks.patches import language
+from coderepairrl.tasks.rows import Row, from_hub, read
+from coderepairrl.types import Checks, Task
+
+Workspace = Literal["git", "image"]
+GITHUB = "https://github.com/{repository}.git"
+
+
+class Benchmark(ABC):
+    """Tasks that are the rows of a published table, which is read once.
+
+    The rows are in `path`, a file or folder, or else in the data set `hub` of that split and revision. `row` keeps what
+    a task has no field for: image, environment, commands, the names of tests.
+    """
+
+    name: str
+    evaluation_set = ""
+    """What it is called, if it is there to be measured on and not to be trained on."""
+
+    def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "") -> None:
+        self.path = Path(path).expanduser() if path else None
+        self.hub, self.split, self.revision = hub, split, revision
+        self._rows: tuple[Row, ...] | None = None
+        self._tasks: dict[str, tuple[Task, Row]] = {}
+
+    def rows(self) -> Sequence[Row]:
+        """The rows as they were published. Raises `TaskError` and `PrerequisiteError`."""
+        if self._rows is None:
+            self._rows = tuple(self._read())
+            if not self._rows:
+                raise TaskError(f"{self.name}: {self.path or self.hub} has no rows", fix="name another file: path=FILE")
+        return self._rows
+
+    def prepare(self) -> None:
+        """Read the rows, and write the workspaces that are made of them. Raises as `rows`."""
+        if self._tasks:
+            return
+        found: dict[str, tuple[Task, Row]] = {}
+        for row in self.rows():
+            try:
+                task = self.task(row)
+            except OSError as error:
+                raise TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE") from error
+            if task.id in found:
+                raise row.wrong(f"{task.id} is in {found[task.id][1].where}, too")
+            found[task.id] = task, row
+        self._tasks = found
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return (task for task, _ in self._tasks.values())
+
+    def row(self, task_id: str) -> Mapping[str, Any]:
+        """The row of which the task of that id was made. Raises KeyError."""
+        self.prepare()
+        return self._tasks[task_id][1].values
+
+    @abstractmethod
+    def task(self, row: Row) -> Task:
+        """The task of a row. Raises `TaskError` that names row and column."""
+
+    def _read(self) -> list[Row]:
+        if self.path is not None:
+            return read(self.name, self.path, self.split)
+        if not self.hub:
+            raise ConfigError(
+                f"the task source {self.name} needs its rows", fix="path=FOLDER: docs/guides/benchmarks.md says which"
+            )
+        return from_hub(self.name, self.hub, self.split, self.revision)
+
+
+class Repositories(Benchmark):
+    """Tasks in the history of public repositories.
+
+    With `workspace` ``git`` a task is a commit of `clone`, a URL in which ``{repository}`` stands for ``OWNER/NAME``
+    (a folder of mirrors: ``file:///srv/mirrors/{repository}.git``); with ``image`` it is the benchmark's own image.
+    """
+
+    def __init__(
+        self, path: str, *, hub: str = "", split: str = "", revision: str = "", workspace: Workspace, clone: str = ""
+    ) -> None:
+        super().__init__(path, hub=hub, split=split, revision=revision)
+        self.workspace, self.clone = workspace, clone or GITHUB
+        self.task_split = split or "train"
+
+    def task(self, row: Row) -> Task:
+        """The task of a row with the columns of SWE-bench."""
+        reference = patch_bytes(row.text("patch"))
+        repository = row.text("repo")
+        return Task(
+            id=row.text("instance_id"),
+            prompt=row.text("problem_statement"),
+            language=language(reference),
+            workspace=self.place(row, repository),
+            reference=reference,
+            split=self.task_split,
+            licence=row.maybe("license"),
+            repository=repository,
+            created=row.day("created_at"),
+        )
+
+    def place(self, row: Row, repository: str) -> str:
+        """The workspace of a row."""
+        if self.workspace == "image":
+            return f"image:{self.image(row)}"
+        return f"git:{self.clone.format(repository=repository)}@{row.text('base_commit')}"
+
+    def image(self, row: Row) -> str:
+        """The name of the row's image."""
+        return row.text("image", "image_name", "docker_image")
+
+
+class Files(Benchmark):
+    """Tasks whose workspaces are made of files in the rows. They lie in `cache`, or in the user's."""
+
+    def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "", cache: str = "") -> None:
+        super().__init__(path, hub=hub, split=split, revision=revision)
+        self.cache = Path(cache).expanduser() if cache else None
+
+    def stored(self, files: Mapping[str, str]) -> str:
+        """A workspace of `files`, texts by path, in which bytes that are no UTF-8 are surrogate escapes."""
+        encoded = {name: content.encode("utf-8", "surrogateescape") for name, content in files.items()}
+        return f"dir:{store((self.cache or user_cache()) / 'benchmarks' / 'workspaces', encoded)}"
+
+    def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
+        """The task of a row with ``instance_id`` and ``problem_statement`` whose workspace is `files`."""
+        return Task(
+            id=row.text("instance_id"),
+            workspace=self.stored(files),
+            reference=reference,
+            checks=checks,
+            **{"prompt": row.maybe("problem_statement"), "language": language(reference), "split": "test", **fields},
+        )
+
+
+def patch_bytes(patch: str) -> bytes:
+    """A patch as git takes it: published ones may lack the last line end."""
+    return (patch if patch.endswith("\n") or not patch else f"{patch}\n").encode("utf-8", "surrogateescape")

@@ -1,0 +1,41 @@
+"""Workspaces that are made of files at hand: plain folders in the cache, named by their content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def store(root: Path, files: Mapping[str, bytes]) -> Path:
+    """The folder of these files (contents by path) below `root`, complete once it is there. Raises OSError."""
+    folder = root / digest(files)[:24]
+    if not folder.exists():
+        root.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))
+        try:
+            scratch.chmod(0o755)  # a sandbox under another user id reads it
+            write_tree(scratch, files)
+            scratch.rename(folder)
+        except BaseException as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            if not isinstance(error, OSError) or not folder.exists():  # whoever else made the same folder meanwhile
+                raise
+    return folder
+
+
+def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write `files` below `folder`."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """A name for these files and no others, in hexadecimal digits."""
+    manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
+    return hashlib.sha256(manifest.encode()).hexdigest()

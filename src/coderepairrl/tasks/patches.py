@@ -1,0 +1,172 @@
+"""What a patch says of itself: its languages, its size, its other direction."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+_LANGUAGES = {
+    "python": "py pyi pyx",
+    "java": "java",
+    "kotlin": "kt kts",
+    "javascript": "js jsx mjs cjs vue",
+    "typescript": "ts tsx",
+    "go": "go",
+    "rust": "rs",
+    "c": "c h",
+    "cpp": "cc cpp cxx hh hpp",
+    "csharp": "cs",
+    "php": "php",
+    "ruby": "rb",
+    "scala": "scala",
+    "swift": "swift",
+    "shell": "sh bash",
+}
+_BY_ENDING = {ending: name for name, endings in _LANGUAGES.items() for ending in endings.split()}
+_HUNK = re.compile(
+    r"@@ -(?P<old>\d+(?:,(?P<removed>\d+))?) \+(?P<new>\d+(?:,(?P<added>\d+))?) @@(?P<rest>.*)", re.DOTALL
+)
+_PAIRS = (("--- ", "+++ "), ("old mode ", "new mode "), ("rename from ", "rename to "))
+_SINGLE = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
+
+
+class Size(NamedTuple):
+    """How much a patch changes. `lines` are those added and removed."""
+
+    files: int
+    hunks: int
+    lines: int
+
+
+class _File(NamedTuple):
+    path: str
+    hunks: int
+    lines: int
+
+
+def size(patch: bytes) -> Size:
+    r"""The size of `patch`, by its own account.
+
+    >>> size(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
+    Size(files=1, hunks=1, lines=3)
+    """
+    found = list(_files(patch))
+    return Size(
+        len({each.path for each in found}), sum(each.hunks for each in found), sum(each.lines for each in found)
+    )
+
+
+def language(patch: bytes, default: str = "text") -> str:
+    r"""The programming language of most lines that `patch` changes; `default` where none is known.
+
+    >>> language(b"--- a/x.md\n+++ b/x.md\n@@ -1 +1 @@\n-a\n+b\n--- a/x.go\n+++ b/x.go\n@@ -1 +1 @@\n-a\n+b\n")
+    'go'
+    """
+    count = Counter[str]()
+    for file in _files(patch):
+        name = _BY_ENDING.get(PurePosixPath(file.path).suffix[1:].lower())
+        if name:
+            count[name] += 1 + file.lines
+    return max(sorted(count), key=count.__getitem__) if count else default
+
+
+def _files(patch: bytes) -> Iterator[_File]:
+    lines = patch.decode("utf-8", "replace").split("\n")
+    path, hunks, changed = "", 0, 0
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        if path and (match := _HUNK.fullmatch(line)):
+            end = _end(lines, at, match)
+            hunks += 1
+            changed += sum(each[:1] in ("+", "-") for each in lines[at + 1 : end])
+            at = end
+            continue
+        if line.startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ "):
+            if path:
+                yield _File(path, hunks, changed)
+            old, new = (each[4:].split("\t")[0].strip() for each in lines[at : at + 2])
+            path = old.removeprefix("a/") if new == "/dev/null" else new.removeprefix("b/")
+            hunks = changed = 0
+            at += 1
+        at += 1
+    if path:
+        yield _File(path, hunks, changed)
+
+
+def turned_round(patch: str) -> str:
+    r"""The patch that undoes `patch`: what was added is removed, and removed lines stand before added ones.
+
+    >>> print(turned_round("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@ f\n-a\n"), end="")
+    --- /dev/null
+    +++ b/x
+    @@ -0,0 +1 @@ f
+    +a
+    """
+    lines, out = patch.split("\n"), list[str]()
+    at = 0
+    while at < len(lines):
+        line, following = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
+        if match := _HUNK.fullmatch(line):
+            end = _end(lines, at, match)
+            out.append(f"@@ -{match['new']} +{match['old']} @@{match['rest']}")
+            out += _body(lines[at + 1 : end])
+            at = end
+            continue
+        pair = next((pair for pair in _PAIRS if line.startswith(pair[0]) and following.startswith(pair[1])), None)
+        if pair is not None:
+            old, new = line[len(pair[0]) :], following[len(pair[1]) :]
+            if pair[0] == "--- ":
+                old, new = _side(old, "a/", "b/"), _side(new, "b/", "a/")
+            elif pair[0] == "rename from ":
+                head = max(number for number, each in enumerate(out) if each.startswith("diff --git "))
+                out[head] = f"diff --git a/{new} b/{old}"
+            out += [pair[0] + new, pair[1] + old]
+            at += 2
+            continue
+        out.append(_header(line))
+        at += 1
+    return "\n".join(out)
+
+
+def _end(lines: list[str], at: int, match: re.Match[str]) -> int:
+    """Where the hunk that begins at `at` ends: behind as many lines as it says, and the note on a missing line end."""
+    removed, added = (int(match[side]) if match[side] else 1 for side in ("removed", "added"))
+    at += 1
+    while at < len(lines) and (removed > 0 or added > 0 or lines[at].startswith("\\")):
+        sign = lines[at][:1]
+        removed -= sign not in ("+", "\\")
+        added -= sign not in ("-", "\\")
+        at += 1
+    return at
+
+
+def _body(lines: list[str]) -> list[str]:
+    out, sides = list[str](), (list[str](), list[str]())
+    last = out
+    for line in lines:
+        if line.startswith("\\"):
+            last.append(line)
+        elif line[:1] in ("+", "-"):
+            last = sides[line[0] == "-"]
+            last.append(("-" if line[0] == "+" else "+") + line[1:])
+        else:
+            out += [*sides[0], *sides[1], line]
+            sides, last = ([], []), out
+    return [*out, *sides[0], *sides[1]]
+
+
+def _header(line: str) -> str:
+    for this, that in _SINGLE.items():
+        if line.startswith(this):
+            return that + line[len(this) :]
+    if match := re.fullmatch(r"index ([0-9a-f]+)\.\.([0-9a-f]+)(.*)", line):
+        return f"index {match[2]}..{match[1]}{match[3]}"
+    return line
+
+
+def _side(name: str, this: str, that: str) -> str:
+    return that + name[len(this) :] if name.startswith(this) else name

@@ -1,0 +1,184 @@
+"""Rows of a published benchmark: from a file, a folder of files, or the hub of data sets.
+
+Columns are read where they are needed (`Row.text`, `Row.names`): one that is missing is an error that names benchmark,
+row and column.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import PrerequisiteError, TaskError
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+"""Of the files that rows are read from. A ``.json`` file is a list of objects, or one object per line."""
+TO_INSTALL = "pip install 'coderepairrl[hub]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. `where` is its place, for messages.
+
+    >>> Row("toy", "row 3", {"FAIL_TO_PASS": '["test_a"]'}).names("FAIL_TO_PASS")
+    ('test_a',)
+    >>> Row("toy", "row 3", {"repo": "a/b"}).text("base_commit")
+    Traceback (most recent call last):
+    ...
+    coderepairrl.errors.TaskError: toy, row 3: no column 'base_commit'
+    """
+
+    benchmark: str
+    where: str
+    values: Mapping[str, Any]
+
+    def __contains__(self, column: str) -> bool:
+        return self.values.get(column) is not None
+
+    def text(self, *columns: str) -> str:
+        """The text in the first of `columns` that there is. Raises `TaskError` if there is none."""
+        for column in columns:
+            if column in self:
+                return self._of(column, str)
+        raise self.wrong(f"no column {' or '.join(map(repr, columns))}")
+
+    def maybe(self, column: str) -> str:
+        """The text in `column`; empty where there is none."""
+        return self.text(column) if column in self else ""
+
+    def mapping(self, column: str) -> Mapping[str, Any]:
+        """The object in `column`, which may be written as JSON. Raises `TaskError`."""
+        if column not in self:
+            raise self.wrong(f"no column {column!r}")
+        found = self.values[column]
+        decoded = self._decoded(column) if isinstance(found, str) else found
+        checked: Mapping[str, Any] = self._checked(column, decoded, dict)
+        return checked
+
+    def names(self, column: str) -> tuple[str, ...]:
+        """The list of texts in `column`, which may be written as JSON or Python; empty where there is none."""
+        if column not in self:
+            return ()
+        found = self.values[column]
+        if isinstance(found, str):
+            found = self._decoded(column) if found.strip() else []
+        return tuple(map(str, self._checked(column, found, list)))
+
+    def day(self, *columns: str) -> str:
+        """The date in the first of `columns` that there is, as ``YYYY-MM-DD``; empty where there is none."""
+        for column in columns:
+            if column in self:
+                found = self.values[column]
+                if isinstance(found, date):  # a datetime is one
+                    return (found.date() if isinstance(found, datetime) else found).isoformat()
+                try:
+                    return date.fromisoformat(str(found)[:10]).isoformat()
+                except ValueError:
+                    raise self.wrong(f"column {column!r} is no date: {found!r}") from None
+        return ""
+
+    def wrong(self, problem: str) -> TaskError:
+        """An error about this row."""
+        columns = ", ".join(self.values)
+        return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=f"is it {self.benchmark}? It has: {columns}")
+
+    def _of(self, column: str, kind: type[str]) -> str:
+        found: str = self._checked(column, self.values[column], kind)
+        return found
+
+    def _checked(self, column: str, found: Any, kind: type) -> Any:
+        if not isinstance(found, kind):
+            raise self.wrong(f"column {column!r} is no {kind.__name__}: {str(found)[:60]!r}")
+        return found
+
+    def _decoded(self, column: str) -> Any:
+        text = self.values[column]
+        for decode in (json.loads, ast.literal_eval):
+            try:
+                return decode(text)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+        raise self.wrong(f"column {column!r} cannot be read: {text[:60]!r}")
+
+
+def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
+    """Rows of a file, or of a folder's files in the order of their names; only those of `split` if files are named so.
+
+    Raises `TaskError` for what cannot be read, and `PrerequisiteError` for a Parquet file without pyarrow.
+    """
+    files = _files(path, split)
+    if not files:
+        raise TaskError(f"{benchmark}: {path} has no file of rows", fix=f"rows are read from {', '.join(ENDINGS)}")
+    found = []
+    for file in files:
+        values = _parquet(benchmark, file) if file.name.endswith(".parquet") else _json(benchmark, file)
+        for number, each in enumerate(values, 1):
+            where = f"row {number} of {file}"
+            if not isinstance(each, dict):
+                raise TaskError(f"{benchmark}, {where}: not an object", fix="write one JSON object per line")
+            found.append(Row(benchmark, where, each))
+    return found
+
+
+def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
+    """Rows of the data set `name` (also a folder in the hub's layout), of `split`, as of `revision` if it is given.
+
+    Raises `PrerequisiteError` without the package ``datasets``, and `TaskError` where the rows cannot be had.
+    """
+    datasets = _module("datasets", f"{benchmark} is read from the hub")
+    try:
+        table = datasets.load_dataset(name, split=split, revision=revision or None)
+    except Exception as error:  # of every layer below: network, hub, cache, format
+        raise TaskError(
+            f"{benchmark}: the data set {name} (split {split}) cannot be loaded: {type(error).__name__}: {error}",
+            fix="connect this machine once, or name a file: path=FILE (docs/guides/benchmarks.md)",
+        ) from error
+    return [Row(benchmark, f"row {number} of {name}", values) for number, values in enumerate(table, 1)]
+
+
+def _files(path: Path, split: str) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
+    of_split = [file for file in found if split and file.name.startswith((f"{split}.", f"{split}-"))]
+    return of_split or found
+
+
+def _json(benchmark: str, path: Path) -> Sequence[Any]:
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
+        if path.name.endswith(".json") and text.lstrip()[:1] == "[":
+            whole: list[Any] = json.loads(text)
+            return whole
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (OSError, EOFError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise TaskError(
+            f"{benchmark}: {path}: {why}", fix="name a readable file of rows (docs/guides/benchmarks.md)"
+        ) from error
+
+
+def _parquet(benchmark: str, path: Path) -> Sequence[Any]:
+    parquet = _module("pyarrow.parquet", f"{path.name} is a Parquet file")
+    try:
+        rows: list[Any] = parquet.read_table(path).to_pylist()
+    except Exception as error:  # pyarrow has a family of its own, beside OSError
+        raise TaskError(f"{benchmark}: {path}: {error}", fix="name a readable Parquet file") from error
+    return rows
+
+
+def _module(name: str, why: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise PrerequisiteError(
+            f"{why}, and the package {name.partition('.')[0]} is missing", fix=TO_INSTALL
+        ) from error

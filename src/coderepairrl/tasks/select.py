@@ -1,0 +1,162 @@
+"""Which tasks of a source: filters, a held-out part, so many in an order drawn by a seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from random import Random
+from typing import Any
+
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.patches import Size, size
+from coderepairrl.types import Task
+
+TRAIN, HELD_OUT = "train", "test"
+"""The splits that `Selection.holdout` makes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What is taken of a source, as ``options.select`` of any: filters first, then `seed`, `skip`, `n`, then splits.
+
+    A task that does not have what a filter asks about (a date, a difficulty, a patch) is left out by it. Raises
+    `ConfigError` for what cannot be meant.
+
+    >>> Selection(n=250, seed=42).n
+    250
+    """
+
+    languages: tuple[str, ...] = ()
+    """Only tasks of these."""
+    repositories: tuple[str, ...] = ()
+    """Only tasks of these, as ``OWNER/NAME``."""
+    without: tuple[str, ...] = ()
+    """No tasks of these repositories."""
+    after: str = ""
+    """Only tasks of this day or later, as ``YYYY-MM-DD``."""
+    before: str = ""
+    """Only tasks of earlier days."""
+    min_difficulty: float | None = None
+    max_difficulty: float | None = None
+    max_prompt: int | None = None
+    """Characters of the issue, at most."""
+    max_lines: int | None = None
+    """Lines that the reference adds and removes, at most."""
+    max_files: int | None = None
+    """Files that the reference changes, at most."""
+    max_hunks: int | None = None
+    """Places that the reference changes, at most."""
+    seed: int | None = None
+    """Draws the order; None is that of the source."""
+    skip: int = 0
+    """So many tasks less from the beginning."""
+    n: int = 0
+    """So many of those that are left, 0 for all."""
+    holdout: float = 0.0
+    """Share of the ids that are split ``test``, the others being ``train``: those whose MD5 is among the lowest."""
+    split: str = ""
+    """Split of all that is taken, in place of the source's own."""
+
+    def __post_init__(self) -> None:
+        for name in ("after", "before"):
+            try:
+                _ = getattr(self, name) and date.fromisoformat(getattr(self, name))
+            except ValueError:
+                raise ConfigError(f"select.{name}={getattr(self, name)!r}: no date", fix="write YYYY-MM-DD") from None
+        if min(self.skip, self.n) < 0:
+            raise ConfigError("select.skip and select.n count tasks", fix="write 0 or more")
+        if not 0 <= self.holdout <= 1:
+            raise ConfigError(f"select.holdout={self.holdout:g} is no share", fix="write a number from 0 to 1")
+        if self.holdout and self.split:
+            raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
+
+    def takes(self, task: Task) -> bool:
+        """Whether the filters let `task` through."""
+        return (
+            (not self.languages or task.language in self.languages)
+            and (not self.repositories or task.repository in self.repositories)
+            and task.repository not in self.without
+            and (not self.after or (bool(task.created) and task.created >= self.after))
+            and (not self.before or (bool(task.created) and task.created < self.before))
+            and _within(task.difficulty, self.min_difficulty, self.max_difficulty)
+            and _within(len(task.prompt), None, self.max_prompt)
+            and self._small(task)
+        )
+
+    def _small(self, task: Task) -> bool:
+        limits = Size(_or(self.max_files), _or(self.max_hunks), _or(self.max_lines))
+        if limits == Size(_ANY, _ANY, _ANY):
+            return True
+        return bool(task.reference) and all(a <= b for a, b in zip(size(task.reference), limits, strict=True))
+
+    def of(self, tasks: list[Task]) -> list[Task]:
+        """The selection from `tasks`."""
+        found = [task for task in tasks if self.takes(task)]
+        if self.seed is not None:
+            Random(self.seed).shuffle(found)
+        found = found[self.skip : self.skip + self.n if self.n else None]
+        if self.split:
+            return [replace(task, split=self.split) for task in found]
+        if self.holdout:
+            return [replace(task, split=HELD_OUT if held_out(task.id, self.holdout) else TRAIN) for task in found]
+        return found
+
+
+class Selected:
+    """A selection from another source."""
+
+    def __init__(self, source: TaskSource, selection: Selection) -> None:
+        self.name = source.name
+        self.source, self.selection = source, selection
+        self._tasks: list[Task] | None = None
+
+    @property
+    def evaluation_set(self) -> str:
+        """As the source's own."""
+        return str(getattr(self.source, "evaluation_set", ""))
+
+    def prepare(self) -> None:
+        """Prepare the source, and select. Raises what that does, and `TaskError` where nothing is left."""
+        if self._tasks is None:
+            self.source.prepare()
+            there = list(self.source)
+            found = self.selection.of(there)
+            if not found:
+                raise TaskError(
+                    f"no task of {self.name} is left of {len(there)} by select", fix="ask for less in options.select"
+                )
+            self._tasks = found
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return iter(self._tasks or ())
+
+    def row(self, task_id: str) -> Mapping[str, Any]:
+        """The row of a task, of a source that has rows (`benchmark.Benchmark.row`)."""
+        found: Mapping[str, Any] = getattr(self.source, "row")(task_id)  # noqa: B009 - not every source has it
+        return found
+
+
+def held_out(task_id: str, share: float) -> bool:
+    """Whether the id is among the `share` that is held out: ``MD5(id) / 16^32 < share``, whatever else there is.
+
+    >>> [held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
+    [True, False, False, False, False, False]
+    """
+    return int(hashlib.md5(task_id.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
+
+
+_ANY = 1 << 62
+
+
+def _or(limit: int | None) -> int:
+    return _ANY if limit is None else limit
+
+
+def _within(value: float | None, low: float | None, high: float | None) -> bool:
+    if low is None and high is None:
+        return True
+    return value is not None and (low is None or value >= low) and (high is None or value <= high)

@@ -1,0 +1,88 @@
+"""Task sources by name. A benchmark is one module of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import registry
+from coderepairrl.errors import ConfigError
+from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.select import Selected, Selection
+from coderepairrl.types import Task
+
+SHIPPED = {
+    "jsonl": "coderepairrl.tasks.jsonl:JsonlSource",
+    "handmade": "coderepairrl.tasks.handmade:HandmadeSource",
+    "mutants": "coderepairrl.tasks.mutants:MutantSource",
+    "swe_bench": "coderepairrl.tasks.sources.swe_bench:SweBench",
+    "swe_gym": "coderepairrl.tasks.sources.swe_gym:SweGym",
+    "swe_smith": "coderepairrl.tasks.sources.swe_smith:SweSmith",
+    "swe_rebench": "coderepairrl.tasks.sources.swe_rebench:SweRebench",
+    "swe_bench_pro": "coderepairrl.tasks.sources.swe_bench_pro:SweBenchPro",
+    "multi_swe_bench": "coderepairrl.tasks.sources.multi_swe_bench:MultiSweBench",
+    "r2e_gym": "coderepairrl.tasks.sources.r2e_gym:R2EGym",
+    "quixbugs": "coderepairrl.tasks.sources.quixbugs:QuixBugs",
+    "humaneval": "coderepairrl.tasks.sources.humaneval:HumanEval",
+    "humaneval_java": "coderepairrl.tasks.sources.humaneval_java:HumanEvalJava",
+    "aider_polyglot": "coderepairrl.tasks.sources.aider_polyglot:AiderPolyglot",
+    "defects4j": "coderepairrl.tasks.sources.defects4j:Defects4J",
+    "gitbug_java": "coderepairrl.tasks.sources.gitbug_java:GitBugJava",
+    "bugsinpy": "coderepairrl.tasks.sources.bugsinpy:BugsInPy",
+}
+"""The sources that ship, by name."""
+_KIND = "task source"
+
+
+def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any) -> TaskSource:
+    """The source of that name, or of that import path ``module:Class``, made with `options`; of it what `select` says.
+
+    Raises `ConfigError` for an unknown name or option, with the nearest known one, and for a missing option.
+    """
+    if Path(source).suffix in (".jsonl", ".json") and ":" not in source:
+        raise ConfigError(
+            f"{source} is no task source: a file of tasks is read by `jsonl`",
+            fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
+        )
+    made: TaskSource = registry.make(_KIND, source, SHIPPED, TaskSource, options)
+    if not select:
+        return made
+    if not isinstance(select, Mapping):
+        raise ConfigError(f"{_KIND} {source!r}: select is a table", fix="write for example select.n=100")
+    registry.check_options(_KIND, f"{source}.select", Selection, select)
+    registry.check_types(_KIND, f"{source}.select", Selection, select)
+    return Selected(made, Selection(**{key: _frozen(value) for key, value in select.items()}))
+
+
+def check_trainable(source: str, options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for a benchmark that is there to be measured on (`benchmark.Benchmark.evaluation_set`)."""
+    if there := getattr(make(source, **options), "evaluation_set", ""):
+        raise ConfigError(
+            f"{there} is an evaluation set: what is trained on it cannot be measured by it",
+            fix="train on another source; if you mean it, for_training=true among the options of this one",
+        )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class ScriptedSource:
+    """A source that gives `tasks`, or raises `error` when it is prepared, for tests."""
+
+    name = "scripted"
+
+    def __init__(self, tasks: Sequence[Task] = (), error: Exception | None = None) -> None:
+        self.tasks = tuple(tasks)
+        self.error = error
+        self.prepared = 0
+
+    def prepare(self) -> None:
+        """Raise the error that was given, if any."""
+        self.prepared += 1
+        if self.error is not None:
+            raise self.error
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)

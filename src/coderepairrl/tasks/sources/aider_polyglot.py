@@ -1,0 +1,158 @@
+"""`aider_polyglot`: 225 Exercism exercises in six languages (``Aider-AI/polyglot-benchmark``).
+
+A stub and the instructions are the task, the exercise's example solution is the reference. As in aider's own harness
+all tests are switched on, those that the exercise skips included. Its second try, in which a model is shown the tests'
+output, is a matter of the agent: one that runs the tests has it by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from coderepairrl.errors import TaskError
+from coderepairrl.tasks.benchmark import Files
+from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Checks, Command, Task
+
+Language = Literal["python", "javascript", "java", "go", "rust", "cpp"]
+TEST_SECONDS = 10.0
+SECONDS = 180.0
+_LICENCE = "MIT"
+_PRACTICE = "exercises/practice"
+_CATCH = ("test/catch.hpp", "test/tests-main.cpp")
+_CPP = """
+out=$(mktemp -d) && results=$1 && shift &&
+g++ -std=c++17 -DEXERCISM_RUN_ALL_TESTS -I. "$@" test/tests-main.cpp -o "$out/tests" -lpthread &&
+exec "$out/tests" -r junit -o "$results"
+"""
+
+
+class AiderPolyglot(Files):
+    """The exercises in `language`.
+
+    `path` is a checkout, or a file of rows (``files``, ``solution_files``, ``test_files``, ``example_files``; for C++
+    with Catch among the files). Python needs nothing else to be tested, Rust cargo (two need crates), C++ g++, Go its
+    tools. Java's tests need Gradle and JUnit 5 from a registry: these tasks come without checks.
+    """
+
+    name = "aider_polyglot"
+
+    def __init__(self, path: str = "", *, language: Language = "python", cache: str = "") -> None:
+        super().__init__(path, cache=cache)
+        self.language = language
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        examples = _texts(row, "example_files")
+        solutions, tests = row.names("solution_files"), row.names("test_files")
+        files = {name: text for name, text in _texts(row, "files").items() if not _hidden(name)}
+        files |= {name: _switched_on(self.language, files[name]) for name in tests if name in files}
+        kept = {name: text for name, text in files.items() if name in tests or name in _CATCH}
+        patches = [
+            unified(target, files.get(target, ""), text)
+            for target, text in _matched(row, examples, solutions).items()
+            if files.get(target, "") != text
+        ]
+        named = tuple(name.replace("::", ".") for name in row.names("FAIL_TO_PASS"))
+        return self.file_task(
+            row,
+            files,
+            b"".join(patches),
+            self._checks(kept, tests, files, named),
+            licence=_LICENCE,
+            repository="Aider-AI/polyglot-benchmark",
+            language=self.language,
+        )
+
+    def _checks(
+        self, kept: Mapping[str, str], tests: tuple[str, ...], files: Mapping[str, str], named: tuple[str, ...]
+    ) -> Checks:
+        modules = [PurePosixPath(name).stem for name in tests if name.endswith("_test.py")]
+        match self.language:
+            case "python":
+                command = Command(("python3", "-m", "unittest", *modules), SECONDS, "unittest", TEST_SECONDS)
+            case "rust":
+                argv = ("cargo", "test", "--offline", "--no-fail-fast", "--", "--include-ignored")
+                command = Command(argv, SECONDS, "cargo")
+            case "go":
+                command = Command(("go", "test", "-json", "./..."), SECONDS, "go")
+            case "cpp":
+                sources = sorted(name for name in files if name.endswith(".cpp") and "/" not in name)
+                command = Command(("sh", "-c", _CPP, "sh", "{results}", *sources), SECONDS, "junit")
+            case _:
+                return Checks()
+        return Checks((command,), kept, named)
+
+    def _read(self) -> list[Row]:
+        if self.path is not None and (self.path / self.language / _PRACTICE).is_dir():
+            return [_checkout(folder, self.language) for folder in _exercises(self.path / self.language)]
+        return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
+
+
+def _exercises(root: Path) -> list[Path]:
+    return sorted(path.parent.parent for path in (root / _PRACTICE).glob("*/.meta/config.json"))
+
+
+def _checkout(folder: Path, language: str) -> Row:
+    """The row of an exercise of a checkout."""
+    described: Mapping[str, Any] = json.loads((folder / ".meta" / "config.json").read_text("utf-8"))["files"]
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = {str(path.relative_to(folder)): path for path in paths}
+    parts = ("introduction.md", "instructions.md", "instructions.append.md")
+    texts = [_text(folder / ".docs" / part).strip() for part in parts if (folder / ".docs" / part).is_file()]
+    values = {
+        "instance_id": f"polyglot-{language}__{folder.name}",
+        "problem_statement": "\n\n".join(texts),
+        "solution_files": described["solution"],
+        "test_files": described["test"],
+        "files": {name: _text(path) for name, path in names.items() if not _hidden(name) and _is_text(path)},
+        "example_files": {name: _text(names[name]) for name in described.get("example", described.get("exemplar", []))},
+    }
+    return Row("aider_polyglot", f"{language}/{folder.name}", values)
+
+
+def _matched(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
+    """Each example's text by the solution file that it stands for: of its name, else the only one of its ending."""
+    found: dict[str, str] = {}
+    for name, text in examples.items():
+        path = PurePosixPath(name)
+        same = [each for each in solutions if PurePosixPath(each).name == path.name]
+        alike = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in found]
+        target = next(iter(same or alike), "")
+        if not target:
+            target = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
+        found[target] = text
+    if not found:
+        raise row.wrong("no example solution")
+    return found
+
+
+def _switched_on(language: str, text: str) -> str:
+    if language == "javascript":
+        return re.sub(r"\bx(test|it|describe)\(", r"\1(", text)
+    return re.sub(r"^\s*@Disabled\(.*?\)\n", "", text, flags=re.MULTILINE) if language == "java" else text
+
+
+def _hidden(name: str) -> bool:
+    """Instructions, examples, and notes with solutions in them; build wrappers."""
+    return any(part.startswith(".") and part not in (".eslintrc", ".babelrc") for part in name.split("/"))
+
+
+def _texts(row: Row, column: str) -> dict[str, str]:
+    return {name: str(text) for name, text in row.mapping(column).items()}
+
+
+def _is_text(path: Path) -> bool:
+    return b"\0" not in path.read_bytes()[:8000]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise TaskError(f"aider_polyglot: {path}: {error.strerror}", fix="path= is a whole checkout") from error

@@ -1,0 +1,86 @@
+"""`defects4j`: bugs of 17 Java projects, each with the smallest patch that repairs it (``rjust/defects4j``)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.processes.caches import user_cache
+from coderepairrl.tasks.benchmark import Benchmark, patch_bytes
+from coderepairrl.tasks.patches import turned_round
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Task
+
+
+class Defects4J(Benchmark):
+    """Defects4J 3.0.1: 854 bugs, and 10 that it has given up; with `active` these are left out.
+
+    `path` is a checkout of Defects4J, or a file of rows (``project``, ``bug_id``, ``patch``, ``trigger_tests``). The
+    trees of the projects are not in it: a workspace is the folder ``PROJECT-BUGb`` of `checkouts`, made by ``defects4j
+    checkout -p PROJECT -v BUGb -w FOLDER``. There are no issue texts; a prompt has the failing tests and what they say.
+    """
+
+    name = "defects4j"
+
+    def __init__(self, path: str = "", *, active: bool = False, checkouts: str = "", split: str = "test") -> None:
+        super().__init__(path, split=split)
+        self.active = active
+        self.checkouts = checkouts
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        project, bug = row.text("project"), row.values["bug_id"]
+        root = Path(self.checkouts).expanduser() if self.checkouts else user_cache() / "defects4j"
+        failing = [f"{each['test']}: {each.get('error') or 'fails'}" for each in row.values.get("trigger_tests", ())]
+        return Task(
+            id=row.text("instance_id"),
+            prompt=f"A bug in {project} makes tests fail:\n\n" + "\n".join(failing) + "\n",
+            language="java",
+            workspace=f"dir:{(root / f'{project}-{bug}b').absolute()}",
+            reference=patch_bytes(row.text("patch")),
+            split=self.split,
+            repository=project,
+        )
+
+    def _read(self) -> list[Row]:
+        projects = self.path / "framework" / "projects" if self.path is not None else None
+        rows = list(_checkout(projects)) if projects is not None and projects.is_dir() else super()._read()
+        return [row for row in rows if not self.active or row.maybe("status") in ("", "active")]
+
+
+def _checkout(projects: Path) -> Iterator[Row]:
+    for folder in sorted(path for path in projects.iterdir() if (path / "active-bugs.csv").is_file()):
+        for status in ("active", "deprecated"):
+            table = folder / f"{status}-bugs.csv"
+            if not table.is_file():
+                continue
+            with table.open(encoding="utf-8", newline="") as lines:
+                for line in csv.DictReader(lines):
+                    bug = int(line["bug.id"])
+                    patch = folder / "patches" / f"{bug}.src.patch"
+                    if patch.is_file():
+                        yield Row("defects4j", f"{folder.name}-{bug}", _values(folder, bug, status, patch, line))
+
+
+def _values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, str]) -> dict[str, Any]:
+    """Upstream's patches go from the repaired to the broken program."""
+    trigger = folder / "trigger_tests" / str(bug)
+    text = trigger.read_bytes().decode("utf-8", "surrogateescape") if trigger.is_file() else ""
+    tests = [part.split("\n") for part in text.split("--- ")[1:]]
+    return {
+        "instance_id": f"defects4j__{folder.name}-{bug}",
+        "project": folder.name,
+        "bug_id": bug,
+        "status": status,
+        "report_url": line.get("report.url", ""),
+        "patch": turned_round(patch.read_bytes().decode("utf-8", "surrogateescape")),
+        "trigger_tests": [{"test": lines[0].strip(), "error": _message(lines[1:])} for lines in tests],
+    }
+
+
+def _message(lines: list[str]) -> str:
+    """What a failed test said, without where."""
+    return "\n".join(takewhile(lambda line: not line.startswith("\tat "), lines)).strip()

@@ -1,0 +1,87 @@
+"""`humaneval_java`: HumanEval in Java with injected bugs (``lin-tan/clm``, arXiv 2302.05020).
+
+A checkout is one of the fork ``ASSERT-KTH/human-eval-java``, where the tests are JUnit's.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from coderepairrl.tasks import junit
+from coderepairrl.tasks.benchmark import Files, patch_bytes
+from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Task
+
+_MAIN, _TESTS = "src/main/java/humaneval/buggy", "src/test/java/humaneval"
+NOT_SINCE_JDK_11 = ("DO_ALGEBRA", "STRING_TO_MD5")
+"""Need the JavaScript engine Nashorn and javax.xml.bind, which newer Java does not have."""
+
+
+class HumanEvalJava(Files):
+    """HumanEval-Java: 161 classes with a bug and JUnit 4 tests, of 163: two do not run on Java of today.
+
+    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``, ``test_class``). The tests need a
+    JDK, and JUnit 4 and Hamcrest at `jars`.
+    """
+
+    name = "humaneval_java"
+
+    def __init__(self, path: str = "", *, jars: str = junit.JARS, cache: str = "") -> None:
+        super().__init__(path, cache=cache)
+        self.jars = jars
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        files = {name: str(content) for name, content in row.mapping("files").items()}
+        tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
+        checks = junit.checks(
+            tests,
+            list(files),
+            row.text("test_class"),
+            fail_to_pass=row.names("FAIL_TO_PASS"),
+            pass_to_pass=row.names("PASS_TO_PASS"),
+            jars=self.jars,
+        )
+        program = Path(row.text("buggy_file")).stem
+        fields = {
+            "prompt": row.maybe("problem_statement") or f"{program} gives wrong results.",
+            "licence": "BSD-3-Clause",
+            "repository": "ASSERT-KTH/human-eval-java",
+            "language": "java",
+        }
+        return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)
+
+    def _read(self) -> list[Row]:
+        checkout = self.path is not None and (self.path / _MAIN).is_dir()
+        rows = _checkout(self.path) if checkout and self.path else super()._read()
+        return [row for row in rows if not row.text("instance_id").endswith(NOT_SINCE_JDK_11)]
+
+
+def _checkout(root: Path) -> list[Row]:
+    rows = []
+    for path in sorted((root / _MAIN).glob("*.java")):
+        test = root / _TESTS / f"TEST_{path.name}"
+        broken, buggy = _text(path), f"{_MAIN}/{path.name}"
+        fixed = _text(root / "src/main/java/humaneval/correct" / path.name)
+        fixed = fixed.replace("package humaneval.correct;", "package humaneval.buggy;")
+        comment = re.search(r"/\*+(.*?)\*/", broken, re.DOTALL)
+        values = {
+            "instance_id": f"humaneval-java__{path.stem}",
+            "problem_statement": _plain(comment[1]) if comment else "",
+            "buggy_file": buggy,
+            "files": {buggy: broken, f"{_TESTS}/{test.name}": _text(test)},
+            "patch": unified(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
+            "test_class": f"humaneval.TEST_{path.stem}",
+        }
+        rows.append(Row("humaneval_java", buggy, values))
+    return rows
+
+
+def _plain(comment: str) -> str:
+    return "\n".join(re.sub(r"^\s*\* ?", "", line) for line in comment.strip().split("\n")).strip()
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "surrogateescape")

@@ -1,0 +1,168 @@
+"""`quixbugs`: 40 classic algorithms with a one-line bug each, in Python and Java (``jkoppel/QuixBugs``).
+
+Its tests loop where the bug does, so each has a time limit: 5 s in Python, 3 s in Java, as upstream's.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from coderepairrl.errors import TaskError
+from coderepairrl.tasks import junit
+from coderepairrl.tasks.benchmark import Files, patch_bytes
+from coderepairrl.tasks.mutants.environment import build
+from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Checks, Command, Task
+
+TEST_SECONDS = 5.0
+_MORE_SECONDS = 30.0
+_PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+_JAVA_TESTS = "java_testcases/junit"
+_LICENCE = "MIT"
+_REPOSITORY = "jkoppel/QuixBugs"
+
+
+class QuixBugs(Files):
+    """QuixBugs in `language`: a program, its tests and the classes that they need are a workspace.
+
+    `path` is a checkout of the repository, or a file of rows (``files``, ``buggy_file``, ``patch``). The Python tests
+    need pytest: of a virtual environment that is built once or, without `environment`, of the sandbox's python3. The
+    Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
+    """
+
+    name = "quixbugs"
+
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        language: Literal["python", "java"] = "python",
+        environment: bool = True,
+        jars: str = junit.JARS,
+        cache: str = "",
+    ) -> None:
+        super().__init__(path, cache=cache)
+        self.language, self.environment, self.jars = language, environment, jars
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        files = {name: str(content) for name, content in row.mapping("files").items()}
+        buggy = row.text("buggy_file")
+        tests = {name: content for name, content in files.items() if name != buggy}
+        names = (row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS"))
+        seconds = _MORE_SECONDS + TEST_SECONDS * (len(names[0]) + len(names[1]) or 20)
+        environment = ""
+        if self.language == "java":
+            test_class = f"java_testcases.junit.{Path(buggy).stem}_TEST"
+            checks = junit.checks(
+                tests, list(files), test_class, fail_to_pass=names[0], pass_to_pass=names[1], jars=self.jars
+            )
+        else:
+            test = next(name for name in tests if Path(name).name == f"test_{Path(buggy).name}")
+            command = Command((*_PYTEST, test), seconds, "pytest", TEST_SECONDS)
+            checks = Checks((command,), tests, *names)
+            there = build({}, _PYTEST, ()) if self.environment else None
+            environment = f"venv:{there.folder}" if there else ""
+        reference = patch_bytes(row.text("patch"))
+        fields = {"licence": _LICENCE, "repository": _REPOSITORY, "environment": environment, "language": self.language}
+        return self.file_task(row, files, reference, checks, **fields)
+
+    def _read(self) -> list[Row]:
+        if self.path is not None and (self.path / "python_programs").is_dir():
+            made = _python(self.path) if self.language == "python" else _java(self.path)
+            return [Row(self.name, str(values["buggy_file"]), values) for values in made]
+        return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
+
+
+def _python(root: Path) -> list[dict[str, object]]:
+    """Rows of a checkout. The reference is the corrected code with the original's docstring around it.
+
+    Upstream's corrected files drop the docstring and add other solutions behind the first.
+    """
+    shared = {"conftest.py": _text(root / "conftest.py")}
+    rows = []
+    for test in sorted((root / "python_testcases").glob("test_*.py")):
+        program = test.name.removeprefix("test_")
+        buggy = f"python_programs/{program}"
+        broken, corrected = _text(root / buggy), _text(root / "correct_python_programs" / program)
+        body, statement = _parts(broken)
+        files = {buggy: broken, f"python_testcases/{test.name}": _text(test), **shared}
+        for name in ("load_testdata", "node"):
+            if name in files[f"python_testcases/{test.name}"]:
+                files[f"python_testcases/{name}.py"] = _text(root / "python_testcases" / f"{name}.py")
+        data = root / "json_testcases" / f"{test.stem.removeprefix('test_')}.json"
+        if data.is_file():
+            files[f"json_testcases/{data.name}"] = _text(data)
+        fixed = broken.replace(body, _first(corrected).strip("\n"), 1)
+        rows.append(_row("python", test.stem.removeprefix("test_"), buggy, files, broken, fixed, statement))
+    return rows
+
+
+def _java(root: Path) -> list[dict[str, object]]:
+    """Rows of a checkout; the issue is the docstring of the program in Python, since those in Java have none."""
+    rows = []
+    for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
+        program = test.name.removesuffix("_TEST.java")
+        buggy = f"java_programs/{program}.java"
+        broken = _text(root / buggy)
+        fixed = _text(root / "correct_java_programs" / f"{program}.java")
+        fixed = fixed.replace("package correct_java_programs;", "package java_programs;")
+        files = {buggy: broken, f"{_JAVA_TESTS}/{test.name}": _text(test)}
+        for name, folder in (
+            ("Node", "java_programs"),
+            ("WeightedEdge", "java_programs"),
+            ("QuixFixOracleHelper", _JAVA_TESTS),
+        ):
+            if any(re.search(rf"\b{name}\b", content) for content in files.values()):
+                files[f"{folder}/{name}.java"] = _text(root / folder / f"{name}.java")
+        statement = _parts(_text(root / "python_programs" / f"{program.lower()}.py"))[1]
+        rows.append(_row("java", program, buggy, files, broken, fixed, statement))
+    return rows
+
+
+def _row(
+    language: str, program: str, buggy: str, files: Mapping[str, str], broken: str, fixed: str, statement: str
+) -> dict[str, object]:
+    return {
+        "instance_id": f"quixbugs-{language}__{program}",
+        "language": language,
+        "problem_statement": statement,
+        "buggy_file": buggy,
+        "files": dict(files),
+        "patch": unified(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
+    }
+
+
+def _parts(source: str) -> tuple[str, str]:
+    """The code of a program, and the docstring behind or before it."""
+    tree = ast.parse(source)
+    lines = source.split("\n")
+    texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    code = [node for node in tree.body if node not in texts]
+    statement = str(texts[0].value.value).strip() if texts and isinstance(texts[0].value, ast.Constant) else ""
+    return "\n".join(lines[code[0].lineno - 1 : code[-1].end_lineno]), statement
+
+
+def _first(source: str) -> str:
+    """The first solution: alternatives stand in docstrings behind it, or define the same function again."""
+    tree = ast.parse(source)
+    lines, seen, last = source.split("\n"), set[str](), 0
+    for node in tree.body:
+        name = getattr(node, "name", "")
+        if (isinstance(node, ast.Expr) and last) or name in seen:
+            break
+        seen |= {name} - {""}
+        last = node.end_lineno or last
+    return "\n".join(lines[:last])
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise TaskError(f"quixbugs: {path}: {error.strerror}", fix="path= is a whole checkout of QuixBugs") from error

@@ -1,0 +1,99 @@
+"""`r2e_gym`: R2E-Gym (arXiv 2504.07164), commits of 13 Python repositories with issue texts written for them.
+
+Columns from its public code (``R2E-Gym/R2E-Gym``, ``agenthub/runtime/docker.py``, ``commit_models/diff_classes.py``).
+Not run against the hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from coderepairrl.tasks.benchmark import Benchmark, patch_bytes
+from coderepairrl.tasks.patches import language
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Task
+
+_HUB = {"full": "R2E-Gym/R2E-Gym-Full", "subset": "R2E-Gym/R2E-Gym-Subset", "lite": "R2E-Gym/R2E-Gym-Lite"}
+_TESTS = {"tests", "Tests", "test", "Test"}
+
+
+class R2EGym(Benchmark):
+    """R2E-Gym: `name` is ``full``, ``subset`` or ``lite``.
+
+    A workspace is the image of the row: it has tests that the commit's history has not. The reference is the commit
+    without its changes to tests, and to files that are no Python, as upstream's own. `path`, `split` and `revision` are
+    as for `swe_gym`.
+    """
+
+    name = "r2e_gym"
+
+    def __init__(
+        self,
+        name: Literal["full", "subset", "lite"] = "subset",
+        *,
+        path: str = "",
+        split: str = "train",
+        revision: str = "",
+    ) -> None:
+        super().__init__(path, hub=_HUB[name], split=split, revision=revision)
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        commit = row.mapping("parsed_commit_content")
+        diffs = [_patch(row, each) for each in commit.get("file_diffs", ()) if _counts(row, each)]
+        reference = patch_bytes("".join(diffs))
+        statement = row.text("problem_statement")
+        issue = re.search(r"\[ISSUE\](.*)\[/ISSUE\]", statement, re.DOTALL)
+        repository = row.text("repo_name")
+        dated = Row(row.benchmark, row.where, commit)
+        return Task(
+            id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
+            prompt=(issue[1] if issue else statement).strip(),
+            language=language(reference, "python"),
+            workspace=f"image:{row.text('docker_image')}",
+            reference=reference,
+            split=self.split,
+            repository=repository,
+            created=dated.day("commit_date"),
+        )
+
+
+def _counts(row: Row, diff: Mapping[str, Any]) -> bool:
+    path = _path(row, diff)
+    *folders, name = path.split("/")
+    test = name.startswith("test_") or name.endswith("_test.py") or bool(_TESTS & set(folders))
+    return name.endswith(".py") and not test and not diff.get("is_binary_file")
+
+
+def _path(row: Row, diff: Mapping[str, Any]) -> str:
+    try:
+        return str(diff["header"]["file"]["path"])
+    except (KeyError, TypeError):
+        raise row.wrong("a file of 'parsed_commit_content' has no header.file.path") from None
+
+
+def _patch(row: Row, diff: Mapping[str, Any]) -> str:
+    """A parsed file of a diff, as text again."""
+    path = _path(row, diff)
+    sides = [(diff.get(side) or {}).get("path", f"{prefix}/{path}") for side, prefix in _SIDES]
+    out = [f"diff --git a/{path} b/{path}"]
+    if misc := diff["header"].get("misc_line"):
+        out.append(misc)
+    out += [f"--- {sides[0]}", f"+++ {sides[1]}"]
+    for hunk in diff.get("hunks", ()):
+        described = hunk["descriptor"]
+        old, new = (_range(described[side]) for side in ("old_range", "new_range"))
+        section = described.get("section") or ""
+        out.append(f"@@ -{old} +{new} @@{' ' if section else ''}{section}")
+        out += [f"{_SIGNS[line['type']]}{line['content']}" for line in hunk["line_group"]["all_lines"]]
+    return "\n".join(out) + "\n"
+
+
+_SIDES = (("minus_file", "a"), ("plus_file", "b"))
+_SIGNS = {"context": " ", "added": "+", "deleted": "-", "note": "\\ "}
+
+
+def _range(part: Mapping[str, Any]) -> str:
+    return str(part["start"]) if part.get("length") is None else f"{part['start']},{part['length']}"

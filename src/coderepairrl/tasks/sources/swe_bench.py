@@ -1,0 +1,72 @@
+"""`swe_bench`: issues of public repositories with the pull requests that resolved them (arXiv 2310.06770).
+
+Columns as in the SWE-bench repository's own tables (``SWE-bench/SWE-bench``, ``data/`` of 2026) and those of the hub.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Task
+
+Name = Literal["verified", "lite", "multilingual", "full"]
+
+
+class _Set(NamedTuple):
+    hub: str
+    evaluation: str = ""
+
+
+_SETS: dict[str, _Set] = {
+    "verified": _Set("SWE-bench/SWE-bench_Verified", "SWE-bench Verified"),
+    "lite": _Set("SWE-bench/SWE-bench_Lite", "SWE-bench Lite"),
+    "multilingual": _Set("SWE-bench/SWE-bench_Multilingual"),
+    "full": _Set("SWE-bench/SWE-bench", "SWE-bench, which holds Verified and Lite,"),
+}
+_EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hours": 4.0}
+
+
+class SweBench(Repositories):
+    """SWE-bench: `name` is ``verified`` (500), ``lite`` (300), ``multilingual`` (300) or ``full`` (2,294).
+
+    `path` is a file or folder of its rows; without it they are the hub's, of `split` (``test``, ``dev``, ``train``)
+    and `revision`. `workspace` and `clone` are those of `benchmark.Repositories`. The difficulty of Verified is 1 (less
+    than 15 minutes) to 4 (more than 4 hours). With `for_training` the tasks are split ``train``; without it a run
+    refuses to train on Verified, Lite and the test split of the whole.
+    """
+
+    name = "swe_bench"
+
+    def __init__(
+        self,
+        name: Name = "verified",
+        *,
+        path: str = "",
+        split: str = "test",
+        revision: str = "",
+        workspace: Workspace = "git",
+        clone: str = "",
+        for_training: bool = False,
+    ) -> None:
+        chosen = _SETS[name]
+        super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=workspace, clone=clone)
+        self.task_split = "train" if for_training else split
+        self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        made = super().task(row)
+        effort = row.maybe("difficulty")
+        if effort and effort not in _EFFORT:
+            raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
+        return replace(made, difficulty=_EFFORT.get(effort))
+
+    def image(self, row: Row) -> str:
+        """The harness's name for it (``swebench`` 4.1.0, ``TestSpec.instance_image_key``), where the row has none."""
+        if "image" in row:
+            return row.text("image")
+        key = row.text("instance_id").lower().replace("__", "_1776_")
+        return f"swebench/sweb.eval.x86_64.{key}:latest"

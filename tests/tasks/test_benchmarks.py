@@ -1,0 +1,510 @@
+"""Published benchmarks as task sources: real records where they are at hand, else rows of the public code's shape."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import rewards, tasks
+from coderepairrl.certify.task_source import examine
+from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, TaskError
+from coderepairrl.grading import grade
+from coderepairrl.rewards.text import TextReward
+from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
+from coderepairrl.types import Task
+from rewards.folder import DATA, bwrap
+
+CHANGES_NOTHING = {"bugsinpy__keras-12", "defects4j__Lang-48"}
+"""One has no patch, the other replaces a line by itself."""
+
+
+def data(name: str) -> str:
+    """The file of real records, or a skip outside CI where there is none."""
+    path = DATA / name
+    if not path.exists():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{path} is missing")
+        pytest.skip(f"{path} is missing")
+    return str(path)
+
+
+def real(source: str, file: str, /, **options: Any) -> list[Task]:
+    return list(make(source, path=data(file), **options))
+
+
+# -- the real records
+
+REAL: dict[str, tuple[str, str, dict[str, Any], int]] = {
+    "verified": ("swe_bench", "swebench/swebench_verified.jsonl.gz", {"name": "verified"}, 500),
+    "lite": ("swe_bench", "swebench/swebench_lite.jsonl.gz", {"name": "lite"}, 300),
+    "multilingual": ("swe_bench", "swebench/swebench_multilingual.jsonl.gz", {"name": "multilingual"}, 300),
+    "swe_gym": ("swe_gym", "swe_gym/swe_gym_examples.jsonl.gz", {}, 10),
+    "defects4j": ("defects4j", "defects4j/defects4j_patches.jsonl.gz", {}, 864),
+    "gitbug_java": ("gitbug_java", "gitbug_java/gitbug_java.jsonl.gz", {}, 84),
+    "bugsinpy": ("bugsinpy", "bugsinpy/bugsinpy_patches.jsonl.gz", {}, 501),
+    "quixbugs": ("quixbugs", "quixbugs/quixbugs_python.jsonl", {"environment": False}, 40),
+    "quixbugs java": ("quixbugs", "quixbugs/quixbugs_java.jsonl", {"language": "java"}, 40),
+    "humaneval stubs": ("humaneval", "humaneval/HumanEval.jsonl.gz", {"bug": "stub"}, 164),
+    "humaneval_java": ("humaneval_java", "humaneval_java/humaneval_java.jsonl.gz", {}, 161),
+    "polyglot python": ("aider_polyglot", "polyglot/polyglot_python.jsonl.gz", {}, 34),
+    "polyglot javascript": (
+        "aider_polyglot",
+        "polyglot/polyglot_javascript.jsonl.gz",
+        {"language": "javascript"},
+        49,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REAL)
+def test_every_record_is_a_task_whose_reference_earns_one(
+    case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of all that compare patches; a fifth of the large sets, since each reward parses them."""
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
+    source, name, options, count = REAL[case]
+    found = real(source, name, **options)
+    assert len(found) == len({task.id for task in found}) == count
+    made = [reward for name in rewards.SHIPPED for reward, _ in rewards.make(name)]
+    compared = [reward for reward in made if isinstance(reward, TextReward) and reward.repairs]
+    assert len(compared) >= 5
+    for task in found:
+        assert task.prompt.strip() and task.language and task.workspace
+        if task.id not in CHANGES_NOTHING:
+            assert patches.size(task.reference).lines > 0
+    for task in found[:: max(1, count // 60)]:
+        if task.id not in CHANGES_NOTHING:
+            values = {reward.name: reward.compare(task.reference, task.reference, task.language) for reward in compared}
+            assert set(values.values()) == {1.0}, (task.id, values)
+
+
+def test_fields_of_real_records() -> None:
+    [task] = real("swe_bench", REAL["verified"][1], select={"n": 1})
+    assert task.id == "astropy__astropy-12907" and task.repository == "astropy/astropy"
+    assert task.workspace == ("git:https://github.com/astropy/astropy.git@d16bfe05a744909de4b27f5875fe0d4ed41ce607")
+    assert (task.created, task.difficulty, task.split, task.language) == ("2022-03-03", 2.0, "test", "python")
+    languages = Counter(task.language for task in real("swe_bench", REAL["multilingual"][1], name="multilingual"))
+    assert {"rust", "java", "php", "ruby", "go", "c", "javascript", "typescript"} <= set(languages)
+    mirrored = real("swe_gym", REAL["swe_gym"][1], clone="file:///srv/{repository}")
+    assert mirrored[0].workspace.startswith("git:file:///srv/conan-io/conan@")
+    image = real("swe_gym", REAL["swe_gym"][1], workspace="image")[0].workspace
+    assert image == "image:xingyaoww/sweb.eval.x86_64.conan-io_s_conan-10960"
+
+
+def test_what_a_task_has_no_field_for_is_in_its_row() -> None:
+    source: Any = make("swe_bench", path=data(REAL["lite"][1]), name="lite", select={"n": 3, "seed": 1})
+    for task in source:
+        row = source.row(task.id)
+        assert row["image"].startswith("swebench/") and row["eval_script"] and row["FAIL_TO_PASS"]
+    with pytest.raises(KeyError):
+        source.row("nothing")
+
+
+def test_lite_and_verified_are_not_trained_on_unless_asked_for_by_name() -> None:
+    for name in ("verified", "lite", "full"):
+        with pytest.raises(ConfigError, match="evaluation set") as caught:
+            tasks.check_trainable("swe_bench", {"name": name, "select": {"n": 3}})
+        assert "for_training=true" in caught.value.fix
+    for source in ("swe_bench_pro", "multi_swe_bench"):
+        with pytest.raises(ConfigError, match="evaluation set"):
+            tasks.check_trainable(source, {})
+    tasks.check_trainable("swe_bench", {"name": "lite", "for_training": True})
+    tasks.check_trainable("swe_bench", {"name": "multilingual"})
+    tasks.check_trainable("handmade", {})
+    path = data(REAL["lite"][1])
+    assert {task.split for task in make("swe_bench", name="lite", path=path, for_training=True)} == {"train"}
+
+
+# -- checks that run
+
+RUNNABLE = {
+    "quixbugs": ("quixbugs-python__gcd",),
+    "polyglot python": ("polyglot-python__bowling",),
+    "humaneval stubs": ("HumanEval/32", "HumanEval/50"),
+}
+
+
+@pytest.mark.parametrize("case", RUNNABLE)
+async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ids with brackets, tests of unittest, helper functions that tests use."""
+    source, name, options, _ = REAL[case]
+    if source == "quixbugs":
+        options = {}  # with an environment that has pytest, in the user's cache: a folder below /tmp is not shown
+    else:
+        monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
+    chosen = [task for task in real(source, name, **options) if task.id in RUNNABLE[case]]
+    assert len(chosen) == len(RUNNABLE[case])
+    checks = await examine(ScriptedSource(chosen), bwrap())
+    assert [check for check in checks if not check.ok] == []
+
+
+async def test_java_runs_under_junit(tmp_path: Path) -> None:
+    if shutil.which("javac") is None or not all(Path(jar).exists() for jar in junit.JARS.split(":")):
+        pytest.skip("no JDK, JUnit 4 or Hamcrest")
+    [task, *_] = real("humaneval_java", REAL["humaneval_java"][1], cache=str(tmp_path))
+    checks = await examine(ScriptedSource([task]), bwrap())
+    assert [check for check in checks if not check.ok] == []
+    stopping = task.reference.replace(b"return x + y;", b"System.exit(0); return 0;")
+    assert stopping != task.reference
+    async with bwrap().open(task) as fresh:
+        verdict = await grade(fresh, task, stopping)
+    assert "not reported" in verdict.problem
+
+
+def test_tests_that_may_loop_have_a_limit_each() -> None:
+    for task in real("quixbugs", REAL["quixbugs"][1], environment=False):
+        [command] = task.checks.commands
+        assert command.test_timeout == 5.0 and command.timeout > 5.0 * len(task.checks.named)
+
+
+def test_mutants_of_humaneval_are_found_once_and_fail(tmp_path: Path) -> None:
+    lines = gzip.decompress(Path(data("humaneval/HumanEval.jsonl.gz")).read_bytes()).decode().split("\n")
+    few = tmp_path / "few.jsonl"
+    few.write_text("\n".join(lines[:4]) + "\n")
+    cache = str(tmp_path / "cache")
+    first, again = (list(make("humaneval", path=str(few), cache=cache)) for _ in range(2))
+    assert first == again and len(first) == 4
+    assert {patches.size(task.reference) for task in first} == {(1, 1, 2)}
+    other = list(make("humaneval", path=str(few), cache=cache, seed=1))
+    assert [task.reference for task in other] != [task.reference for task in first]
+    for task in first:
+        tree = tmp_path / task.id
+        shutil.copytree(task.workspace.removeprefix("dir:"), tree)
+        for name, content in task.checks.restore.items():
+            (tree / name).write_text(content)
+        ran = [subprocess.run(task.checks.commands[0].argv, cwd=tree, capture_output=True).returncode]
+        subprocess.run(["git", "apply", "-"], input=task.reference, cwd=tree, check=True)
+        ran.append(subprocess.run(task.checks.commands[0].argv, cwd=tree, capture_output=True).returncode)
+        assert ran == [1, 0]
+
+
+# -- checkouts, of the shape that upstream's have
+
+PROGRAM = (
+    'def gcd(a, b):\n    if b == 0:\n        return a\n    else:\n        return gcd(a % b, b)\n\n\n"""\nGCD\n"""\n'
+)
+GOOD = PROGRAM.split("\n\n\n")[0].replace("a % b, b", "b, a % b") + '\n\n\n"""\ndef gcd(a, b):\n    ...\n"""\n'
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_quixbugs_from_a_checkout(tmp_path: Path) -> None:
+    root = write(
+        tmp_path / "up",
+        {
+            "conftest.py": "import pytest\n",
+            "python_programs/gcd.py": PROGRAM,
+            "correct_python_programs/gcd.py": GOOD,
+            "python_testcases/test_gcd.py": "from load_testdata import load_json_testcases\n",
+            "python_testcases/load_testdata.py": "",
+            "json_testcases/gcd.json": "[[17, 0], 17]\n",
+            "java_programs/GCD.java": "package java_programs;\nclass GCD { int f(Node n) { return 1; } }\n",
+            "java_programs/Node.java": "package java_programs;\nclass Node {}\n",
+            "correct_java_programs/GCD.java": "package correct_java_programs;\nclass GCD { int f() { return 2; } }\n",
+            "java_testcases/junit/GCD_TEST.java": "package java_testcases.junit;\n",
+        },
+    )
+    cache = str(tmp_path / "cache")
+    [task] = make("quixbugs", path=str(root), environment=False, cache=cache)
+    assert (task.id, task.prompt, patches.size(task.reference)) == ("quixbugs-python__gcd", "GCD", (1, 1, 2))
+    assert set(task.checks.restore) == {
+        "conftest.py",
+        "json_testcases/gcd.json",
+        "python_testcases/load_testdata.py",
+        "python_testcases/test_gcd.py",
+    }
+    [java] = make("quixbugs", path=str(root), language="java", cache=cache)
+    assert "java_programs/Node.java" in java.checks.restore and b"return 2" in java.reference
+    assert b"correct" not in java.reference
+
+
+def test_other_checkouts(tmp_path: Path) -> None:
+    patch = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
+    write(
+        tmp_path,
+        {
+            "b/projects/toy/project.info": 'github_url="https://github.com/o/toy/"\n',
+            "b/projects/toy/bugs/2/bug.info": f'buggy_commit_id="{"1" * 40}"\nfixed_commit_id="{"2" * 40}"\n',
+            "b/projects/toy/bugs/2/bug_patch.txt": patch,
+            "b/projects/toy/bugs/2/run_test.sh": "pytest tests/test_x.py\n",
+            "d/framework/projects/Toy/active-bugs.csv": "bug.id,report.id,report.url\n3,9,u\n",
+            "d/framework/projects/Toy/patches/3.src.patch": patch,
+            "d/framework/projects/Toy/trigger_tests/3": "--- a.B::c\njava.lang.Error: no\n more\n\tat a.B.c(B.java)\n",
+            "g/data/bugs/o-toy.json": json.dumps(
+                {
+                    "repository": "o/toy",
+                    "previous_commit_hash": "3" * 40,
+                    "commit_hash": "4" * 40,
+                    "commit_timestamp": "2023-01-02T03:04:05Z",
+                    "commit_message": "repair",
+                    "bug_patch": patch,
+                    "test_patch": "",
+                    "issues": [],
+                    "actions_runs": [None, [{"tests": [_test("t", "Failed")]}], [{"tests": [_test("t", "Passed")]}]],
+                }
+            ),
+        },
+    )
+    [bug] = make("bugsinpy", path=str(tmp_path / "b"))
+    assert (bug.id, bug.repository) == ("bugsinpy__toy-2", "o/toy") and bug.workspace.endswith("@" + "1" * 40)
+    assert "pytest tests/test_x.py" in bug.prompt
+    [java] = make("defects4j", path=str(tmp_path / "d"), checkouts=str(tmp_path))
+    assert java.workspace == f"dir:{tmp_path}/Toy-3b" and "java.lang.Error: no\n more\n" in java.prompt
+    assert java.reference == b"--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-b\n+a\n"
+    source: Any = make("gitbug_java", path=str(tmp_path / "g"))
+    [recent] = source
+    assert (recent.prompt, recent.created) == ("repair", "2023-01-02")
+    assert source.row(recent.id)["FAIL_TO_PASS"] == ["a.B::t"]
+
+
+def _test(name: str, result: str) -> dict[str, Any]:
+    return {"classname": "a.B", "name": name, "results": [{"result": result}]}
+
+
+def test_an_exercise_of_a_checkout_shows_no_solution(tmp_path: Path) -> None:
+    folder = tmp_path / "up/python/exercises/practice/two-fer"
+    files = {"solution": ["two_fer.py"], "test": ["two_fer_test.py"], "example": [".meta/example.py"]}
+    write(
+        folder,
+        {
+            ".meta/config.json": json.dumps({"files": files}),
+            ".meta/example.py": "def two_fer():\n    return 1\n",
+            ".docs/instructions.md": "# Do it\n",
+            ".approaches/a/content.md": "return 1",
+            "two_fer.py": "def two_fer():\n    pass\n",
+            "two_fer_test.py": "import unittest\n",
+        },
+    )
+    [task] = make("aider_polyglot", path=str(tmp_path / "up"), cache=str(tmp_path / "cache"))
+    tree = Path(task.workspace.removeprefix("dir:"))
+    assert sorted(path.name for path in tree.rglob("*")) == ["two_fer.py", "two_fer_test.py"]
+    assert task.prompt == "# Do it" and b"+    return 1" in task.reference
+
+
+# -- rows of the shape that public code reads
+
+
+PATCH = "diff --git a/x.py b/x.py\n--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-broken\n+whole"
+ROW = {
+    "instance_id": "o__toy-7",
+    "repo": "o/toy",
+    "base_commit": "5" * 40,
+    "patch": PATCH,
+    "test_patch": "",
+    "problem_statement": "It is broken.",
+    "created_at": "2024-05-06T07:08:09",
+    "FAIL_TO_PASS": '["test_a"]',
+    "PASS_TO_PASS": [],
+}
+COMMIT = {
+    "new_commit_hash": "6" * 40,
+    "commit_date": "2020-01-02T03:04:05+00:00",
+    "file_diffs": [
+        {
+            "header": {"file": {"path": path}},
+            "minus_file": {"path": f"a/{path}"},
+            "plus_file": {"path": f"b/{path}"},
+            "hunks": [
+                {
+                    "descriptor": {
+                        "old_range": {"start": 1, "length": None},
+                        "new_range": {"start": 1, "length": None},
+                        "section": "",
+                    },
+                    "line_group": {
+                        "all_lines": [
+                            {"content": "broken", "type": "deleted"},
+                            {"content": "whole", "type": "added"},
+                        ]
+                    },
+                }
+            ],
+        }
+        for path in ("x.py", "tests/test_x.py", "docs/x.md")
+    ],
+}
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "swe_gym": (ROW, {"id": "o__toy-7"}),
+    "swe_rebench": ({**ROW, "image_name": "i:1", "language": "python"}, {"id": "o__toy-7"}),
+    "swe_smith": (
+        {**ROW, "image_name": "i", "problem_statement": ""},
+        {"prompt": "A bug makes these tests fail:\n\ntest_a\n"},
+    ),
+    "swe_bench_pro": (
+        {**ROW, "requirements": "be whole", "interface": "", "dockerhub_tag": "t", "fail_to_pass": "['test_a']"},
+        {"prompt": "It is broken.\n\nRequirements:\nbe whole", "split": "test"},
+    ),
+    "multi_swe_bench": (
+        {
+            "org": "o",
+            "repo": "toy",
+            "number": 7,
+            "base": {"label": "", "ref": "", "sha": "5" * 40},
+            "resolved_issues": [{"number": 1, "title": "Broken", "body": None}],
+            "fix_patch": PATCH,
+            "test_patch": "",
+        },
+        {"id": "o__toy-7", "prompt": "Broken", "split": "test"},
+    ),
+    "r2e_gym": (
+        {
+            "repo_name": "toy",
+            "docker_image": "n/toy_final:6",
+            "parsed_commit_content": json.dumps(COMMIT),
+            "problem_statement": "Look: [ISSUE]It is broken.[/ISSUE]",
+        },
+        {"id": "r2e__toy-666666666666", "created": "2020-01-02", "workspace": "image:n/toy_final:6"},
+    ),
+}
+
+
+@pytest.mark.parametrize("source", SHAPES)
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_row_as_published_becomes_a_task(source: str, ending: str, tmp_path: Path) -> None:
+    row, expected = SHAPES[source]
+    path = tmp_path / f"rows{ending}"
+    if ending == ".parquet":
+        arrow, parquet = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.parquet"))
+        parquet.write_table(arrow.Table.from_pylist([row]), path)
+    else:
+        path.write_text(json.dumps(row) + "\n")
+    [task] = make(source, path=str(path))
+    assert {key: getattr(task, key) for key in expected} == expected
+    assert patches.size(task.reference).lines == 2 and task.language == "python"
+    broken, whole = (b"-whole\n+broken", b"-broken\n+whole")
+    assert (broken if source == "swe_smith" else whole) in task.reference
+    if source != "r2e_gym":
+        assert task.workspace == f"git:https://github.com/o/toy.git@{'5' * 40}"
+
+
+def test_images_are_named_as_published(tmp_path: Path) -> None:
+    names = {
+        "swe_bench": "swebench/sweb.eval.x86_64.o_1776_toy-7:latest",
+        "swe_gym": "xingyaoww/sweb.eval.x86_64.o_s_toy-7",
+        "swe_bench_pro": "jefzda/sweap-images:t",
+        "multi_swe_bench": "mswebench/o_m_toy:pr-7",
+        "swe_rebench": "i:1",
+    }
+    for source, name in names.items():
+        path = tmp_path / f"{source}.jsonl"
+        path.write_text(json.dumps(SHAPES.get(source, (ROW, {}))[0]) + "\n")
+        [task] = make(source, path=str(path), workspace="image")
+        assert task.workspace == f"image:{name}"
+
+
+# -- where rows come from
+
+
+def test_a_data_set_of_the_hubs_layout_is_read_through_datasets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub itself is not reached here; a folder in its layout goes the same way."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "set", {"test.jsonl": json.dumps(ROW) + "\n", "train.jsonl": json.dumps(ROW) * 1 + "\n"})
+    found = rows.from_hub("toy", str(tmp_path / "set"), "test")
+    assert [row.text("instance_id") for row in found] == ["o__toy-7"] and found[0].names("FAIL_TO_PASS") == ("test_a",)
+    with pytest.raises(TaskError, match="cannot be loaded") as caught:
+        rows.from_hub("toy", str(tmp_path / "set"), "dev")
+    assert "path=FILE" in caught.value.fix
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    for options in ({}, {"path": str(tmp_path / "rows.parquet")}):
+        with pytest.raises(PrerequisiteError) as caught:
+            make("swe_gym", **options).prepare()
+        assert "coderepairrl[hub]" in caught.value.fix
+
+
+def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
+    other = {**ROW, "instance_id": "o__toy-8"}
+    write(tmp_path, {"data/test-0.jsonl": json.dumps(ROW) + "\n", "data/train-0.jsonl": json.dumps(other) + "\n"})
+    assert [task.id for task in make("swe_bench", path=str(tmp_path), split="train")] == ["o__toy-8"]
+    assert len(list(make("swe_bench", path=str(tmp_path / "data" / "test-0.jsonl")))) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "has no rows"),
+        ("[1]", "not an object"),
+        ("{", "rows.jsonl"),
+        (json.dumps({**ROW, "base_commit": None}), "swe_bench, row 1 of .*rows.jsonl: no column 'base_commit'"),
+        (json.dumps({**ROW, "patch": 3}), "column 'patch' is no str"),
+        (json.dumps({**ROW, "created_at": "yesterday"}), "column 'created_at' is no date"),
+        (json.dumps({**ROW, "difficulty": "hard"}), "column 'difficulty'"),
+        (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is in row 1"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(content)
+    with pytest.raises(CodeRepairError, match=says) as caught:
+        make("swe_bench", path=str(path)).prepare()
+    assert caught.value.fix
+
+
+def test_a_source_without_rows_says_where_they_are() -> None:
+    for source in ("quixbugs", "defects4j", "bugsinpy", "gitbug_java", "humaneval_java", "aider_polyglot"):
+        with pytest.raises(ConfigError, match="needs its rows") as caught:
+            make(source).prepare()
+        assert "benchmarks.md" in caught.value.fix
+    with pytest.raises(ConfigError, match="nam"):
+        make("swe_bench", name="verifid")
+
+
+# -- patches the other way
+
+
+@pytest.mark.parametrize(
+    "name", ["swebench/swebench_verified", "bugsinpy/bugsinpy_patches", "defects4j/defects4j_patches"]
+)
+def test_turning_a_patch_round_twice_changes_nothing(name: str) -> None:
+    """But for the order of removed and added lines, which git has always the one way."""
+    for row in rows.read("toy", Path(data(f"{name}.jsonl.gz"))):
+        patch = row.text("patch")
+        once = patches.turned_round(patch)
+        assert patches.turned_round(patches.turned_round(once)) == once, row.where
+        assert patches.size(once.encode()) == patches.size(patch.encode())
+
+
+def test_a_patch_turned_round_undoes_it(tmp_path: Path) -> None:
+    """With git: a new file, a removed one, a renamed one, a mode, no line end, CRLF."""
+
+    def git(*arguments: str, stdin: bytes = b"") -> bytes:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        return subprocess.run(command, cwd=tmp_path, input=stdin, capture_output=True, check=True).stdout
+
+    git("init", "-q")
+    write(tmp_path, {"same": "-- a\n--- b\nc\n", "gone": "x\ny", "old name": "1\n2\n3\n4\n5\n", "script": "echo\n"})
+    (tmp_path / "crlf").write_bytes(b"a\r\nb\r\n")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    write(tmp_path, {"same": "++ a\nc\nd", "new": "z\n", "new name": "1\n2\n3\n4\n6\n", "script": "echo 1\n"})
+    (tmp_path / "crlf").write_bytes(b"a\nb\r\n")
+    (tmp_path / "gone").unlink()
+    (tmp_path / "old name").unlink()
+    (tmp_path / "script").chmod(0o755)
+    git("add", "-A")
+    patch = git("diff", "--cached", "-M")
+    git("commit", "-qm", "two")
+    back = patches.turned_round(patch.decode()).encode()
+    git("apply", "--index", "-", stdin=back)
+    assert git("diff", "--cached", "HEAD~1") == b""

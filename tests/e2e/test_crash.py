@@ -76,8 +76,8 @@ def test_it_sees_what_differs(tmp_path: Path, otherwise: dict[str, Any], said: l
 
 ORPHANED = """
 import asyncio, subprocess, sys
-from coderepairrl.certify import crash
-with crash.adopting():
+from coderepairrl.certify import crash, descendants
+with descendants.adopting():
     subprocess.run(["bash", "-c", f"(exec -a '{sys.argv[1]}' sleep {sys.argv[2]}) > /dev/null & exit 0"])
     asyncio.run(crash.all_gone(kill := crash.Kill("controller", 0.0)))
     print(kill.gone, kill.half_started)

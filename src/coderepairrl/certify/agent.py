@@ -121,8 +121,8 @@ def command(request: Request, *commands: str, tokens: int | None = None) -> Answ
                 kind = properties.get(name, {}).get("type")
                 if kind == "string" or (kind == "array" and name == "commands"):
                     rest = {other: _FILLED[properties[other].get("type")] for other in required if other != name}
-                    said = [line if kind == "string" else [line] for line in commands]
-                    calls = tuple((function["name"], {name: each, **rest}) for each in said)
+                    values = [line if kind == "string" else [line] for line in commands]
+                    calls = tuple((function["name"], {name: each, **rest}) for each in values)
                     return Answer("Running it.", calls, tokens)
     if writes_python(request):
         return Answer(python(*(f"print(shell({line!r}))" for line in commands)), tokens=tokens)
@@ -139,7 +139,7 @@ def python(*lines: str) -> str:
     return "\n".join(["Running it.", "<code>", *lines, "</code>"])
 
 
-def said(requests: list[Request], text: str) -> bool:
+def mentioned(requests: list[Request], text: str) -> bool:
     """Whether any message of `requests` has `text`."""
     return any(text in str(message) for request in requests for message in request["messages"])
 
@@ -160,8 +160,8 @@ async def _repair(attempt: _Attempt) -> list[Finding]:
         Finding("submits", trial.ending == "submitted", trial.ending),
         Finding("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
         Finding("names the model", all(request.get("model") == "policy" for request in requests)),
-        Finding("states the issue", said(requests[:1], PROMPT)),
-        Finding("shows what commands print", said(requests, "return a - b")),
+        Finding("states the issue", mentioned(requests[:1], PROMPT)),
+        Finding("shows what commands print", mentioned(requests, "return a - b")),
         Finding("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
         Finding("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
     ]

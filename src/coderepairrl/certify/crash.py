@@ -1,18 +1,17 @@
-"""The crash test: a small run is killed at random moments, resumed, and compared with one that nobody touched.
+"""The crash test: a small run is killed at random moments, resumed, and compared with one that was left alone.
 
 A run of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) is killed (SIGKILL), up to four times, and
 resumed until it was left alone; then the next one begins, until there were as many kills as were asked for. When and
-who is drawn from a seed. A killed engine, learner or guest is the run's own to replace; it is resumed all the same, in
-the end. Then each run is asked for the same weights after every step, and the same files in its last checkpoint, as the
-one that nobody touched; for every attempt trained once; and that nothing is left: of processes a moment after the
-controller was killed, in temporary folders, shared memory and control groups once it was resumed.
+which process is drawn from a seed. A killed engine, learner or guest is replaced by the run itself; it is resumed all
+the same, in the end. Each run must have the same weights after every step, and the same files in its last checkpoint,
+as the one that was left alone, and every attempt trained once; nothing may be left of processes a moment after the
+controller was killed, nor in temporary folders, shared memory and control groups once it was resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import random
 import shutil
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import sandbox
+from coderepairrl.certify.descendants import adopting, below, freeze, kill_all
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.printable import logged
@@ -63,14 +63,13 @@ _MARKS = {
 """What is in the command line of a process that is no controller."""
 _BUBBLEWRAP = b"bwrap --unshare"
 VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
-"""`everything`: all processes of the run at once. `gateway`: who holds its sockets, in the middle of an episode."""
+"""`everything`: all processes of the run at once. `gateway`: the controller, in the middle of an episode."""
 EACH = "each"
 _WITH_THE_CONTROLLER = ("everything", "controller", "gateway")
 GONE = 3.0
 """Seconds after the controller's end in which all that it started must have ended; Python itself has to start."""
 _IN_A_ROW = 4
 _PATIENCE = 600.0
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(slots=True)
@@ -94,10 +93,10 @@ class Kill:
 
 
 async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterator[Finding]:
-    """Kill `kills` times, whom `victim` names, or ``each`` in turn, at moments drawn from `seed`.
+    """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
 
-    Raises `UsageError` for an unknown victim, `PrerequisiteError` where nothing can be learned of it, and `RunError`
-    when the run that nobody touched fails.
+    Raises `UsageError` for an unknown victim, `PrerequisiteError` elsewhere than on Linux, and `RunError` when the run
+    that is left alone fails.
     """
     if victim not in (EACH, *VICTIMS):
         raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
@@ -109,7 +108,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
         untouched = _Trial(work, "untouched")
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
-            raise RunError(f"the run that nobody touched ended with {code}: {untouched.last_words()}")
+            raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
         whole = time.monotonic() - began
         expected = RunResult.of(untouched.folder)
         trained = all(step["account"]["trained"] for step in expected.steps)
@@ -137,8 +136,8 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
         orphans = sorted({words for kill in done for words in kill.orphans})
         half = sum(kill.half_started for kill in done)
         late = [f"{half} of a bubblewrap that had just begun, with the next start"] if half else []
-        said = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
-        yield Finding("orphans end", slowest <= GONE, said)
+        detail = "; ".join([f"{slowest:.2f} s after the controller at most", *late, *orphans])
+        yield Finding("orphans end", slowest <= GONE, detail)
         if wrong:
             kept = work.rename(work.with_name(f"{work.name}-failed"))
             yield Finding("runs", False, f"those that went wrong are kept in {kept}")
@@ -163,8 +162,8 @@ async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -
             while planned and len(struck) < _IN_A_ROW and await trial.reached(process, planned[-1]):
                 struck.append(planned.pop())
                 await trial.strike(process, struck[-1])
-                said = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
-                print(logged(f"{said}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
+                which = f"kill {before + len(struck)} of {kills}: {struck[-1].victim}"
+                print(logged(f"{which}, after {struck[-1].moment:.1f} s"), file=sys.stderr)
             code = await _ended(process)
         if len(struck) == seen:
             break
@@ -216,14 +215,14 @@ class _Trial:
             yield process
         finally:
             if process.poll() is None:
-                _end(process.pid)
+                kill_all(process.pid)
                 process.wait()
 
     async def strike(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
         """Do it, by SIGKILL."""
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
-            targets = _frozen(process.pid)
+            targets = freeze(process.pid)
         else:
             targets = [process.pid] if kill.victim in _WITH_THE_CONTROLLER else _of(process.pid, kill.victim)[:1]
         kill.at = time.time()
@@ -260,7 +259,7 @@ class _Trial:
 
     def left(self, caches: Container[str]) -> list[str]:
         """What is left of the run once it has ended, but for `caches` that libraries always leave."""
-        found = [f"process {words.decode(errors='replace')}" for words in _below(os.getpid()).values()]
+        found = [f"process {words.decode(errors='replace')}" for words in below(os.getpid()).values()]
         found += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
         found += [str(path) for path in [shared_path(self.folder)] if path.exists()]
         parents = set(cgroups.find().parents.values())
@@ -328,8 +327,8 @@ def _row(victim: str, kills: list[Kill]) -> Finding:
     recovered = [kill for kill in kills if not kill.problems]
     seconds = [kill.seconds for kill in kills]
     wrong = sorted({problem for kill in kills for problem in kill.problems})
-    said = f"{len(kills):3d} kills, {len(recovered):3d} recovered, next step after {sum(seconds) / len(kills):.1f} s"
-    return Finding(victim, not wrong, "; ".join([f"{said} (at most {max(seconds):.1f})", *wrong]))
+    counts = f"{len(kills):3d} kills, {len(recovered):3d} recovered, next step after {sum(seconds) / len(kills):.1f} s"
+    return Finding(victim, not wrong, "; ".join([f"{counts} (at most {max(seconds):.1f})", *wrong]))
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> int:
@@ -337,41 +336,13 @@ async def _ended(process: subprocess.Popen[bytes]) -> int:
     deadline = time.monotonic() + _PATIENCE
     while process.poll() is None:
         if time.monotonic() > deadline:
-            _end(process.pid)
+            kill_all(process.pid)
         await asyncio.sleep(0.02)
     return process.wait()
 
 
 def _of(controller: int, victim: str) -> list[int]:
-    return [pid for pid, words in _below(controller).items() if _MARKS[victim] in words]
-
-
-def _below(root: int) -> dict[int, bytes]:
-    """Processes that came of `root` and have not ended, with their command lines."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            state, parent = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()[:2]
-            if state not in "ZX":
-                parents[int(entry.name)] = int(parent)
-    found: dict[int, bytes] = {}
-    fresh = {root}
-    while fresh := {pid for pid, parent in parents.items() if parent in fresh}:
-        for pid in fresh:
-            with contextlib.suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").strip()
-    return found
-
-
-def _frozen(root: int) -> list[int]:
-    """`root` and all that came of it, stopped, so that none starts another while they are killed one by one."""
-    stopped: list[int] = []
-    while fresh := [pid for pid in (root, *_below(root)) if pid not in stopped]:
-        for pid in fresh:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        stopped += fresh
-    return stopped
+    return [pid for pid, words in below(controller).items() if _MARKS[victim] in words]
 
 
 async def all_gone(kill: Kill) -> None:
@@ -380,7 +351,7 @@ async def all_gone(kill: Kill) -> None:
     What a bubblewrap left that was killed while it started is counted and not waited for: the next run ends it.
     """
     began = time.monotonic()
-    while left := _below(os.getpid()):
+    while left := below(os.getpid()):
         seconds = time.monotonic() - began
         others = [words for words in left.values() if _BUBBLEWRAP not in words]
         if seconds > GONE and not others:
@@ -390,38 +361,10 @@ async def all_gone(kill: Kill) -> None:
             kill.orphans += [words.decode(errors="replace")[:200] for words in others]
         if seconds > 30:
             for pid in left:
-                _end(pid)
+                kill_all(pid)
         await asyncio.sleep(0.01)
         if others:
             kill.gone = time.monotonic() - began
-
-
-def _end(root: int) -> None:
-    for pid in (root, *_below(root)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-@contextmanager
-def adopting() -> Iterator[None]:
-    """Orphans of the processes that we start become our children, so that none of them is overlooked."""
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        prctl(_PR_SET_CHILD_SUBREAPER, 0)
-        _end_all_children()
-
-
-def _end_all_children() -> None:
-    """Those that are left, and what is left of those that ended."""
-    for pid in _below(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.waitpid(-1, 0)
 
 
 @contextmanager

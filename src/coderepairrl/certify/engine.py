@@ -1,7 +1,7 @@
 """The exam that every engine sits: ``crrl check engine NAME``.
 
 It asks what training rests on: that the engine's logprobs are the learner's, that a request's output does not depend on
-its neighbours, and that weights go live when the engine says so, whole, and with nothing left of the old ones.
+its neighbours, and that weights are live once the engine acknowledges them, whole, and with none of the old ones left.
 
 New weights need a known truth without a second model. The exam relabels the vocabulary: a model whose embedding (and
 head) rows are permuted by p says of a sequence what the original says of the sequence mapped through p.
@@ -49,13 +49,13 @@ class Answer(NamedTuple):
 
 
 class Failed(Exception):
-    """The engine does not have the property; the message says how it shows."""
+    """The engine does not have the property; the message is how it shows."""
 
 
 async def examine(
     engine: Engine, model: Path, *, reference: Reference, work: Path, publish: Publish | None = None
 ) -> list[Finding]:
-    """Examine `engine`, which serves the folder `model` and nobody else meanwhile.
+    """Examine `engine`, which serves the folder `model` and answers no one else meanwhile.
 
     `reference` gives the learner's logprobs under the weights in `model` (fp32). Weights of about the model's size are
     written to the folder `work`. With `publish`, the learner's own new weights are loaded, too.
@@ -130,21 +130,21 @@ class _Candidate:
         return answer
 
     async def load(self, path: Path) -> int:
-        """Load under the next version; the engine must say that very number."""
+        """Load under the next version; the engine must return that very number."""
         self._version = max(self._version, int((await self.engine.health())["version"])) + 1
-        said = await self.engine.load(path, self._version, hashlib.sha256(path.read_bytes()).hexdigest())
-        if said != self._version:
-            raise Failed(f"a load of version {self._version} was acknowledged as {said}")
-        return said
+        acknowledged = await self.engine.load(path, self._version, hashlib.sha256(path.read_bytes()).hexdigest())
+        if acknowledged != self._version:
+            raise Failed(f"a load of version {self._version} was acknowledged as {acknowledged}")
+        return acknowledged
 
     async def off(self, prompts: Sequence[list[int]], answers: Sequence[Answer], temperature: float = 1.0) -> float:
         """Largest difference between the answers' logprobs and the learner's, in nats."""
         sequences = [[*prompt, *answer.ids] for prompt, answer in zip(prompts, answers, strict=True)]
         truths = await self.reference(sequences, temperature)
         return max(
-            abs(said - true)
+            abs(logprob - true)
             for answer, truth in zip(answers, truths, strict=True)
-            for said, true in zip(answer.logprobs, truth[len(truth) - len(answer.ids) :], strict=True)
+            for logprob, true in zip(answer.logprobs, truth[len(truth) - len(answer.ids) :], strict=True)
         )
 
     async def off_relabelled(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
@@ -159,7 +159,7 @@ def _require(truth: bool, otherwise: str) -> None:
 
 
 def _same(answer: Answer, before: Answer) -> bool:
-    """Whether the same weights said both. A GPU computes a prompt from the cache by other kernels: last bits move."""
+    """Whether both are of the same weights. A GPU computes a prompt from the cache by other kernels: last bits move."""
     moved = max((abs(a - b) for a, b in zip(answer.logprobs, before.logprobs, strict=False)), default=0.0)
     return (answer.ids, answer.versions) == (before.ids, before.versions) and moved <= TOLERANCE
 
@@ -280,7 +280,7 @@ async def _absurd(candidate: _Candidate) -> str:
 
 
 async def _in_flight(candidate: _Candidate) -> str:
-    """Requests go on through a swap, and every token says which weights it is from."""
+    """Requests go on through a swap, and every token has the version of its weights."""
     length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load on a busy machine
     streams = [
         candidate.stream(candidate.prompt(20 + i), Sampling(temperature=1.0, max_tokens=length), i) for i in range(3)
@@ -356,8 +356,8 @@ async def _learned(candidate: _Candidate, publish: Publish) -> str:
     else:
         raise Failed("what arrived was accepted under another checksum")
     _require(_same(await candidate.ask(prompt, GREEDY), before), "refused weights changed what is served")
-    said = await candidate.engine.load(path, version, checksum)
-    _require(said == version, f"a load of version {version} was acknowledged as {said}")
+    acknowledged = await candidate.engine.load(path, version, checksum)
+    _require(acknowledged == version, f"a load of version {version} was acknowledged as {acknowledged}")
     off = await candidate.off([prompt], [await candidate.ask(prompt, GREEDY)])
     _require(off <= TOLERANCE, f"logprobs are off by {off:.1e}: other weights are served than the learner has")
     await candidate.load(candidate.own)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
-from coderepairrl.certify.agent import EDIT, PROMPT, command, python, said, small_repair, writes_python
+from coderepairrl.certify.agent import EDIT, PROMPT, command, mentioned, python, small_repair, writes_python
 from coderepairrl.errors import AgentFault, CodeRepairError
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.printable import visible
@@ -111,8 +111,8 @@ def _repaired(agent: Agent, trial: _Trial) -> list[Finding]:
     return [
         Finding("ends by itself", trial.ending == "submitted", trial.ending),
         Finding(f"speaks {agent.dialect}", dialects == [agent.dialect], ", ".join(dialects)),
-        Finding("states the issue", said(requests[:1], PROMPT)),
-        Finding("shows what is in the repository", said(requests[:2], "return a - b")),
+        Finding("states the issue", mentioned(requests[:1], PROMPT)),
+        Finding("shows what is in the repository", mentioned(requests[:2], "return a - b")),
         Finding("edits arrive in the diff", edited, "" if edited else shown),
         Finding("leaves nothing else there", touched == ["add.py"], ", ".join(touched)),
         Finding("its calls are recorded", recorded, _kept(trial)),
@@ -184,7 +184,7 @@ def _edit(request: Request) -> Answer:
 
 
 def _done(request: Request) -> Answer:
-    if request.get("tools") and said([request], _SUBMIT):
+    if request.get("tools") and mentioned([request], _SUBMIT):
         return command(request, f"echo {_SUBMIT}")
     return Answer(python('final_answer("Repaired.")') if writes_python(request) else "Repaired.")
 

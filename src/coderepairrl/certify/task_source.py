@@ -21,7 +21,7 @@ async def examine(
 ) -> list[Finding]:
     """Ask of `source` what training on it takes for granted; of its first `limit` tasks, 0 for all.
 
-    `on_task` is told each task before its questions. Raises `TaskError` and `SandboxFault`.
+    `on_task` is called with each task before its questions. Raises `TaskError` and `SandboxFault`.
     """
     findings, tasks = about_source(source, limit)
     for task in tasks:

@@ -1,0 +1,132 @@
+"""Every attack: a function of a `Stage` that returns whether it succeeded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from coderepairrl.certify.attacks.probes import (
+    DIFF,
+    DOORS,
+    ESCAPES,
+    FIX,
+    LIFETIME,
+    LIMITS,
+    NETWORK,
+    REFERENCE,
+    SECRETS,
+    THREADS,
+)
+from coderepairrl.certify.attacks.stages import Stage, Target
+from coderepairrl.errors import SandboxFault
+
+Act = Callable[[Stage, Target], Awaitable[bool]]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attack. `needs` is what its control takes that not every machine has: ``root``, or words for the table."""
+
+    family: str
+    name: str
+    act: Act
+    needs: str = ""
+
+
+def gains(script: str) -> Act:
+    """The script prints the word, or leaves a file on the host."""
+
+    async def act(stage: Stage, target: Target) -> bool:
+        return target.gained((await stage.run(script)).output)
+
+    return act
+
+
+def _keeper(script: str) -> Act:
+    """The keeper is dead, does not answer, or answers something else."""
+
+    async def act(stage: Stage, target: Target) -> bool:
+        return await stage.exchange(script) != b"fine\n"
+
+    return act
+
+
+def _spoils_the_diff(script: str) -> Act:
+    """The repair is missing from the diff, or code of the agent ran while it was taken."""
+
+    async def act(stage: Stage, target: Target) -> bool:
+        if not (done := await stage.run(FIX)).ok:
+            raise SandboxFault(f"no attack can be tried here: {done.output!r}")
+        await stage.run(script)  # refused, perhaps: its control shows whether it is a script at all
+        patch = await stage.patch()
+        ran = await stage.run("ls RAN || ls ../RAN")
+        return ran.ok or not all(part in patch for part in (b"+    return a + b", b"+added"))
+
+    return act
+
+
+async def _writes_by_tool(stage: Stage, target: Target) -> bool:
+    await stage.run('ln -s "$OUTSIDE" way')
+    with contextlib.suppress(OSError):
+        await stage.write("way/plant", b"x")
+    return target.gained(b"")
+
+
+async def _floods(stage: Stage, target: Target) -> bool:
+    return len((await stage.run("yes | head -c 5000000", max_bytes=1 << 20)).output) > 1 << 20
+
+
+def _outlives(script: str, *, timeout: bool = False) -> Act:
+    """A daemon holds a lock after its command has returned, or was ended."""
+
+    async def act(stage: Stage, target: Target) -> bool:
+        for seconds in (1.0, 5.0, 25.0) if timeout else (30.0,):
+            await stage.run(script, timeout=seconds)
+            if (await stage.run("test -s started")).ok:  # else the machine was too slow for it
+                break
+        else:
+            raise SandboxFault("no attack can be tried here: the daemon never ran")
+        await stage.patch()
+        return (await stage.run("flock -n lock true")).exit_code == 1
+
+    return act
+
+
+def _daemon(last: str) -> str:
+    start = f"(setsid bash -c 'trap \"\" HUP TERM INT; exec 9> lock; flock 9; echo $$ > started; {last}' "
+    return start + "> /dev/null 2>&1 &); until test -s started; do read -t 0.01 < /dev/zero; done"
+
+
+def attacks() -> tuple[Attack, ...]:
+    """All of them, by family."""
+    scripts: dict[str, tuple[Mapping[str, str], Callable[[str], Act]]] = {
+        "escapes": (ESCAPES, gains),
+        "secrets": (SECRETS, gains),
+        "network": (NETWORK, gains),
+        "kernel": (DOORS, gains),
+        "reference": (REFERENCE, gains),
+        "limits": (LIMITS, gains),
+        "keeper": (LIFETIME, _keeper),
+        "diff": (DIFF, _spoils_the_diff),
+    }
+    found = [
+        Attack(family, name.removesuffix(" (root)"), act(script), "root" if name.endswith(" (root)") else "")
+        for family, (table, act) in scripts.items()
+        for name, script in table.items()
+    ]
+    daemon, stopped = (_daemon(last) for last in ("exec sleep 300", "kill -STOP $$"))
+    return (
+        *found,
+        Attack("escapes", "a file tool through a link", _writes_by_tool),
+        Attack("limits", "a flood of output", _floods),
+        Attack("keeper", "a daemon after its command", _outlives(daemon)),
+        Attack("keeper", "a daemon after a timeout", _outlives(f"{daemon}; sleep 300", timeout=True)),
+        Attack("keeper", "a daemon that is stopped", _outlives(stopped)),
+        Attack("keeper", "a daemon that nobody is parent of", _outlives(f"({daemon}) & wait")),
+        Attack("keeper", "threads whose first has ended", _outlives(THREADS)),
+    )
+
+
+FRESH = ("diff", "reference", "keeper", "limits")
+"""Families whose attacks change the workspace or the sandbox: each gets its own."""

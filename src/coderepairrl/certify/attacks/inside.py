@@ -1,0 +1,321 @@
+"""Attacks as they run where they attack: ``python3 -ISc <this file> NAME ARGUMENT...``.
+
+Each is a function; `found` prints the word that only an attack which got through has reason to print. What stops one
+raises OSError here, or ends the process. Needs Python 3.9 and nothing beyond its library, as `exhaust`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+E = os.environ
+
+
+def found() -> None:
+    """Print the word."""
+    print(E["A"] + E["B"], flush=True)
+
+
+def _syscalls() -> Any:
+    return ctypes.CDLL(None, use_errno=True).syscall
+
+
+# -- escapes
+
+
+def plant() -> None:
+    """Leave a file on the host."""
+    with open(E["OUTSIDE"] + "/plant", "w"):
+        pass
+
+
+def descriptor_of_root() -> None:
+    """Read the secret by a descriptor of ``/``."""
+    root = os.open("/", os.O_PATH)
+    print(os.read(os.open(E["SECRET"].lstrip("/"), os.O_RDONLY, dir_fd=root), 99).decode())
+
+
+# -- secrets
+
+
+def memory_of_holder() -> None:
+    """Find the word on another process' stack."""
+    holder = E["HOLDER"]
+    with open(f"/proc/{holder}/maps") as maps:
+        lines = [line for line in maps if "[stack]" in line]
+    for line in lines:
+        low, high = (int(part, 16) for part in line.split()[0].split("-"))
+        with open(f"/proc/{holder}/mem", "rb", 0) as memory:
+            memory.seek(low)
+            if (E["A"] + E["B"]).encode() in memory.read(high - low):
+                found()
+
+
+def limits_of_holder() -> None:
+    """Change another process' limits."""
+    resource.prlimit(int(E["HOLDER"]), resource.RLIMIT_CORE, (0, 0))
+    found()
+
+
+# -- network
+
+
+def connect(family: str, address: str) -> None:
+    """Reach what listens: ``inet``, ``inet6`` (a port of the host's loopback), ``unix``, ``abstract``."""
+    loopback: dict[str, tuple[socket.AddressFamily, Any]] = {
+        "inet": (socket.AF_INET, ("127.0.0.1", address)),
+        "inet6": (socket.AF_INET6, ("::ffff:127.0.0.1", address)),
+        "unix": (socket.AF_UNIX, address),
+        "abstract": (socket.AF_UNIX, "\0" + address),
+    }
+    kind, where = loopback[family]
+    if isinstance(where, tuple):
+        where = (where[0], int(where[1]))
+    with socket.socket(kind) as client:
+        client.settimeout(5)
+        client.connect(where)
+        found()
+
+
+def route() -> None:
+    """Have a route to the internet: a datagram socket that connects sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(5)
+        client.connect(("192.0.2.1", 53))
+        found()
+
+
+def open_socket(family: str, kind: str, protocol: str = "0") -> None:
+    """Open a socket of this kind."""
+    socket.socket(int(family), int(kind), int(protocol, 0))
+    found()
+
+
+# -- doors of the kernel
+
+CALLS: dict[str, tuple[int, int, tuple[Any, ...]]] = {  # x86_64, aarch64, arguments
+    "ptrace": (101, 117, (0, 0, 0, 0)),
+    "process_vm_readv": (310, 270, (os.getpid(), 0, 0, 0, 0, 0)),
+    "kcmp": (312, 272, (os.getpid(), os.getpid(), 2, 0, 0)),
+    "pidfd_getfd": (438, 438, (-1, 0, 0)),
+    "unshare of the user": (272, 97, (0x10000000,)),
+    "clone of a user namespace": (56, 220, (0x50000000, 0, 0, 0, 0)),
+    "clone3": (435, 435, (0, 0)),
+    "setns": (308, 268, (-1, 0)),
+    "io_uring_setup": (425, 425, (1, 0)),
+    "keyctl": (250, 219, (0, -3, 1)),
+    "add_key": (248, 217, (0, 0, 0, 0, 0)),
+    "perf_event_open": (298, 241, (0, 0, 0, 0, 0)),
+    "userfaultfd": (323, 282, (1,)),
+    "memfd_create": (319, 279, (b"m", 0xFFFF)),
+    "shmget": (29, 194, (0, 0, 0)),
+    "msgget": (68, 186, (0x43525245, 0)),
+    "semget": (64, 190, (0x43525245, 0, 0)),
+    "request_key": (249, 218, (0, 0, 0, 0)),
+    "name_to_handle_at": (303, 264, (-1, 0, 0, 0, 0)),
+    "process_madvise": (440, 440, (-1, 0, 0, 0, 0)),
+    "disk priority of all of a user's processes": (251, 30, (3, 0, 7 << 13)),
+    "mount (root)": (165, 40, (0, 0, 0, 0, 0)),
+    "umount (root)": (166, 39, (0, 0)),
+    "pivot_root (root)": (155, 41, (0, 0)),
+    "chroot (root)": (161, 51, (b"/",)),
+    "fsopen (root)": (430, 430, (b"tmpfs", 0xFF)),
+    "open_tree (root)": (428, 428, (b"/", 0, 0xFFFFFF)),
+    "move_mount (root)": (429, 429, (-1, 0, -1, 0, 0)),
+    "mount_setattr (root)": (442, 442, (-1, 0, 0, 0, 0)),
+    "bpf (root)": (321, 280, (0, 0, 0)),
+    "open_by_handle_at (root)": (304, 265, (-1, 0, 0)),
+    "init_module (root)": (175, 105, (0, 0, 0)),
+    "kexec_load (root)": (246, 104, (0, 0, 0, 0xFF)),
+    "swapon (root)": (167, 224, (0, 0)),
+    "reboot (root)": (169, 142, (0, 0, 0, 0)),
+    "syslog (root)": (103, 116, (10, 0, 0)),
+    "clock_settime (root)": (227, 112, (0, 0)),
+    "clock_adjtime (root)": (305, 266, (0, 0)),
+    "settimeofday (root)": (164, 170, (0, 0)),
+    "adjtimex (root)": (159, 171, (0,)),
+    "acct (root)": (163, 89, (b"/nonexistent",)),
+    "fsmount (root)": (432, 432, (-1, 0, 0)),
+    "fanotify_init (root)": (300, 262, (0xFFFFFF, 0)),
+    "delete_module (root)": (176, 106, (b"nothing", 0x800)),
+    "kexec_file_load (root)": (320, 294, (-1, -1, 0, 0, 0xFF)),
+}
+"""System calls, harmless with these arguments: where they are allowed, they are refused late."""
+
+
+def call(name: str) -> None:
+    """Make the system call `name` of `CALLS`. Refused is what answers EPERM, EACCES or ENOSYS."""
+    x86_64, aarch64, arguments = CALLS[name]
+    result = _syscalls()(x86_64 if os.uname().machine == "x86_64" else aarch64, *arguments)
+    if result >= 0 or ctypes.get_errno() not in (1, 13, 38):
+        found()
+
+
+def priority_of_all() -> None:
+    """Ask for a higher priority of all processes of our user: EACCES is the answer after looking at each."""
+    setpriority = ctypes.CDLL(None, use_errno=True).setpriority
+    if os.getuid() and setpriority(2, 0, -20) and ctypes.get_errno() == 13:
+        found()
+
+
+def writable(*folders: str) -> None:
+    """Find a file below `folders` that can be opened for writing."""
+
+    def files(folder: str) -> Iterator[str]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from files(entry.path)
+                else:
+                    yield entry.path
+
+    for folder in folders:
+        try:
+            for path in files(folder):
+                try:
+                    os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+                except OSError:
+                    continue
+                found()
+                return
+        except OSError:
+            continue
+
+
+def set_user_id() -> None:
+    """Make a program that runs as root."""
+    shutil.copy("/usr/bin/id", "id")
+    os.chown("id", 0, 0)
+    os.chmod("id", 0o4755)
+    if subprocess.run(["./id", "-u"], capture_output=True).stdout == b"0\n":
+        found()
+
+
+# -- the keeper: the parent, which runs commands and answers for them
+
+
+def kill_by_descriptors() -> None:
+    """Kill who lets its descriptors be listed."""
+    for pid in (os.getppid(), os.getppid() and 1):
+        try:
+            os.listdir(f"/proc/{pid}/fd")
+        except OSError:
+            continue
+        if pid != 1 or os.getppid() == 1:
+            os.kill(pid, 9)
+
+
+def forged_frame() -> None:
+    """Answer in its place, on any descriptor."""
+    word = (E["A"] + E["B"]).encode()
+    head = json.dumps({"code": 0, "output": word.decode()}).encode()
+    frame = struct.pack(">II", len(head), len(word)) + head + word
+    for number in range(3, 256):
+        try:
+            os.write(number, frame)
+        except OSError:
+            pass
+    for pid in (1, os.getppid()):
+        for number in range(3, 64):
+            try:
+                open(f"/proc/{pid}/fd/{number}", "wb", 0).write(frame)
+            except OSError:
+                pass
+
+
+def limits_of_keeper() -> None:
+    """Lower its limits."""
+    for which, value in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_DATA, 4096), (resource.RLIMIT_CPU, 1)):
+        resource.prlimit(os.getppid(), which, (value, value))
+
+
+def priority_of_keeper() -> None:
+    """Lower its priority, or move it to one processor."""
+
+    def attempt(action: Callable[..., object], *values: object) -> None:
+        try:
+            action(*values)
+        except OSError:
+            return
+        found()
+
+    attempt(os.setpriority, os.PRIO_PROCESS, os.getppid(), 19)
+    attempt(os.sched_setscheduler, os.getppid(), os.SCHED_IDLE, os.sched_param(0))
+    attempt(os.sched_setaffinity, os.getppid(), {0})
+
+
+def signal_by_descriptor() -> None:
+    """Kill it by a descriptor of the process."""
+    for pid in (os.getppid(), 1):
+        signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGKILL)
+
+
+def trace() -> None:
+    """Trace it so that it ends with us."""
+    ptrace = ctypes.CDLL(None).ptrace
+    ptrace.argtypes = [ctypes.c_long] * 4
+    ptrace(0x4206, os.getppid(), 0, 0x100000)  # PTRACE_SEIZE, PTRACE_O_EXITKILL
+
+
+def copy_descriptors() -> None:
+    """Write to copies of its descriptors."""
+    keeper = os.pidfd_open(os.getppid())
+    for number in range(3, 64):
+        if (copy := _syscalls()(438, keeper, number, 0)) >= 0:
+            try:
+                os.write(copy, (E["A"] + E["B"]).encode())
+            except OSError:
+                continue
+            found()
+
+
+def memory_of_keeper() -> None:
+    """Clear its heap."""
+    pid = os.getppid()
+    with open(f"/proc/{pid}/maps") as maps:
+        lines = [line for line in maps if " rw-p " in line and "[heap]" in line]
+    for line in lines:
+        low, high = (int(part, 16) for part in line.split()[0].split("-"))
+        with open(f"/proc/{pid}/mem", "r+b", 0) as memory:
+            memory.seek(low)
+            memory.write(bytes(high - low))
+
+
+def daemon_of_threads() -> None:
+    """A daemon whose first thread has ended: it shows as a zombie, and lives."""
+
+    def stay() -> None:
+        lock = open("lock", "w")
+        fcntl.flock(lock, 2)
+        time.sleep(300)
+
+    if not os.fork():
+        os.setsid()
+        with open("/dev/null", "w") as null:
+            for number in (1, 2):
+                os.dup2(null.fileno(), number)
+        threading.Thread(target=stay).start()
+        time.sleep(0.2)
+        with open("started", "w") as file:
+            file.write(str(os.getpid()))
+        ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit of this thread alone
+    while not os.path.exists("started") or not os.path.getsize("started"):
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

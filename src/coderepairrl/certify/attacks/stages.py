@@ -1,0 +1,173 @@
+"""Where an attack runs: in a sandbox, or where nothing stops it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from coderepairrl.certify.attacks.probes import KEEPER, NAIVE_DIFF
+from coderepairrl.errors import SandboxFault
+from coderepairrl.protocols import Sandbox
+from coderepairrl.sandbox.privileges import command_as
+from coderepairrl.types import ExecResult
+
+PATIENCE = 120.0
+"""Seconds that a probe has: one that needs seconds of CPU waits long for them on a machine that does other things."""
+
+
+class Stage(Protocol):
+    """Where an attack runs: in a sandbox, or where nothing stops it."""
+
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
+        """A bash script in the workspace."""
+        ...
+
+    async def write(self, path: str, data: bytes) -> None:
+        """What a file tool of an agent does for the model. Raises OSError."""
+        ...
+
+    async def patch(self) -> bytes:
+        """The change as the grader of the attempt gets it; empty if that fails."""
+        ...
+
+    async def exchange(self, script: str) -> bytes:
+        """The answer of the workspace's keeper after `script` attacked it: ``fine`` and a newline if all is well."""
+        ...
+
+
+class Target(NamedTuple):
+    """The host that is attacked."""
+
+    folder: Path
+    word: str
+    """Only the secrets hold it, and a probe that got through prints it: its two halves are known to every probe."""
+    env: Mapping[str, str]
+    """The environment of probes."""
+    user: int | None
+    """The user id of plain processes, where we are root."""
+
+    @property
+    def plant(self) -> Path:
+        """A file outside every workspace, in a folder that the sandbox's user may write to."""
+        return self.folder / "outside" / "plant"
+
+    def gained(self, output: bytes) -> bool:
+        """Whether a probe got something: it printed the word, or left a file on the host."""
+        planted = self.plant.exists()
+        self.plant.unlink(missing_ok=True)
+        return planted or self.word.encode() in output
+
+
+@dataclass
+class Inside:
+    """An open sandbox."""
+
+    box: Sandbox
+    target: Target
+
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
+        """As `Stage.run`."""
+        return await self.box.exec(
+            ["bash", "-c", script], env=self.target.env, timeout=timeout, max_bytes=max_bytes, stdin=b""
+        )
+
+    async def write(self, path: str, data: bytes) -> None:
+        """As `Stage.write`."""
+        await self.box.write(path, data)
+
+    async def patch(self) -> bytes:
+        """As `Stage.patch`."""
+        return await self.box.diff()
+
+    async def exchange(self, script: str) -> bytes:
+        """As `Stage.exchange`: the attack is one command, the question the next."""
+        try:
+            async with asyncio.timeout(60):
+                output = (await self.run(script, timeout=10)).output
+                if self.target.word.encode() in output:
+                    return output
+                return (await self.box.exec(["echo", "fine"])).output
+        except (SandboxFault, TimeoutError):
+            return b""
+
+
+@dataclass
+class Outside:
+    """A clone with all of its history, and nothing in the way."""
+
+    work: Path
+    target: Target
+    user: int | None
+
+    async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
+        """As `Stage.run`; nothing ends what outlives the command."""
+        return await asyncio.to_thread(self._run, ["bash", "-c", script], timeout)
+
+    def _run(self, argv: Sequence[str], timeout: float) -> ExecResult:
+        with tempfile.TemporaryFile() as out:  # a pipe would wait for daemons that hold it
+            process = subprocess.Popen(
+                command_as(self.user, argv),
+                cwd=self.work,
+                env={**os.environ, **self.target.env, "HOME": str(self.work.parent), "LC_ALL": "C.UTF-8"},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            timed_out = False
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                timed_out = True
+            out.seek(0)
+            return ExecResult(process.returncode & 0xFF, out.read(), timed_out=timed_out)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """As `Stage.write`."""
+        (self.work / path).write_bytes(data)
+
+    async def patch(self) -> bytes:
+        """As `Stage.patch`, by plain git and a plain walk over the files."""
+        done = await asyncio.to_thread(self._run, [sys.executable, "-c", NAIVE_DIFF], 5.0)
+        return done.output if done.exit_code == 0 and not done.timed_out else b""
+
+    async def exchange(self, script: str) -> bytes:
+        """As `Stage.exchange`: a parent that runs `script` with its socket open, as a user of its own."""
+        return await asyncio.to_thread(self._exchange, script)
+
+    def _exchange(self, script: str) -> bytes:
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                argv = [sys.executable, "-P", "-c", KEEPER, str(theirs.fileno()), script]
+                keeper = subprocess.Popen(
+                    command_as(_SACRIFICED if os.geteuid() == 0 else None, argv),
+                    env={**self.target.env, "PATH": os.environ["PATH"]},
+                    cwd="/",
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            ours.settimeout(3.0)
+            output = b""
+            with contextlib.suppress(TimeoutError):
+                while data := ours.recv(4096):
+                    output += data
+            keeper.kill()
+            keeper.wait()
+        return output
+
+
+_SACRIFICED = 61_000 + os.getpid() % 4000
+"""A user id that nothing else has: all that it may signal is what we started as it."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from coderepairrl.engines.tiny.config import ModelConfig
-from coderepairrl.engines.tiny.model import Model, Weights
+from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.rewards.lines import similarity
 from coderepairrl.rewards.parse import parse
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
@@ -90,7 +90,7 @@ def main() -> None:
     codec = load(options.model)
     config = ModelConfig.read(options.model)
     simulation = Simulation(
-        codec, Model(config, slots=64, context=1024), calls=options.calls, turn_tokens=96, tokens=1024
+        codec, TinyModel(config, slots=64, context=1024), calls=options.calls, turn_tokens=96, tokens=1024
     )
     optimiser = torch.optim.AdamW(policy.parameters(), lr=options.lr, betas=(0.9, 0.99), weight_decay=0.0)
     pool = [m for m in mutants() if m.split == "train"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coderepairrl.engines.tiny.config import ModelConfig, weights_of
-from coderepairrl.engines.tiny.model import Model, Weights
+from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.scheduler import Piece
 from coderepairrl.engines.tiny.server import read_weights
 from coderepairrl.errors import ConfigError
@@ -63,7 +63,7 @@ def test_logits_are_transformers_and_rows_do_not_know_their_neighbours(shape: di
     theirs = build(tmp_path, **shape)
     config = ModelConfig.read(tmp_path)
     weights = read_weights(config, weights_of(tmp_path))
-    model = Model(config, slots=9, context=1024)
+    model = TinyModel(config, slots=9, context=1024)
     rng = random.Random(0)
     sequences = [[rng.randrange(config.vocab_size) for _ in range(size)] for size in (1, 2, 3, 65, 130, 300, 700)]
     alone = []
@@ -81,7 +81,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) if torch.backends.mkl.is_available() else torch.allclose(a, b, atol=1e-5, rtol=0)
 
 
-def in_random_company(model: Model, weights: Weights, sequences: list[list[int]], rng: random.Random) -> list[Any]:
+def in_random_company(model: TinyModel, weights: Weights, sequences: list[list[int]], rng: random.Random) -> list[Any]:
     """Logits of every token, computed in random pieces that share their passes with other sequences' pieces."""
     slots = rng.sample(range(model.slots), len(sequences))
     at = [0] * len(sequences)
@@ -110,7 +110,7 @@ def test_what_is_copied_or_wiped_is_whole(tmp_path: Path) -> None:
     build(tmp_path, **SHAPES["odd sizes"])
     config = ModelConfig.read(tmp_path)
     weights = read_weights(config, weights_of(tmp_path))
-    model = Model(config, slots=3, context=256)
+    model = TinyModel(config, slots=3, context=256)
     ids = [random.Random(3).randrange(265) for _ in range(150)]
     truth = model.forward(weights, ids, [Piece(0, 0, 150)], [149])
     model.copy(0, 2, 149)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coderepairrl.engines.tiny.scheduler import STEP_TOKENS, Piece, Request, Scheduler
+from coderepairrl.engines.tiny.scheduler import STEP_TOKENS, Piece, Scheduler, SequenceRequest
 from coderepairrl.types import Sampling
 
 
@@ -13,8 +13,8 @@ class Bench:
         self.copies: list[tuple[int, int, int]] = []
         self.scheduler = Scheduler(slots=slots, context=context, copy=lambda *copy: self.copies.append(copy))
 
-    def add(self, key: int, tokens: list[int], room: int = 3) -> Request:
-        request = Request(key, list(tokens), Sampling(), [], room)
+    def add(self, key: int, tokens: list[int], room: int = 3) -> SequenceRequest:
+        request = SequenceRequest(key, list(tokens), Sampling(), [], room)
         self.scheduler.add(request)
         return request
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, Session
-from coderepairrl.gateway.parts import Parts
+from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.types import Limits, Sampling
 
 from .conftest import Fake, Said, World, identical
@@ -134,13 +134,13 @@ PARTS = [
 
 @pytest.mark.parametrize(("part", "text"), PARTS)
 def test_a_part_is_text_or_a_short_placeholder(part: Any, text: str | None) -> None:
-    parts = Parts()
+    parts = ContentReader()
     found = parts.text([part])
     assert text is None or found == text
     assert bool(parts.hidden) == found.startswith("[")
     if parts.hidden:
         assert len(found) < 150 and "\n" not in found and found.count("[") == found.count("]") == 1
-    assert Parts().text([part]) == found, "the same each time"
+    assert ContentReader().text([part]) == found, "the same each time"
 
 
 async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World, send: Any) -> None:

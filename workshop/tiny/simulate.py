@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coderepairrl.engines.tiny.model import Model, Weights
+from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.scheduler import Piece
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
 from coderepairrl.tokens import Codec
@@ -55,7 +55,7 @@ class Attempt:
 class Simulation:
     """Runs episodes with `codec` and a model's weights, `slots` at a time."""
 
-    def __init__(self, codec: Codec, model: Model, *, calls: int, turn_tokens: int, tokens: int) -> None:
+    def __init__(self, codec: Codec, model: TinyModel, *, calls: int, turn_tokens: int, tokens: int) -> None:
         self.codec = codec
         self.model = model
         self.calls, self.turn_tokens, self.tokens = calls, turn_tokens, min(tokens, model.context)

@@ -210,12 +210,12 @@ def measure(
     import torch
 
     from coderepairrl.engines.tiny.config import ModelConfig
-    from coderepairrl.engines.tiny.model import Model, Weights
+    from coderepairrl.engines.tiny.model import TinyModel, Weights
     from workshop.tiny.simulate import Simulation
 
     config = ModelConfig.read(folder)
     weights = Weights.build(config, {name: tensor.detach() for name, tensor in tensors.items()})
-    simulation = Simulation(codec, Model(config, slots=32, context=LIMITS["tokens"]), **LIMITS)
+    simulation = Simulation(codec, TinyModel(config, slots=32, context=LIMITS["tokens"]), **LIMITS)
     attempts = simulation.run(weights, exercises, temperature, torch.Generator().manual_seed(0))
     count = len(attempts)
     lengths = sorted(len(attempt.ids) for attempt in attempts)

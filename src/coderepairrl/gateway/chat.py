@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from coderepairrl.gateway.body import Lenient, extras, read, refused, sse, unsupported
 from coderepairrl.gateway.call import Call, Completion
-from coderepairrl.gateway.parts import Parts
+from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.tokens import Delta
 from coderepairrl.types import Finish
@@ -60,7 +60,7 @@ class _Message(Lenient):
     tool_call_id: str | None = None
     reasoning_content: Any = None
 
-    def normal(self, parts: Parts) -> dict[str, Any]:
+    def normal(self, parts: ContentReader) -> dict[str, Any]:
         role = {"developer": "system", "function": "tool"}.get(self.role, self.role)
         message: dict[str, Any] = {"role": role, "content": parts.text(self.content)}
         if self.role == "assistant" and (thoughts := parts.text(self.reasoning_content)):
@@ -143,7 +143,7 @@ def parse(raw: bytes) -> Request:
         wishes["response_format"] = body.response_format
     if hosted:
         wishes["hosted_tools"] = hosted
-    parts = Parts()
+    parts = ContentReader()
     messages = []
     for parts.at, message in enumerate(body.messages):
         messages.append(message.normal(parts))

@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coderepairrl.gateway.parts import Parts
+from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.gateway.request import ApiError, Message
 from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS
 
 
-def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: Parts) -> list[Message]:
+def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: ContentReader) -> list[Message]:
     """Items as messages after `opening`; consecutive thoughts, text and calls of one reply become one message.
 
     Raises `ApiError` for an unknown role.
@@ -66,7 +66,7 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"id": str(item.get("call_id", "")), "type": "function", "function": function}
 
 
-def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: Parts) -> dict[str, Any]:
+def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: ContentReader) -> dict[str, Any]:
     """An item that is not the assistant's. Raises `ApiError` for an unknown role."""
     if kind == "result":
         output = item.get("output")
@@ -81,7 +81,7 @@ def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: Parts
     return {"role": role, "content": parts.text(item.get("content"), "\n")}
 
 
-def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: Parts) -> None:
+def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: ContentReader) -> None:
     """Add an item of kind ``text``, ``thoughts`` or ``call`` to the assistant's message."""
     if kind == "call":
         message.setdefault("tool_calls", []).append(_call(item))

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from coderepairrl.gateway.body import Lenient, extras, json_schema, read, typed_events
 from coderepairrl.gateway.call import Call, Completion
-from coderepairrl.gateway.parts import Parts
+from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.tokens import Delta, FunctionCall
 from coderepairrl.types import Finish
@@ -99,7 +99,7 @@ def _request(body: _Counted, **more: Any) -> Request:
         wishes["hosted_tools"] = hosted
     ours = [tool for tool in body.tools or () if tool.ours]
     later = {tool.name: _tool(tool) for tool in ours if tool.defer_loading}
-    parts = Parts(lambda part: _loaded(part, later))
+    parts = ContentReader(lambda part: _loaded(part, later))
     system = parts.text(body.system, "\n")
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in body.messages:
@@ -294,7 +294,7 @@ def _loaded(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
     return json.dumps(later[typed_events], ensure_ascii=False)
 
 
-def _add(messages: list[Message], message: _Message, parts: Parts) -> None:
+def _add(messages: list[Message], message: _Message, parts: ContentReader) -> None:
     """Append `message`, split so that each tool result and each text between them is a message of its own."""
     blocks = message.content if isinstance(message.content, list) else [message.content]
     if message.role == "assistant":
@@ -322,7 +322,7 @@ def _add(messages: list[Message], message: _Message, parts: Parts) -> None:
         flush()
 
 
-def _assistant(blocks: Sequence[Any], parts: Parts) -> Message:
+def _assistant(blocks: Sequence[Any], parts: ContentReader) -> Message:
     """Thoughts, text and calls as one assistant message."""
     words, thoughts, calls = [], [], []
     for block in blocks:

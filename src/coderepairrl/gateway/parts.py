@@ -26,12 +26,12 @@ LONGEST = 100
 """Characters of a name or an address in a placeholder."""
 
 
-class Parts:
+class ContentReader:
     """Reads the content of one request's messages. `hidden` lists what was replaced, as (`at`, description).
 
     `known` reads the kinds of parts that only one dialect has, and returns None for all others.
 
-    >>> parts = Parts()
+    >>> parts = ContentReader()
     >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}])
     'Look:\\n[image: https://a.b/c.png, not shown]'
     >>> parts.hidden

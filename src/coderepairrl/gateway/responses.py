@@ -18,7 +18,7 @@ from pydantic import Field
 from coderepairrl.gateway.body import Lenient, extras, json_schema, read, typed_events, unsupported
 from coderepairrl.gateway.call import Call, Completion, Find
 from coderepairrl.gateway.items import full_name, read_items
-from coderepairrl.gateway.parts import Parts
+from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.gateway.request import ApiError, Counter, Message, Request
 from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS, printed
 from coderepairrl.tokens import Delta, FunctionCall
@@ -128,7 +128,7 @@ def resolve(request: Request, find: Find) -> Request:
 
 
 def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[str, Any]]) -> Request:
-    parts = Parts(printed)
+    parts = ContentReader(printed)
     messages = read_items(items, opening, parts)
     return replace(request, messages=tuple(messages), hidden=tuple(parts.hidden))
 

@@ -22,7 +22,7 @@ from coderepairrl import tokens
 from coderepairrl.gateway.dialects import DIALECTS
 from coderepairrl.gateway.request import ApiError, Message, PrefixKeys, Request, keyed
 from coderepairrl.processes.children import Parent
-from coderepairrl.tokens import Codec, Origin, TooLong
+from coderepairrl.tokens import Codec, LoadedFrom, TooLong
 
 BATCH = 256
 """Messages that are pickled at a time."""
@@ -54,18 +54,18 @@ class Jobs:
     """The jobs, each a method from pieces (bytes) to pieces. `Offload` is the caller's side."""
 
     def __init__(self) -> None:
-        self._origin: Origin | None = None
+        self._loaded_from: LoadedFrom | None = None
         self._codec: Codec | None = None
 
     def parse(self, about: bytes, *body: bytes) -> list[bytes]:
         """A body as a request without messages, then batches of messages. Raises `ApiError`, `TooLong`."""
-        name, origin, most = pickle.loads(about)
+        name, loaded_from, most = pickle.loads(about)
         request = PARSERS[name](b"".join(body))
         if most is not None:
             if len(request.messages) > most:
                 raise TooLong(len(request.messages))
-            if origin is not None:
-                self._check_texts(self._loaded(origin), request.messages, most)
+            if loaded_from is not None:
+                self._check_texts(self._loaded(loaded_from), request.messages, most)
         rest = pickle.dumps(replace(request, messages=(), tools=keyed(request.tools)))
         if len(rest) > REST:
             message = f"tools and settings of more than {REST >> 20} MiB are beyond every prompt"
@@ -80,25 +80,25 @@ class Jobs:
 
     def render(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.render`."""
-        origin, tools, most = pickle.loads(about)
-        return [array("I", self._loaded(origin).render(unpacked(messages), tools, most=most)).tobytes()]
+        loaded_from, tools, most = pickle.loads(about)
+        return [array("I", self._loaded(loaded_from).render(unpacked(messages), tools, most=most)).tobytes()]
 
     def extend(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.extend`; nothing for None."""
-        origin, prompt, output, most = pickle.loads(about)
-        given = self._loaded(origin).extend(prompt, output, unpacked(messages), most=most)
+        loaded_from, prompt, output, most = pickle.loads(about)
+        given = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), most=most)
         return [] if given is None else [array("I", given).tobytes()]
 
     def spell(self, about: bytes, reply: bytes) -> list[bytes]:
         """`Codec.spell`; nothing for None."""
-        origin, most = pickle.loads(about)
-        ids = self._loaded(origin).spell(pickle.loads(reply), most=most)
+        loaded_from, most = pickle.loads(about)
+        ids = self._loaded(loaded_from).spell(pickle.loads(reply), most=most)
         return [] if ids is None else [array("I", ids).tobytes()]
 
-    def _loaded(self, origin: Origin) -> Codec:
-        if self._codec is None or origin != self._origin:
-            self._codec = tokens.load(origin.model, renderer=origin.renderer, thinking=origin.thinking)
-            self._origin = origin
+    def _loaded(self, loaded_from: LoadedFrom) -> Codec:
+        if self._codec is None or loaded_from != self._loaded_from:
+            self._codec = tokens.load(loaded_from.model, renderer=loaded_from.renderer, thinking=loaded_from.thinking)
+            self._loaded_from = loaded_from
             _limit_memory()
         return self._codec
 

@@ -197,7 +197,7 @@ class Offload:
         """
         if body.light:
             return PARSERS[name](body.whole())
-        about = pickle.dumps((name, self._codec.origin if self._codec else None, self._most))
+        about = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
         rest, *packed = await self._workers.ask(self, b"parse", [about, *body.pieces], body.size)
         request: Request = pickle.loads(rest)
         return replace(request, messages=await _unpacked(packed))
@@ -217,10 +217,10 @@ class Offload:
     async def render(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> list[int]:
         """`Codec.render`."""
         codec, most = self._renderer
-        if codec.origin is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
+        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
             return codec.render(messages, tools, most=most)
         packed = await _packed(messages)
-        about = pickle.dumps((codec.origin, tools, most))
+        about = pickle.dumps((codec.loaded_from, tools, most))
         (ids,) = await self._workers.ask(self, b"render", [about, *packed], sum(map(len, packed)))
         return array("I", ids).tolist()
 
@@ -229,20 +229,20 @@ class Offload:
     ) -> list[int] | None:
         """`Codec.extend`."""
         codec, most = self._renderer
-        if codec.origin is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
+        if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
             return codec.extend(prompt, output, messages, most=most)
         packed = await _packed(messages)
-        about = pickle.dumps((codec.origin, list(prompt), list(output), most))
+        about = pickle.dumps((codec.loaded_from, list(prompt), list(output), most))
         ids = await self._workers.ask(self, b"extend", [about, *packed], sum(map(len, packed)))
         return array("I", ids[0]).tolist() if ids else None
 
     async def spell(self, reply: Message) -> list[int] | None:
         """`Codec.spell`."""
         codec, most = self._renderer
-        if codec.origin is None or _light(LIGHT_TEXT, reply):
+        if codec.loaded_from is None or _light(LIGHT_TEXT, reply):
             return codec.spell(reply, most=most)
         packed = pickle.dumps(reply)
-        ids = await self._workers.ask(self, b"spell", [pickle.dumps((codec.origin, most)), packed], len(packed))
+        ids = await self._workers.ask(self, b"spell", [pickle.dumps((codec.loaded_from, most)), packed], len(packed))
         return array("I", ids[0]).tolist() if ids else None
 
     def check(self, prompt: Sequence[int]) -> None:

@@ -277,13 +277,13 @@ class Parent:
             self._buffer += data
 
     def send_pieces(self, pieces: Sequence[bytes]) -> None:
-        """Send some bytes objects. Raises BrokenPipeError when the parent hung up."""
+        """Send some bytes objects. Raises BrokenPipeError once the parent is gone."""
         self._socket.sendall(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
         for piece in pieces:
             self._socket.sendall(piece)
 
     def receive_pieces(self) -> list[bytes]:
-        """What the parent sent with `Child.send_pieces`. Raises EOFError when the parent hung up."""
+        """What the parent sent with `Child.send_pieces`. Raises EOFError once the parent is gone."""
         (count,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return [self._exactly(size) for size in struct.unpack(f">{count}I", self._exactly(_LENGTH.size * count))]
 

@@ -91,9 +91,9 @@ def tool(name: str, requirements: Sequence[str]) -> Path:
             inside = make_venv(target, stdout=subprocess.DEVNULL)
             done = pip(inside, "install", "--no-deps", "--retries=5", *requirements, stdout=subprocess.PIPE)
             if done.returncode != 0:
-                said = done.stdout.decode("utf-8", "replace")[-300:].strip()
+                output = done.stdout.decode("utf-8", "replace")[-300:].strip()
                 raise PrerequisiteError(
-                    f"pip cannot install {' '.join(requirements)}: {said}",
+                    f"pip cannot install {' '.join(requirements)}: {output}",
                     fix="connect this machine to a package index for the first time",
                 )
             (target / _DONE).touch()

@@ -1,7 +1,7 @@
 """Folders that exist as long as their owner: temporary ones, and those for weights on their way to an engine.
 
 The owner holds a lock on a file in the folder, which the kernel releases however the process ends. So the next process
-can tell abandoned folders, and removes them.
+recognises abandoned folders and removes them.
 """
 
 from __future__ import annotations

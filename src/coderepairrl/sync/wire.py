@@ -84,8 +84,8 @@ def combined_digest(tensors: Iterable[Described]) -> str:
 def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, called_off: str) -> None:
     """Write the offer of `tensors`, in the order in which `send` will send them.
 
-    Both ends give up waiting for each other once a file named `called_off` is beside it: whoever started them creates
-    it when one of them has ended.
+    Both ends give up waiting for each other once a file named `called_off` is beside it: their driver creates it when
+    one of them has ended.
     """
     listed = [[each.name, each.dtype, each.shape] for each in tensors]
     size = sum(DTYPES[each.dtype].itemsize * math.prod(each.shape) for each in tensors)

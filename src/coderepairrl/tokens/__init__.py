@@ -5,7 +5,7 @@ It loads neither torch nor transformers.
 
 from __future__ import annotations
 
-from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, Origin
+from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom
 from coderepairrl.tokens.inert import TooLong
 from coderepairrl.tokens.loading import load
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
@@ -16,7 +16,7 @@ __all__ = [
     "Codec",
     "Delta",
     "FunctionCall",
-    "Origin",
+    "LoadedFrom",
     "Reply",
     "ReplyStream",
     "TooLong",

@@ -27,7 +27,7 @@ ASIDE = 1024
 """Tokens that may be rendered beyond the limit: renderers add text of their own and cut it off again."""
 
 
-class Origin(NamedTuple):
+class LoadedFrom(NamedTuple):
     """Arguments of `load`, with which another process loads the same codec."""
 
     model: str
@@ -56,7 +56,7 @@ class Codec:
         thinking: bool,
     ) -> None:
         self.name = name
-        self.origin: Origin | None = None
+        self.loaded_from: LoadedFrom | None = None
         """None if it was not made by `load`."""
         self.family = family
         """One of `loading.RENDERERS`."""

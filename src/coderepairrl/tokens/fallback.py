@@ -38,7 +38,7 @@ _CALL: Message = {
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class BridgedIds:
     """Ids of an extended conversation, as `renderers` returns them."""
 
     token_ids: list[int]
@@ -121,7 +121,7 @@ class TemplateRenderer:
         previous_prompt_ids: Sequence[int],
         previous_completion_ids: Sequence[int],
         new_messages: Sequence[Message],
-    ) -> Extension | None:
+    ) -> BridgedIds | None:
         """The ids so far, up to the end of the reply, followed by what the template adds for `new_messages`.
 
         None with a reply among them, and where the rendering of earlier messages depends on later ones.
@@ -142,7 +142,7 @@ class TemplateRenderer:
         so_far = trim_to_turn_close(
             list(previous_prompt_ids), list(previous_completion_ids), set(self._stop), synthesize_close=self._end
         )
-        return Extension([*so_far, *after[cut:]])
+        return BridgedIds([*so_far, *after[cut:]])
 
     def parse_response(
         self,

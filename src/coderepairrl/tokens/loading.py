@@ -10,7 +10,7 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
-from coderepairrl.tokens.codec import Codec, Origin
+from coderepairrl.tokens.codec import Codec, LoadedFrom
 from coderepairrl.tokens.fallback import TemplateRenderer
 from coderepairrl.tokens.formats import HERMES, NEVER, Format
 from coderepairrl.tokens.inert import InertTokenizer
@@ -50,7 +50,7 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
     if thinking and described.template is not None:
         _check_thinks(described.template, described.name)
     codec = _agreeing(described, family, thinking) if renderer == "auto" else _codec(described, family, thinking)
-    codec.origin = Origin(str(folder.absolute()), renderer, thinking)
+    codec.loaded_from = LoadedFrom(str(folder.absolute()), renderer, thinking)
     return codec
 
 

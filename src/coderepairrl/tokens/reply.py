@@ -72,7 +72,7 @@ class _Mode(Enum):
     CONTENT = auto()
     CALLS = auto()
     HELD = auto()
-    """Only the end of the reply tells what this is: nothing is streamed until then."""
+    """What this is depends on the end of the reply: nothing is streamed until then."""
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ habits buy this. Matrix products never have fewer than `MIN_ROWS` rows, attentio
 sums in another order for fewer. And a query attends over its own keys, padded (masked) to the next multiple of
 `KEYS`, never over its neighbours' length.
 
-That BLAS then keeps its word is tested, not promised by anybody: it holds for MKL on x86-64 with AVX-512, AVX2 and
-SSE4.2 (not under ``MKL_CBWR=COMPATIBLE``). Elsewhere rows may differ in the last bits, and the exam forgives only ties.
+No BLAS documents this; it is tested, and holds for MKL on x86-64 with AVX-512, AVX2 and SSE4.2 (not under
+``MKL_CBWR=COMPATIBLE``). Elsewhere rows may differ in the last bits, and the exam tolerates only ties.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEYS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerWeights:
     """One decoder layer. Queries, keys and values are one matrix, gate and up another; q and k are interleaved."""
 
     norm_in: Tensor
@@ -48,7 +48,7 @@ class Weights:
     """A complete set of fp32 weights, ready to serve."""
 
     embed_VC: Tensor
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerWeights, ...]
     norm: Tensor
     head_VC: Tensor
 
@@ -66,10 +66,10 @@ class Weights:
             halves = weight.view(-1, 2, config.head_dim // 2, *weight.shape[1:])
             return halves.transpose(1, 2).reshape(weight.shape)
 
-        def layer(prefix: str) -> Layer:
+        def layer(prefix: str) -> LayerWeights:
             attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
             q_norm, k_norm = interleaved(f"{attention}.q_norm.weight"), interleaved(f"{attention}.k_norm.weight")
-            return Layer(
+            return LayerWeights(
                 norm_in=get(f"{prefix}.input_layernorm.weight"),
                 qkv=torch.cat(
                     [
@@ -96,7 +96,7 @@ class Weights:
         )
 
 
-class Block(NamedTuple):
+class AttentionBlock(NamedTuple):
     """Queries that attend in one call: `size` rows for each of `slots`, over the first `keys` keys."""
 
     slots: slice
@@ -106,7 +106,7 @@ class Block(NamedTuple):
     mask: Tensor
 
 
-class Model:
+class TinyModel:
     """A forward pass over a cache of `slots` sequences of at most `context` tokens each."""
 
     def __init__(self, config: ModelConfig, *, slots: int, context: int) -> None:
@@ -178,9 +178,9 @@ class Model:
         cell_NH = (slot_N.unsqueeze(1) * heads + torch.arange(heads)) * self.context + position_N.unsqueeze(1)
         return position_N, cell_NH.view(-1)
 
-    def _blocks(self, pieces: Sequence[Piece]) -> list[Block]:
+    def _blocks(self, pieces: Sequence[Piece]) -> list[AttentionBlock]:
         """Cut pieces where a query's padded number of keys changes; join single tokens of neighbouring slots."""
-        blocks: list[Block] = []
+        blocks: list[AttentionBlock] = []
         row = index = 0
         while index < len(pieces):
             slot, start, count = pieces[index]
@@ -190,7 +190,7 @@ class Model:
                     size = at.stop - at.start
                     mask = self._mask(self._positions[at], keys).repeat_interleave(self._group, 0)
                     mask = pad(mask, (0, 0, 0, -len(mask) % MIN_ROWS))[None, None]
-                    blocks.append(Block(slice(slot, slot + 1), slice(row, row + size), size, keys, mask))
+                    blocks.append(AttentionBlock(slice(slot, slot + 1), slice(row, row + size), size, keys, mask))
                     row += size
                 index += 1
                 continue
@@ -205,7 +205,7 @@ class Model:
             size = index - first
             positions = torch.tensor([piece.start for piece in pieces[first:index]])
             mask = self._mask(positions, keys)[:, None, None]
-            blocks.append(Block(slice(slot, slot + size), slice(row, row + size), 1, keys, mask))
+            blocks.append(AttentionBlock(slice(slot, slot + size), slice(row, row + size), 1, keys, mask))
             row += size
         return blocks
 
@@ -214,7 +214,7 @@ class Model:
         hidden = self._positions[:keys] > positions_P.unsqueeze(1)
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
-    def _attend(self, index: int, query_NHD: Tensor, blocks: Sequence[Block]) -> Tensor:
+    def _attend(self, index: int, query_NHD: Tensor, blocks: Sequence[AttentionBlock]) -> Tensor:
         """Grouped-query attention of every block over the cache of layer `index`; returns (N, heads * head_dim)."""
         heads, group, dim = self.config.num_key_value_heads, self._group, self.config.head_dim
         keys_SHTD, values_SHTD = self._cache[index].chunk(2, dim=1)

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SequenceRequest:
     """A sequence being generated. `computed` counts its tokens whose keys are in the cache."""
 
     key: int
@@ -62,7 +62,7 @@ class Step:
 
     ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
-    samplers: list[Request] = field(default_factory=list)
+    samplers: list[SequenceRequest] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
 
 
@@ -74,11 +74,11 @@ class Scheduler:
 
     def __init__(self, *, slots: int, context: int, copy: Callable[[int, int, int], None]) -> None:
         self.context = context
-        self.waiting: deque[Request] = deque()
-        self.running: dict[int, Request] = {}
+        self.waiting: deque[SequenceRequest] = deque()
+        self.running: dict[int, SequenceRequest] = {}
         self.counters = Counters()
         self._copy = copy
-        self._owner: list[Request | None] = [None] * slots
+        self._owner: list[SequenceRequest | None] = [None] * slots
         self._ids = np.zeros((slots, context), dtype=np.int32)
         self._known = np.zeros(slots, dtype=np.int64)
         """Ids of each slot's sequence that are known, computed or not."""
@@ -98,7 +98,7 @@ class Scheduler:
         """Cells of the cache that hold no running request's tokens."""
         return int(self._ids.size - sum(len(request.tokens) for request in self.running.values()))
 
-    def add(self, request: Request) -> None:
+    def add(self, request: SequenceRequest) -> None:
         """Queue a request."""
         self.waiting.append(request)
 
@@ -113,7 +113,7 @@ class Scheduler:
         self._admit()
         step = Step()
         budget = STEP_TOKENS
-        behind: list[Request] = []
+        behind: list[SequenceRequest] = []
         for request in sorted(self.running.values(), key=lambda request: request.slot):
             if len(request.tokens) - request.computed == 1 and budget:
                 self._schedule(step, request, 1)
@@ -134,7 +134,7 @@ class Scheduler:
             if request := self._owner[piece.slot]:
                 request.computed = end
 
-    def emit(self, request: Request, token: int) -> bool:
+    def emit(self, request: SequenceRequest, token: int) -> bool:
         """Append a sampled token; whether the request ended with it (and gave up its slot)."""
         slot = request.slot
         self._ids[slot, len(request.tokens)] = token
@@ -163,7 +163,7 @@ class Scheduler:
                 owner.computed = 0
         return written
 
-    def _schedule(self, step: Step, request: Request, count: int) -> None:
+    def _schedule(self, step: Step, request: SequenceRequest, count: int) -> None:
         start = request.computed
         step.pieces.append(Piece(request.slot, start, count))
         step.ids.extend(request.tokens[start : start + count])
@@ -172,7 +172,7 @@ class Scheduler:
             step.samplers.append(request)
             step.wanted.append(len(step.ids) - 1)
 
-    def _release(self, request: Request) -> None:
+    def _release(self, request: SequenceRequest) -> None:
         self._clock += 1
         self._owner[request.slot] = None
         self._used[request.slot] = self._clock
@@ -180,7 +180,7 @@ class Scheduler:
         del self.running[request.key]
 
     def _admit(self) -> None:
-        later: deque[Request] = deque()
+        later: deque[SequenceRequest] = deque()
         while self.waiting and len(self.running) < len(self._owner):
             request = self.waiting.popleft()
             shared = self._shared(request.tokens)
@@ -198,7 +198,7 @@ class Scheduler:
         first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
         return np.minimum(first, self._known)
 
-    def _place(self, request: Request, source: int, count: int) -> None:
+    def _place(self, request: SequenceRequest, source: int, count: int) -> None:
         """Give a request a slot that begins with the `count` tokens computed in `source`."""
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
         extends = self._owner[source] is None and count > 0 and count == self._computed[source]

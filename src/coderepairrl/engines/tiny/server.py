@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 
 from coderepairrl.engines.tiny.config import WEIGHTS, ModelConfig, weights_of
-from coderepairrl.engines.tiny.model import Model, Weights
+from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.sampler import sample, uniforms
-from coderepairrl.engines.tiny.scheduler import Request, Scheduler
+from coderepairrl.engines.tiny.scheduler import Scheduler, SequenceRequest
 from coderepairrl.errors import CodeRepairError, EngineFault
 from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sampling
@@ -71,7 +71,7 @@ class TinyServer:
         self.config = ModelConfig.read(folder)
         self.version = 0
         self.weights = read_weights(self.config, weights_of(folder))
-        self.model = Model(self.config, slots=slots, context=context)
+        self.model = TinyModel(self.config, slots=slots, context=context)
         self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
 
     def serve(self, parent: Parent) -> None:
@@ -153,17 +153,17 @@ class TinyServer:
 
     @staticmethod
     @torch.inference_mode()
-    def _sample(requests: Sequence[Request], logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
+    def _sample(requests: Sequence[SequenceRequest], logits_BV: torch.Tensor) -> tuple[list[int], list[float]]:
         samplings = [request.sampling for request in requests]
         draws = [request.draws[request.sampled] if request.draws else 0.0 for request in requests]
         return sample(logits_BV, samplings, draws)
 
-    def _request(self, frame: Frame) -> Request:
+    def _request(self, frame: Frame) -> SequenceRequest:
         settings = frame["sampling"]
         sampling = Sampling(**settings)
         ids: list[int] = frame["ids"]
         room = min(sampling.max_tokens, self.scheduler.context - len(ids))
-        return Request(
+        return SequenceRequest(
             key=frame["key"],
             tokens=ids,
             sampling=sampling,

@@ -363,7 +363,7 @@ def test_a_promise_that_does_not_hold_is_refused(
         if "readable" in hole:
             settings["readable"].append(str(box))
         elif "ports" in hole:
-            settings["ports"].append(int(argv[-1].split('loopback", tries(lambda: connect(')[1].split(")")[0]))
+            settings["ports"].append(int(argv[-1]))
         else:
             settings["writable"].insert(0, str(box))
         return [*command, json.dumps(settings)]

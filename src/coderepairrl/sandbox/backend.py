@@ -85,7 +85,7 @@ class StateFolder:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left: folders of ours whose lock nobody holds, and those that never got one."""
+    """Remove what killed processes left: folders of ours whose lock no process holds, and those that never got one."""
     for stale in folder.glob("crrl-new-*"):
         with contextlib.suppress(OSError):
             about = stale.lstat()
@@ -108,7 +108,7 @@ def _sweep(folder: Path) -> None:
 def _end_half_started(folder: Path) -> None:
     """Kill each bubblewrap that was to open a sandbox in `folder`, whose owner is dead.
 
-    One that is killed while it starts, as its owner's death does, leaves a child that waits to be told its user ids.
+    One that is killed while it starts, as its owner's death does, leaves a child that waits for its user ids.
     """
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended

@@ -1,9 +1,9 @@
 """Control groups: limits that the kernel keeps over all processes of a sandbox together, at once and to the byte.
 
 Version 1 lets us nest a group in our own wherever that is writable. Version 2 wants processes in leaves only, so the
-groups become siblings of ours, under the nearest parent that is writable and hands the controllers down. Whoever may
-not (an ordinary user without a delegated group) is left with resource limits of processes; `Groups.missing` says for
-what, and the exam and ``crrl check`` report it.
+groups become siblings of ours, under the nearest parent that is writable and hands the controllers down. An ordinary
+user without a delegated group is left with resource limits of processes; `Groups.missing` names what is then
+missing, and the exam and ``crrl check`` report it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ there alone, whenever a sandbox opens. Hence the modules in C behind ``json``, `
 requests from one inherited socket, one after another. A frame is two lengths (4 bytes each, big endian), a JSON
 object and a body of raw bytes.
 
+From top to bottom: frames to and from the host (`Control`), requests and their replies (`Guest`), one command while it
+runs (`Run`), limits on all of them together (`Limits`), files (`Files`), what a diff has to take in (`Walk`), and what
+differs inside sandlock (`Confined`).
+
 Trust: commands run under the same user id as this process, so it must be out of their reach. In a pid namespace
 of its own it is pid 1, which no signal from inside can stop; it is not dumpable, so ``/proc/1/mem`` and
 ``/proc/1/fd`` are closed to them; the socket is close-on-exec, so no command ever holds it. Without one (`Confined`)
@@ -52,6 +56,9 @@ RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signa
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
+
+
+# -- Frames to and from the host
 
 
 class _Decoding:
@@ -126,8 +133,31 @@ class Control:
         return data
 
 
+def connected(where: str) -> socket.socket:
+    """Our end of the socket: a descriptor that we inherited, or a path to connect to."""
+    if where.isdigit():
+        return socket.socket(fileno=int(where))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(where)
+    return connection
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """The reply to a request that could not be carried out."""
+    if isinstance(error, OSError) and error.errno:
+        return {"errno": error.errno, "error": error.strerror or str(error)}
+    if isinstance(error, ValueError):  # a path with a NUL, or text that is no name
+        return {"errno": 22, "error": str(error)}
+    if isinstance(error, MemoryError):
+        return {"errno": 12, "error": "Cannot allocate memory"}
+    return {"errno": 5, "error": f"{type(error).__name__}: {error}"}
+
+
+# -- Requests and replies
+
+
 class Guest:
-    """Serves the requests ``exec read write listen collect`` until the host hangs up."""
+    """Serves the requests ``exec read write listen settle collect`` until the host hangs up."""
 
     def __init__(self, control: Control) -> None:
         os.umask(0o022)
@@ -160,15 +190,13 @@ class Guest:
             raise OSError(ctypes.get_errno(), "prctl")
 
     def serve(self) -> None:
-        """Take the settings, say so, then answer requests for ever."""
+        """Take the settings, report ready, then answer requests for ever."""
         settings, _ = self.control.receive()
         self.workdir = os.path.realpath(settings["workdir"])
         self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
-        self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
         if settings.get("archive"):
             self._unpack(settings["unpacker"], settings["archive"])
-        self.held = settings.get("held", ())
-        self.files = settings.get("files", 0) + self._count()
+        self.files, self.limits = Files(self.workdir), Limits(settings)
         for name, value in settings["rlimits"].items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]
@@ -202,27 +230,6 @@ class Guest:
         if os.waitpid(pid, 0)[1] != 0:
             raise SystemExit("cannot unpack the workspace")
 
-    def _count(self) -> int:
-        """Files and folders in the file systems that are held in memory."""
-        found = (os.statvfs(path) for path in self.held)
-        return sum(entry.f_files - entry.f_ffree for entry in found)
-
-    def over(self) -> str:
-        """Which limit of all processes together is exceeded, if one is."""
-        if self.memory and self.used() > self.memory:
-            return "memory"
-        if self.sockets and self._sockets() > self.sockets:
-            return "sockets"
-        if self.held and len(os.listdir(TERMINALS)) > MOST_TERMINALS:
-            return "terminals"
-        return "files" if self.held and self._count() > self.files else ""
-
-    def _sockets(self) -> int:
-        """Those of the sandbox's network, Unix sockets and what is on its way through one included."""
-        return int(look("/proc/net/sockstat", b"sockets: used 0").split()[2])
-
-    # -- commands
-
     def on_exec(
         self, body: bytes, argv: list[str], env: dict[str, str], timeout: float, max_bytes: int, cwd: str
     ) -> Reply:
@@ -246,6 +253,55 @@ class Guest:
         header = run.to_the_end()
         header["seconds"] = time.monotonic() - started
         return header, bytes(run.output), None
+
+    def on_read(self, body: bytes, path: str) -> Reply:
+        """Send a regular file of the workspace."""
+        return {}, self.files.read(path), None
+
+    def on_write(self, body: bytes, path: str, follow: bool = True) -> Reply:
+        """Write a regular file of the workspace; without `follow`, through no link."""
+        self.files.write(path, body, follow)
+        return {}, b"", None
+
+    def on_listen(self, body: bytes) -> Reply:
+        """Listen on our loopback and hand the listening socket to the host, which accepts from it."""
+        server = socket.socket(socket.AF_INET)
+        try:
+            server.bind(("127.0.0.1", 0))
+            server.listen(128)
+            return {"port": server.getsockname()[1]}, b"", os.dup(server.fileno())
+        finally:
+            server.close()
+
+    def on_settle(self, body: bytes) -> Reply:
+        """Answer once no other process of the sandbox is left."""
+        self.kill_all()
+        return {}, b"", None
+
+    def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
+        """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted.
+
+        Left out is what does not fit, and what cannot be opened by its path, not even by git.
+        """
+        self.kill_all()
+        base = decode(body)
+        walk = Walk(self.workdir, base, STRAYS * max_files)
+        present = dict(sorted(walk.files(), key=lambda entry: (entry[0] not in base, entry[0])))
+        new = 0
+        for path, mode in present.items():
+            known = base.get(path)
+            room = max_bytes if known is not None or new < max_files else -1
+            data = content(os.path.join(self.workdir, path), mode, room)
+            if data is None:
+                walk.left_out.append(path)
+            elif known is None or known != [mode, blob_id(data)]:
+                max_bytes -= len(data)
+                new += known is None
+                self.control.send({"path": path, "mode": mode}, data)
+        gone = [path for path in base if path not in present]
+        return {"done": True, "deleted": gone, "left_out": walk.left_out[:20]}, b"", None
+
+    # -- processes
 
     def _spawn(self, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
         program = argv[0]
@@ -297,9 +353,148 @@ class Guest:
             except (ProcessLookupError, ChildProcessError):
                 pass
 
+
+# -- One command
+
+
+class Run:
+    """One command while it runs: its output is read as it comes, its time and memory are watched."""
+
+    def __init__(self, guest: Guest, main: int, out: int, feed: int, body: bytes, deadline: float, cap: int) -> None:
+        self.guest, self.main, self.out, self.feed = guest, main, out, feed
+        self.body, self.deadline, self.cap = memoryview(body), deadline, cap
+        self.output, self.truncated = bytearray(), False
+        os.set_blocking(out, False)
+        if feed >= 0:
+            os.set_blocking(feed, False)
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Wait until the command has ended, or end it; the reply's header."""
+        status, why = self._watch()
+        self.guest.kill_all()
+        self._drain()  # every writer is dead, so this is all there will ever be
+        os.close(self.out)
+        if self.feed >= 0:
+            os.close(self.feed)
+        if why not in ("", "time", "stop"):
+            self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % why.encode()
+        code = {"": None, "time": 124}.get(why, 137)
+        if code is None:
+            code = os.waitstatus_to_exitcode(status)
+            code = code if code >= 0 else 128 - code
+        return {"code": code, "timed_out": why == "time", "truncated": self.truncated}
+
+    def _watch(self) -> tuple[int, str]:
+        """Wait for the command; returns its status, or why it must be ended."""
+        poll = select.poll()
+        for source in (self.guest.control.socket.fileno(), self.guest.wake.fileno(), self.out):
+            poll.register(source, select.POLLIN)
+        if self.feed >= 0:
+            poll.register(self.feed, select.POLLOUT)
+        checked = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= self.deadline:
+                return 0, "time"
+            if now - checked >= WATCH_SECONDS:
+                checked = now
+                if over := self.guest.limits.exceeded():
+                    return 0, over
+            for source, event in poll.poll(1000 * min(self.deadline - now, WATCH_SECONDS)):
+                ended = self._handle(poll, source, event)
+                if ended is not None:
+                    return ended
+
+    def _handle(self, poll: select.poll, source: int, event: int) -> tuple[int, str] | None:
+        """Act on what is ready at a descriptor; as `_watch` returns, or None while the command goes on."""
+        if source == self.out:
+            if not self._take():
+                poll.unregister(self.out)
+        elif source == self.feed:
+            if event & select.POLLERR or not self._give():
+                poll.unregister(self.feed)
+                os.close(self.feed)
+                self.feed = -1
+        elif source == self.guest.wake.fileno():
+            self.guest.wake.recv(4096)
+            status = self._reap()
+            return None if status is None else (status, "")
+        else:
+            self.guest.control.receive()  # the host only ever interrupts with "stop"
+            return 0, "stop"
+        return None
+
+    def _reap(self) -> int | None:
+        """Reap what has ended; the status of the command itself, if it has."""
+        found = None
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return found
+            if pid == 0:
+                return found
+            if pid == self.main:
+                found = status
+
+    def _take(self) -> bool:
+        """Read some of the output; whether there may be more."""
+        try:
+            data = os.read(self.out, 1 << 16)
+        except BlockingIOError:
+            return True
+        room = self.cap - len(self.output)
+        self.truncated |= len(data) > room
+        self.output += data[: max(room, 0)]
+        return bool(data)
+
+    def _drain(self) -> None:
+        """Read the output that is left."""
+        while True:
+            before = len(self.output), self.truncated
+            try:
+                if not self._take():
+                    return
+            except OSError:
+                return
+            if before == (len(self.output), self.truncated) and not select.select([self.out], [], [], 0)[0]:
+                return
+
+    def _give(self) -> bool:
+        """Write some of the input; whether there is more."""
+        try:
+            self.body = self.body[os.write(self.feed, self.body[: 1 << 16]) :]
+        except BlockingIOError:
+            return True
+        except BrokenPipeError:
+            return False
+        return len(self.body) > 0
+
+
+# -- All processes together
+
+
+class Limits:
+    """What all processes of the sandbox together may use; the host's settings say how much."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
+        self.held = settings.get("held", ())
+        self.files = settings.get("files", 0) + self._count()  # those that are there from the start are not counted
+
+    def exceeded(self) -> str:
+        """Which limit is exceeded, if one is."""
+        if self.memory and self.used() > self.memory:
+            return "memory"
+        if self.sockets and self._sockets() > self.sockets:
+            return "sockets"
+        if self.held and len(os.listdir(TERMINALS)) > MOST_TERMINALS:
+            return "terminals"
+        return "files" if self.held and self._count() > self.files else ""
+
     def used(self) -> int:
         """Bytes that all processes but this one hold, shared pages counted once if it comes close."""
-        pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != self.pid]
+        pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         page, resident = resource.getpagesize(), 0
         for pid in pids:
             resident += page * int(look(f"/proc/{pid}/statm", b"0 0").split()[1])
@@ -309,7 +504,96 @@ class Guest:
             1024 * int(look(f"/proc/{pid}/smaps_rollup", b"Pss: 0").split(b"Pss:")[1].split()[0]) for pid in pids
         )
 
-    # -- files
+    def _count(self) -> int:
+        """Files and folders in the file systems that are held in memory."""
+        found = (os.statvfs(path) for path in self.held)
+        return sum(entry.f_files - entry.f_ffree for entry in found)
+
+    def _sockets(self) -> int:
+        """Sockets of the sandbox's network, Unix sockets and those on their way through one included."""
+        return int(look("/proc/net/sockstat", b"sockets: used 0").split()[2])
+
+
+def look(path: str, gone: bytes) -> bytes:
+    """A file of /proc whose process may just have ended."""
+    try:
+        with open(path, "rb") as file:
+            return file.read() or gone
+    except OSError:
+        return gone
+
+
+def descendants() -> list[int]:
+    """Processes below this one, when there is no pid namespace to ask."""
+    parents = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if name.isdigit():
+            fields = look(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
+            parents[int(name)] = int(fields[1])
+    found, fresh = [], {os.getpid()}
+    while fresh:
+        fresh = {pid for pid, parent in parents.items() if parent in fresh}
+        found += sorted(fresh)
+    return found
+
+
+# -- Files
+
+
+class Files:
+    """Regular files of the workspace, never one outside. Paths are relative to `workdir`, or absolute."""
+
+    def __init__(self, workdir: str) -> None:
+        self.workdir = workdir
+
+    def read(self, path: str) -> bytes:
+        """The content of a file. Raises OSError."""
+        descriptor = os.open(self._enter(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                raise PermissionError(13, "not a regular file")
+            if info.st_size > READ_BYTES:
+                raise OSError(27, "larger than can be read at once")
+            return file.read(READ_BYTES)
+
+    def write(self, path: str, body: bytes, follow: bool) -> None:
+        """Write a file, its folders too; its mode stays, and all of it where that fails. Raises OSError."""
+        name, had = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
+        try:
+            mode = os.lstat(name).st_mode
+        except FileNotFoundError:
+            mode = 0
+        if mode and not stat.S_ISREG(mode):
+            raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "no file")
+        locked = mode and not mode & stat.S_IWUSR
+        if locked:
+            os.chmod(name, stat.S_IMODE(mode) | stat.S_IWUSR)
+        try:
+            self._replace(name, body)
+        except OSError:
+            if not mode and os.path.lexists(name):
+                os.unlink(name)
+            raise
+        finally:
+            if locked:
+                os.chmod(name, stat.S_IMODE(mode))
+        if had:
+            os.chmod(name, had)
+
+    def _replace(self, name: str, body: bytes) -> None:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        with open(descriptor, "wb") as file:
+            size = os.fstat(descriptor).st_size
+            if body and sys.platform == "linux":  # what there is no room for must not cost what is there
+                try:
+                    os.posix_fallocate(descriptor, 0, len(body))
+                except OSError as error:
+                    os.ftruncate(descriptor, size)
+                    if error.errno in NO_ROOM:
+                        raise
+            file.write(body)
+            file.truncate()
 
     def _enter(self, path: str, make: bool = False) -> str:
         """Go to the folder of the file `path`, links followed; its name there. `make`: folders that lack are made.
@@ -349,17 +633,6 @@ class Guest:
         if not (os.getcwd() + "/").startswith(self.workdir + "/"):
             raise PermissionError(13, "outside the workspace")
 
-    def on_read(self, body: bytes, path: str) -> Reply:
-        """Send a regular file of the workspace."""
-        descriptor = os.open(self._enter(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            info = os.fstat(descriptor)
-            if not stat.S_ISREG(info.st_mode):
-                raise PermissionError(13, "not a regular file")
-            if info.st_size > READ_BYTES:
-                raise OSError(27, "larger than can be read at once")
-            return {}, file.read(READ_BYTES), None
-
     def _enter_without_links(self, path: str) -> tuple[str, int]:
         """Go to the folder of the file `path`, every link on the way replaced by a folder, and take away what else
         leads to its content: a link in its place, or further names. Its name there, and the mode that it had then.
@@ -381,94 +654,117 @@ class Guest:
         os.unlink(name)
         return name, 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
 
-    def on_write(self, body: bytes, path: str, follow: bool = True) -> Reply:
-        """Write a regular file of the workspace, its folders too; its mode stays, and all of it where that fails."""
-        name, had = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
+
+# -- What a diff has to take in
+
+
+class Walk:
+    """Files and links under `root` that a diff may hold: no `.git`, and none that tools drop on the way.
+
+    Of what is not in `base`, `strays` entries are looked at: an agent can make more than there is time for. What cannot
+    be looked at is added to `left_out`.
+    """
+
+    def __init__(self, root: str, base: dict[str, Any], strays: int) -> None:
+        self.root, self.base, self.strays = root, base, strays
+        self.left_out: list[str] = []
+        self.homes = {""}  # the folders of base
+        for path in base:
+            while path := path.rpartition("/")[0]:
+                self.homes.add(path)
+
+    def files(self) -> Iterator[tuple[str, str]]:
+        """Each as ``(path, git mode)``."""
+        here = os.lstat(self.root).st_mode if os.path.lexists(self.root) else 0
+        folders = [("", here)] if stat.S_ISDIR(here) else []
+        while folders:
+            deeper = []
+            for path, mode in self._inside(*folders.pop()):
+                if stat.S_ISDIR(mode):
+                    deeper.append((path, mode))
+                elif stat.S_ISLNK(mode):
+                    yield path, "120000"
+                elif stat.S_ISREG(mode):
+                    yield path, "100755" if mode & stat.S_IXUSR else "100644"
+            folders += sorted(deeper, key=lambda each: each[0] in self.homes)  # the last is next: ours before strays
+
+    def _inside(self, folder: str, mode: int) -> Iterator[tuple[str, int]]:
+        """The entries of a folder, by path, with their modes."""
+        full = os.path.join(self.root, folder)
         try:
-            mode = os.lstat(name).st_mode
-        except FileNotFoundError:
-            mode = 0
-        if mode and not stat.S_ISREG(mode):
-            raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "no file")
-        locked = mode and not mode & stat.S_IWUSR
-        if locked:
-            os.chmod(name, stat.S_IMODE(mode) | stat.S_IWUSR)
-        try:
-            self._replace(name, body)
-        except OSError:
-            if not mode and os.path.lexists(name):
-                os.unlink(name)
-            raise
-        finally:
-            if locked:
-                os.chmod(name, stat.S_IMODE(mode))
-        if had:
-            os.chmod(name, had)
-        return {}, b"", None
-
-    def _replace(self, name: str, body: bytes) -> None:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        with open(descriptor, "wb") as file:
-            size = os.fstat(descriptor).st_size
-            if body and sys.platform == "linux":  # what there is no room for must not cost what is there
-                try:
-                    os.posix_fallocate(descriptor, 0, len(body))
-                except OSError as error:
-                    os.ftruncate(descriptor, size)
-                    if error.errno in NO_ROOM:
-                        raise
-            file.write(body)
-            file.truncate()
-
-    def on_listen(self, body: bytes) -> Reply:
-        """Listen on our loopback and hand the listening socket to the host, which accepts from it."""
-        server = socket.socket(socket.AF_INET)
-        try:
-            server.bind(("127.0.0.1", 0))
-            server.listen(128)
-            return {"port": server.getsockname()[1]}, b"", os.dup(server.fileno())
-        finally:
-            server.close()
-
-    def on_settle(self, body: bytes) -> Reply:
-        """Answer once no other process of the sandbox is left."""
-        self.kill_all()
-        return {}, b"", None
-
-    def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
-        """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted.
-
-        Left out is what does not fit, and what cannot be opened by its path, not even by git.
-        """
-        self.kill_all()
-        base = decode(body)
-        left_out: list[str] = []
-        found = entries(self.workdir, base, STRAYS * max_files, left_out)
-        present = dict(sorted(found, key=lambda entry: (entry[0] not in base, entry[0])))
-        sent = 0
-        for path, mode in present.items():
-            full = os.path.join(self.workdir, path)
-            known = base.get(path)
-            try:
-                if os.lstat(full).st_size > max_bytes or (known is None and sent >= max_files):
-                    left_out.append(path)
+            if mode & 0o500 != 0o500:
+                os.chmod(full, 0o700)
+            found = os.scandir(full)
+        except OSError:  # a path too long for the kernel, and so for git
+            self.left_out.append(folder + "/")
+            return
+        with found:
+            for entry in found:
+                path = os.path.join(folder, entry.name)
+                if not self._counts(path, entry.name):
                     continue
-                data = content(full, mode)
-            except OSError as error:
-                if error.errno == 5:  # the disk, not the name
-                    raise
-                left_out.append(path)
-                continue
-            except MemoryError:
-                left_out.append(path)
-                continue
-            if known is not None and known == [mode, blob_id(data)]:
-                continue
-            max_bytes -= len(data)
-            sent += known is None
-            self.control.send({"path": path, "mode": mode}, data)
-        gone = [path for path in base if path not in present]
-        return {"done": True, "deleted": gone, "left_out": left_out[:20]}, b"", None
+                try:
+                    mode = os.lstat(os.path.join(self.root, path)).st_mode
+                except OSError:
+                    self.left_out.append(path)
+                    continue
+                if stat.S_ISLNK(mode) and entry.name.lower() == ".gitmodules":  # git refuses a patch that has one
+                    self.left_out.append(path)
+                elif not (stat.S_ISDIR(mode) and entry.name in DROPPINGS and path not in self.homes):
+                    yield path, mode
+
+    def _counts(self, path: str, name: str) -> bool:
+        """Whether to look at an entry."""
+        if name.lower() == ".git":
+            return False
+        if path in self.base or path in self.homes:
+            return True
+        if self.strays <= 0:
+            return False
+        self.strays -= 1 + len(path) // LONG  # their names take memory
+        if self.strays <= 0:
+            self.left_out.append("(more files than are looked at)")
+        return not name.endswith(".pyc")
+
+
+def content(path: str, mode: str, most: int) -> bytes | None:
+    """What git would store of a file or link; None if it is larger than `most` bytes, or cannot be read."""
+    try:
+        if os.lstat(path).st_size > most:
+            return None
+        return os.fsencode(os.readlink(path)) if mode == "120000" else _readable(path)
+    except OSError as error:
+        if error.errno == 5:  # the disk, not the name
+            raise
+    except MemoryError:
+        pass
+    return None
+
+
+def _readable(path: str) -> bytes:
+    """The content of a file, also of one that its mode closes to us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:  # mode 000 and the like: git would not get in, and so lose the file
+        before = stat.S_IMODE(os.lstat(path).st_mode)
+        os.chmod(path, before | stat.S_IRUSR)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.chmod(path, before)
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def blob_id(data: bytes) -> str:
+    """Git's name for this content."""
+    try:
+        from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load all of OpenSSL
+    except ImportError:
+        from hashlib import sha1
+
+    return str(sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest())
+
+
+# -- Inside sandlock
 
 
 class Confined(Guest):
@@ -513,7 +809,7 @@ class Confined(Guest):
             os._exit(1)
 
     def _start(self, program: str, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
-        report, tell = os.pipe()
+        report, failure = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
@@ -525,10 +821,10 @@ class Confined(Guest):
                     os.dup2(source, target)
                 os.execve(program, argv, env)
             except (OSError, ValueError) as error:
-                os.write(tell, struct.pack("I", getattr(error, "errno", None) or 22))
+                os.write(failure, struct.pack("I", getattr(error, "errno", None) or 22))
             finally:
                 os._exit(127)
-        os.close(tell)
+        os.close(failure)
         with open(report, "rb") as file:
             failed = file.read(4)
         if failed:
@@ -536,110 +832,6 @@ class Confined(Guest):
             code = struct.unpack("I", failed)[0]
             raise OSError(code, os.strerror(code))
         return pid
-
-
-class Run:
-    """One command while it runs: its output is read as it comes, its time and memory are watched."""
-
-    def __init__(self, guest: Guest, main: int, out: int, feed: int, body: bytes, deadline: float, cap: int) -> None:
-        self.guest, self.main, self.out, self.feed = guest, main, out, feed
-        self.body, self.deadline, self.cap = memoryview(body), deadline, cap
-        self.output, self.truncated = bytearray(), False
-        os.set_blocking(out, False)
-        if feed >= 0:
-            os.set_blocking(feed, False)
-
-    def to_the_end(self) -> dict[str, Any]:
-        """Wait until the command has ended, or end it; the reply's header."""
-        status, why = self._watch()
-        self.guest.kill_all()
-        self._drain()  # every writer is dead, so this is all there will ever be
-        os.close(self.out)
-        if self.feed >= 0:
-            os.close(self.feed)
-        if why not in ("", "time", "stop"):
-            self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % why.encode()
-        code = {"": None, "time": 124}.get(why, 137)
-        if code is None:
-            code = os.waitstatus_to_exitcode(status)
-            code = code if code >= 0 else 128 - code
-        return {"code": code, "timed_out": why == "time", "truncated": self.truncated}
-
-    def _watch(self) -> tuple[int, str]:
-        """Wait for the command; returns its status, or why it must be ended."""
-        poll = select.poll()
-        for source in (self.guest.control.socket.fileno(), self.guest.wake.fileno(), self.out):
-            poll.register(source, select.POLLIN)
-        if self.feed >= 0:
-            poll.register(self.feed, select.POLLOUT)
-        checked = time.monotonic()
-        while True:
-            now = time.monotonic()
-            if now >= self.deadline:
-                return 0, "time"
-            if now - checked >= WATCH_SECONDS:
-                checked = now
-                if over := self.guest.over():
-                    return 0, over
-            for source, event in poll.poll(1000 * min(self.deadline - now, WATCH_SECONDS)):
-                if source == self.out:
-                    if not self._take():
-                        poll.unregister(self.out)
-                elif source == self.feed:
-                    if event & select.POLLERR or not self._give():
-                        poll.unregister(self.feed)
-                        os.close(self.feed)
-                        self.feed = -1
-                elif source == self.guest.wake.fileno():
-                    self.guest.wake.recv(4096)
-                    status = self._reap()
-                    if status is not None:
-                        return status, ""
-                else:
-                    self.guest.control.receive()  # the host only ever interrupts with "stop"
-                    return 0, "stop"
-
-    def _reap(self) -> int | None:
-        found = None
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return found
-            if pid == 0:
-                return found
-            if pid == self.main:
-                found = status
-
-    def _take(self) -> bool:
-        try:
-            data = os.read(self.out, 1 << 16)
-        except BlockingIOError:
-            return True
-        room = self.cap - len(self.output)
-        self.truncated |= len(data) > room
-        self.output += data[: max(room, 0)]
-        return bool(data)
-
-    def _drain(self) -> None:
-        while True:
-            before = len(self.output), self.truncated
-            try:
-                if not self._take():
-                    return
-            except OSError:
-                return
-            if before == (len(self.output), self.truncated) and not select.select([self.out], [], [], 0)[0]:
-                return
-
-    def _give(self) -> bool:
-        try:
-            self.body = self.body[os.write(self.feed, self.body[: 1 << 16]) :]
-        except BlockingIOError:
-            return True
-        except BrokenPipeError:
-            return False
-        return len(self.body) > 0
 
 
 def refuse_calls(rules: str) -> None:
@@ -653,128 +845,6 @@ def refuse_calls(rules: str) -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 or prctl(PR_SET_SECCOMP, 2, filter_, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
-
-
-def failure(error: Exception) -> dict[str, Any]:
-    """The reply to a request that could not be carried out."""
-    if isinstance(error, OSError) and error.errno:
-        return {"errno": error.errno, "error": error.strerror or str(error)}
-    if isinstance(error, ValueError):  # a path with a NUL, or text that is no name
-        return {"errno": 22, "error": str(error)}
-    if isinstance(error, MemoryError):
-        return {"errno": 12, "error": "Cannot allocate memory"}
-    return {"errno": 5, "error": f"{type(error).__name__}: {error}"}
-
-
-def connected(where: str) -> socket.socket:
-    """Our end of the socket: a descriptor that we inherited, or a path to connect to."""
-    if where.isdigit():
-        return socket.socket(fileno=int(where))
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(where)
-    return connection
-
-
-def look(path: str, gone: bytes) -> bytes:
-    """A file of /proc whose process may just have ended."""
-    try:
-        with open(path, "rb") as file:
-            return file.read() or gone
-    except OSError:
-        return gone
-
-
-def descendants() -> list[int]:
-    """Processes below this one, when there is no pid namespace to ask."""
-    parents = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if name.isdigit():
-            fields = look(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
-            parents[int(name)] = int(fields[1])
-    found, fresh = [], {os.getpid()}
-    while fresh:
-        fresh = {pid for pid, parent in parents.items() if parent in fresh}
-        found += sorted(fresh)
-    return found
-
-
-def entries(root: str, base: dict[str, Any], strays: int, left_out: list[str]) -> Iterator[tuple[str, str]]:
-    """Files and links under `root` as ``(path, git mode)``, no `.git`, and none that tools drop on the way.
-
-    Of what is not in `base`, `strays` entries are looked at: an agent can make more than there is time for. What cannot
-    be looked at is added to `left_out`.
-    """
-    homes = {""}  # the folders of base
-    for path in base:
-        while path := path.rpartition("/")[0]:
-            homes.add(path)
-    here = os.lstat(root).st_mode if os.path.lexists(root) else 0
-    folders = [("", here)] if stat.S_ISDIR(here) else []
-    while folders:
-        folder, mode = folders.pop()
-        full = os.path.join(root, folder)
-        try:
-            if mode & 0o500 != 0o500:
-                os.chmod(full, 0o700)
-            found = os.scandir(full)
-        except OSError:  # a path too long for the kernel, and so for git
-            left_out.append(folder + "/")
-            continue
-        later = []
-        with found:
-            for entry in found:
-                path = os.path.join(folder, entry.name)
-                if entry.name.lower() == ".git":
-                    continue
-                if path not in base and path not in homes:
-                    if strays <= 0:
-                        continue
-                    strays -= 1 + len(path) // LONG  # for we hold their names
-                    if strays <= 0:
-                        left_out.append("(more files than are looked at)")
-                    if entry.name.endswith(".pyc"):
-                        continue
-                try:
-                    mode = os.lstat(os.path.join(root, path)).st_mode
-                except OSError:
-                    left_out.append(path)
-                    continue
-                if stat.S_ISLNK(mode):
-                    if entry.name.lower() == ".gitmodules":  # git refuses a patch that has one
-                        left_out.append(path)
-                        continue
-                    yield path, "120000"
-                elif stat.S_ISDIR(mode):
-                    if entry.name not in DROPPINGS or path in homes:
-                        later.append((path, mode))
-                elif stat.S_ISREG(mode):
-                    yield path, "100755" if mode & stat.S_IXUSR else "100644"
-        folders += sorted(later, key=lambda each: each[0] in homes)  # the last one is next: ours before strays
-
-
-def content(path: str, mode: str) -> bytes:
-    """What git would store of it."""
-    if mode == "120000":
-        return os.fsencode(os.readlink(path))
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # mode 000 and the like: git would not get in, and so lose the file
-        before = stat.S_IMODE(os.lstat(path).st_mode)
-        os.chmod(path, before | stat.S_IRUSR)
-        descriptor = os.open(path, os.O_RDONLY)
-        os.chmod(path, before)
-    with open(descriptor, "rb") as file:
-        return file.read()
-
-
-def blob_id(data: bytes) -> str:
-    """Git's name for this content."""
-    try:
-        from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load all of OpenSSL
-    except ImportError:
-        from hashlib import sha1
-
-    return str(sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest())
 
 
 if __name__ == "__main__":

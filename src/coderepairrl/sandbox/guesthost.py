@@ -142,7 +142,7 @@ class GuestProcess:
             self.inner = os.pidfd_open(pid)
 
     def inner_from(self, info: int) -> None:
-        """bubblewrap will tell on the descriptor `info` (ours from now on) which process is its pid 1."""
+        """bubblewrap will write to the descriptor `info` (ours from now on) which process is its pid 1."""
         self._info = info
 
     async def configure(self, settings: Mapping[str, object], timeout: float = STARTUP_SECONDS) -> None:
@@ -177,7 +177,7 @@ class GuestProcess:
             raise await self.died() from error
 
     async def receive(self) -> tuple[Header, bytes]:
-        """The next reply. Raises `SandboxFault` when the guest is gone or says what no guest says."""
+        """The next reply. Raises `SandboxFault` when the guest is gone or sends what no guest sends."""
         header_size, body_size = _FRAME.unpack(await self._exactly(_FRAME.size))
         if header_size > _MAX_HEADER or body_size > _MAX_BODY:
             raise await self.died("sent a frame beyond all measure")
@@ -224,7 +224,7 @@ class GuestProcess:
 
     def _kill_group(self) -> None:
         """Kill the process and what it forked: a bubblewrap that is killed while it starts leaves a child which waits
-        forever to be told its user ids."""
+        forever for its user ids."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or about to be
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -251,11 +251,11 @@ async def _readable(descriptor: int, timeout: float | None = None) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
-    def tell() -> None:
+    def arrived() -> None:
         if not ready.done():
             ready.set_result(None)
 
-    loop.add_reader(descriptor, tell)
+    loop.add_reader(descriptor, arrived)
     try:
         await asyncio.wait({ready}, timeout=timeout)
     finally:

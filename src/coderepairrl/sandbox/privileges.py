@@ -1,4 +1,4 @@
-"""Becoming somebody unprivileged before anything of a task runs."""
+"""Becoming an unprivileged user before anything of a task runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 from coderepairrl.errors import PrerequisiteError
 
 SANDBOX_USER = 65533
-"""Whom root becomes. Nobody's id, and not ``nobody``'s (65534), who may own processes."""
+"""The user id that root becomes: one without an account. Not 65534, ``nobody``, whose processes it could signal."""
 
 
 def command_as(user: int | None, argv: Sequence[str]) -> list[str]:

@@ -60,31 +60,12 @@ MACHINES = ("x86_64", "aarch64")
 PORTS = 4
 """How many addresses one sandbox can `reach`: sandlock wants the ports beforehand."""
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_ESCAPES = Path(__file__).with_name("escapes.py")
 _FLAGS = ("-I", "-S", "-B", "-X", "utf8")
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/proc")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/proc")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 # Git takes a system configuration that it may not read for an error.
 _ENV = {"USER": "agent", "LOGNAME": "agent", "GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
-_PROBE = """
-import os, socket
-def tries(action):
-    try: action()
-    except OSError: return "refused"
-    return "works"
-def connect(port, host="127.0.0.1"):
-    with socket.socket() as s: s.connect((host, port))
-def unix(address):
-    with socket.socket(socket.AF_UNIX) as s: s.connect(address)
-print("reads a file of the host", tries(lambda: open({secret!r}).close()))
-print("writes outside the workspace", tries(lambda: open({outside!r}, "w").close()))
-print("changes a mode outside the workspace", tries(lambda: os.chmod({outside!r}, 0o700)))
-print("reaches the host's loopback", tries(lambda: connect({other})))
-print("reaches another address", tries(lambda: connect({port}, "127.0.0.2")))
-print("reaches a Unix socket", tries(lambda: unix({address!r})))
-print("has UDP", tries(lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9))))
-print("signals its supervisor", tries(lambda: os.kill(os.getppid(), 0)))
-print("WORKSPACE", tries(lambda: open("probe", "w").close()), "BRIDGE", tries(lambda: connect({port})))
-"""
 
 
 class Sandlock(GuestBackend):
@@ -134,21 +115,7 @@ class Sandlock(GuestBackend):
             (self.state / "guest" / "filter").chmod(0o644)
             self.env["PATH"] = self._given.get("PATH", search_path(python))
             prefix = prefix_of(python)
-            etc = [f"/etc/{name}" for name in ETC]
-            guest = str(self.state / "guest")
-            wanted = [
-                "/usr",
-                "/bin",
-                "/sbin",
-                "/lib",
-                "/lib32",
-                "/lib64",
-                *etc,
-                "/proc",
-                *_DEVICES,
-                *self._binds,
-                guest,
-            ]
+            wanted = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
             self._readable = [path for path in [*wanted, *([str(prefix)] if prefix else [])] if Path(path).exists()]
             if exposed := answers.in_view(self._readable):
                 shown, hidden = exposed[0]
@@ -222,7 +189,7 @@ class Sandlock(GuestBackend):
         return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
 
     def _try(self, python: Path) -> None:
-        """Run a program that attempts what no sandbox may allow, on targets that are open to everybody here."""
+        """Run `escapes` under sandlock. Raises `PrerequisiteError` if it does not start, or an attempt works."""
         box = self.state / "trial"
         destroy(box)
         (box / "work").mkdir(parents=True)
@@ -240,9 +207,8 @@ class Sandlock(GuestBackend):
             Path(address).chmod(0o777)
             door.listen()
             port = door.getsockname()[1]
-            places: dict[str, object] = {"secret": str(box / "secret"), "outside": str(box / "outside")}
-            code = _PROBE.format(**places, address=address, port=port, other=other.getsockname()[1])
-            argv = [str(python), "-I", "-S", "-c", code]
+            targets = (box / "secret", box / "outside", address, port, other.getsockname()[1])
+            argv = [str(python), "-I", "-S", "-c", _ESCAPES.read_text(encoding="utf-8"), *map(str, targets)]
             try:
                 done = subprocess.run(
                     self._supervised(box, argv, [port], 0),
@@ -255,11 +221,11 @@ class Sandlock(GuestBackend):
                 )
             except subprocess.TimeoutExpired as error:
                 raise PrerequisiteError("sandlock does not answer here", fix=_instead()) from error
-        said = done.stdout.splitlines()
-        if not said or said[-1] != "WORKSPACE works BRIDGE works":
-            words = (done.stderr.strip().splitlines() or said or [f"exit code {done.returncode}"])[-1]
+        lines = done.stdout.splitlines()
+        if not lines or lines[-1] != "WORKSPACE works BRIDGE works":
+            words = (done.stderr.strip().splitlines() or lines or [f"exit code {done.returncode}"])[-1]
             raise PrerequisiteError(f"sandlock does not work here: {words}", fix=_instead())
-        holes = [line.removesuffix(" works") for line in said[:-1] if line.endswith(" works")]
+        holes = [line.removesuffix(" works") for line in lines[:-1] if line.endswith(" works")]
         if holes:
             raise PrerequisiteError(f"sandlock does not isolate here: a command {', '.join(holes)}", fix=_instead())
 

@@ -1,7 +1,7 @@
 """The parent of a sandlock guest: ``python -I supervisor.py SETTINGS``; no import of this project.
 
 Settings are JSON: ``control`` (descriptor that becomes the guest's standard input), ``package`` (the folder that
-sandlock is imported from), ``user`` (whom root becomes), and what `confine` takes. It starts the guest under
+sandlock is imported from), ``user`` (the id that root becomes), and what `confine` takes. It starts the guest under
 sandlock, answers for the system calls that Landlock does not know, and when the guest has ended it ends everything
 else in its own Landlock domain, of which it made sure first that no signal leaves it.
 """
@@ -53,8 +53,8 @@ def become(user: int | None) -> None:
 def keep_signals_in() -> None:
     """From here on no signal of ours, or of what we start, reaches any process that exists now."""
     read, write = os.pipe()
-    witness = os.fork()
-    if witness == 0:
+    outsider = os.fork()
+    if outsider == 0:
         os.close(write)
         os.read(read, 1)
         os._exit(0)
@@ -67,11 +67,11 @@ def keep_signals_in() -> None:
     checked(libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0))
     os.close(ruleset)
     try:
-        os.kill(witness, 0)
+        os.kill(outsider, 0)
     except PermissionError:
         os.close(write)
         os.close(read)
-        os.waitpid(witness, 0)
+        os.waitpid(outsider, 0)
         return
     raise SystemExit("signals leave a Landlock domain here")
 
@@ -93,7 +93,7 @@ def below(pid: int) -> list[int]:
     while fresh:
         children: list[str] = []
         for parent in fresh:
-            with contextlib.suppress(OSError):  # gone by now, and its children are somebody else's
+            with contextlib.suppress(OSError):  # gone by now, and its children have another parent
                 for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208
                     children += read(f"/proc/{parent}/task/{thread}/children").split()
         found += [int(child) for child in children]
@@ -189,7 +189,7 @@ def confine(settings: dict[str, Any]) -> Any:
             return NotifAction.errno(code) if code else NotifAction.returns(0)
 
     class Command(Handler):  # type: ignore[misc]
-        """Whoever begins a session, as each command does first, is what the kernel takes before the guest and us."""
+        """A process that begins a session, as each command does first, is killed for memory before the guest and us."""
 
         def handle(self, ctx: Any) -> Any:
             with open(f"/proc/{ctx.pid}/oom_score_adj", "w") as file:  # noqa: PTH123

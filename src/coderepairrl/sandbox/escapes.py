@@ -1,0 +1,55 @@
+"""What no sandbox may allow, tried inside one: ``python -c TEXT SECRET OUTSIDE SOCKET PORT OTHER_PORT``.
+
+Prints one line for each attempt, which ends in ``works`` or ``refused``, and last what must work. The targets are open
+to every user of this machine: a file to read, a file to write, a Unix socket, a port that the sandbox may connect to,
+and one that it may not. No import of this project: the text alone reaches the sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+
+def tried(action: Callable[[], object]) -> str:
+    """Whether `action` works or is refused."""
+    try:
+        action()
+    except OSError:
+        return "refused"
+    return "works"
+
+
+def connect(port: int, host: str = "127.0.0.1") -> None:
+    """Connect by TCP. Raises OSError."""
+    with socket.socket() as connection:
+        connection.connect((host, port))
+
+
+def connect_unix(address: str) -> None:
+    """Connect to a Unix socket. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+
+
+def main(secret: str, outside: str, address: str, port: int, other: int) -> None:
+    """Try everything."""
+    attempts: dict[str, Callable[[], object]] = {
+        "reads a file of the host": lambda: open(secret).close(),
+        "writes outside the workspace": lambda: open(outside, "w").close(),
+        "changes a mode outside the workspace": lambda: os.chmod(outside, 0o700),
+        "reaches the host's loopback": lambda: connect(other),
+        "reaches another address": lambda: connect(port, "127.0.0.2"),
+        "reaches a Unix socket": lambda: connect_unix(address),
+        "has UDP": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9)),
+        "signals its supervisor": lambda: os.kill(os.getppid(), 0),
+    }
+    for what, attempt in attempts.items():
+        print(what, tried(attempt))
+    print("WORKSPACE", tried(lambda: open("probe", "w").close()), "BRIDGE", tried(lambda: connect(port)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], port=int(sys.argv[4]), other=int(sys.argv[5]))

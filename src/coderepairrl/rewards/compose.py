@@ -112,7 +112,7 @@ def _sensible(number: object) -> bool:
 async def score(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """What each reward says of `episode`, with its weight; `types.total` sums them.
+    """The score of `episode` by each reward, with its weight; `types.total` sums them.
 
     A reward says nothing of an episode for which its `drawn` is false.
     Raises `RewardFault` where a reward cannot be computed, has a bug (with the traceback), takes longer than

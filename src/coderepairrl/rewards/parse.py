@@ -65,7 +65,7 @@ class FilePatch:
     renamed: bool = False
     copied: bool = False
     binary: str = ""
-    """SHA-256 of a binary patch's payload; ``differ`` where the patch only says that the files do."""
+    """SHA-256 of a binary patch's payload; ``differ`` where the patch has no payload."""
 
     @property
     def path(self) -> str:

@@ -160,7 +160,7 @@ async def _marks(
     package = _manifest(Path(coderepairrl.__file__).parent)
     inside = ""
     here = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
-    if here:  # the digest of an image says what is in it
+    if here:  # the digest of an image stands for its contents
         async with backend.open(here[0]) as fresh:
             inside = await _probe(fresh)
     found: list[Path | None] = []

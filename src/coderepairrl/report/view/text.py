@@ -1,4 +1,4 @@
-"""Text that somebody hostile may have written, made safe to look at."""
+"""Text of untrusted origin, made safe to look at."""
 
 from __future__ import annotations
 

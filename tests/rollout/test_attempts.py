@@ -16,7 +16,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Group, Rollout, Terms, collect, episodes, slots
+from coderepairrl.rollout import Group, Rollout, Terms, attempts, collect, slots
 from coderepairrl.runs import Log
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -93,7 +93,7 @@ async def test_a_limit_is_flagged_and_scored(miniature: Path, tmp_path: Path) ->
 async def test_an_agent_that_does_not_notice_the_time_is_stopped(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episodes, "_GRACE", 0.1)
+    monkeypatch.setattr(attempts, "_GRACE", 0.1)
     agent = ScriptedAgent([Write("a.py", "x\n"), Wait(60.0)])
     async with rollout(miniature, tmp_path, agent, Limits(seconds=0.2)) as (made, _):
         [group] = await groups(made, ONE, attempts=1)

@@ -11,17 +11,16 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.certify.agent import EDIT, PROMPT, command, mentioned, python, small_repair, writes_python
-from coderepairrl.errors import AgentFault, CodeRepairError
+from coderepairrl.errors import RemoteFault, SandboxFault
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.printable import visible
 from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.registry import Finding
-from coderepairrl.rollout import run_agent
-from coderepairrl.types import AgentReport, Limits, Sampling, Task, Turn
+from coderepairrl.rollout import Attempt, attempt
+from coderepairrl.types import AgentReport, Ending, Limits, Sampling
 
 _PLENTY = 200_000
 """Tokens: more than any program opens with."""
@@ -39,21 +38,21 @@ _LAST_CHARS = 2_000
 class _Trial:
     """What came of one run of the program."""
 
-    report: AgentReport | None
-    error: CodeRepairError | None
+    made: Attempt
     requests: list[Request]
-    turns: tuple[Turn, ...]
-    limit: str
-    fault: str
-    diff: str
 
     @property
     def ending(self) -> str:
         """In a word, or what failed, with the program's last line."""
-        if self.report:
-            return self.report.exit
-        what, _, rest = str(self.error).partition(": ")
+        if isinstance(self.made.outcome, AgentReport):
+            return self.made.outcome.exit
+        what, _, rest = str(self.made.outcome or self.made.fault).partition(": ")
         return f"{what}: {rest.strip().rpartition(chr(10))[2]}"
+
+    @property
+    def limit(self) -> str:
+        """At which it ended, or empty."""
+        return self.made.reason if self.made.ending is Ending.LIMIT else ""
 
     @property
     def conversation(self) -> list[Request]:
@@ -66,47 +65,59 @@ class _Trial:
     @property
     def printed(self) -> str:
         """The end of what the program printed, harmless to a terminal."""
-        by_fault = self.error.printed if isinstance(self.error, AgentFault) else ""
-        return visible((self.report.log if self.report else by_fault).strip()[-_LAST_CHARS:])
+        return visible(self.made.printed.strip()[-_LAST_CHARS:])
 
     @property
     def stopped(self) -> bool:
         """It ended by itself, politely or by an exit code of failure."""
-        return self.report.exit == "submitted" if self.report else isinstance(self.error, AgentFault)
+        outcome = self.made.outcome
+        return outcome.exit == "submitted" if isinstance(outcome, AgentReport) else outcome is not None
 
 
 async def examine(agent: Agent, backend: SandboxBackend) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with one bug. Takes minutes."""
     with small_repair() as (task, folder):
 
-        async def attempt(script: Behaviour, limits: Limits) -> _Trial:
-            return await _attempt(agent, task, backend, script, limits, folder)
+        async def run(script: Behaviour, limits: Limits) -> _Trial:
+            async with (
+                ScriptedEndpoint(script) as model,
+                Remote(model.endpoint().base_url, model="exam", attempts=1) as remote,
+                Gateway(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None).listening(
+                    socket=folder / "gateway.sock"
+                ) as gateway,
+            ):
+                made = await attempt(gateway, task, agent, backend, name="exam", limits=limits, seed=0)
+            if isinstance(made.fault, SandboxFault):
+                raise made.fault
+            return _Trial(made, model.requests)
 
-        repaired = await attempt(_repair(), Limits(tokens=_PLENTY, seconds=_SECONDS))
-        calls = await attempt(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
-        tokens = await attempt(lambda it: _again(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
-        time = await attempt(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
-        broken = await attempt(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
-    refused = f"{len(calls.turns)} calls, {calls.limit or calls.ending}"
-    held = calls.stopped and 1 <= len(calls.turns) <= 3  # fewer, if it is told of the limit and heeds it
-    in_time = time.ending == "time" or (time.stopped and time.limit == "time")
+        repaired = await run(_repair(), Limits(tokens=_PLENTY, seconds=_SECONDS))
+        calls = await run(_again, Limits(calls=1, tokens=_PLENTY, seconds=_SECONDS))
+        tokens = await run(lambda it: _again(it, 2 * _PLENTY), Limits(calls=6, tokens=_PLENTY, seconds=_SECONDS))
+        time = await run(lambda request: Answer("Late.", delay=_SECONDS), Limits(tokens=_PLENTY, seconds=_SHORT))
+        broken = await run(lambda request: Answer(status=401), Limits(tokens=_PLENTY, seconds=_SECONDS))
+    turns = len(calls.made.turns)
+    held = calls.stopped and 1 <= turns <= 3  # fewer, if it is told of the limit and heeds it
     # one that compacts its history makes room again and again, until its calls are spent
     spent = tokens.stopped and tokens.limit in ("tokens", "calls")
+    fault = broken.made.fault
+    blamed = broken.stopped and isinstance(fault, RemoteFault)
     return [
         *_repaired(agent, repaired),
-        Finding("a limit of calls ends it", held, refused),
+        Finding("a limit of calls ends it", held, f"{turns} calls, {calls.limit or calls.ending}"),
         Finding("spent tokens end it", spent, tokens.limit or tokens.ending),
-        Finding("a slow model ends with the time limit", in_time, time.limit or time.ending),
-        Finding("a broken endpoint is a fault", broken.stopped and bool(broken.fault), broken.fault or broken.ending),
+        Finding("a slow model ends with the time limit", time.limit == "time", time.limit or time.ending),
+        Finding("a broken endpoint is a fault", blamed, str(fault or broken.ending)),
     ]
 
 
 def _repaired(agent: Agent, trial: _Trial) -> list[Finding]:
-    turns, requests = trial.turns, trial.conversation
+    turns, requests = trial.made.turns, trial.conversation
     dialects = sorted({turn.dialect for turn in turns})
-    touched = re.findall(r"^diff --git a/(\S+)", trial.diff, re.M)
-    edited = "+    return a + b" in trial.diff
-    shown = trial.diff or f"no diff; printed: {trial.printed}"
+    diff = trial.made.patch.decode(errors="replace")
+    touched = re.findall(r"^diff --git a/(\S+)", diff, re.M)
+    edited = "+    return a + b" in diff
+    shown = diff or f"no diff; printed: {trial.printed}"
     recorded = bool(turns) and all(turn.masked == "relayed" for turn in turns)
     return [
         Finding("ends by itself", trial.ending == "submitted", trial.ending),
@@ -121,33 +132,12 @@ def _repaired(agent: Agent, trial: _Trial) -> list[Finding]:
 
 def _kept(trial: _Trial) -> str:
     """How its calls belong together."""
-    turns, beside = trial.turns, len(trial.requests) - len(trial.conversation)
+    turns, beside = trial.made.turns, len(trial.requests) - len(trial.conversation)
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     calls = f"{len(turns)} calls, "
     if beside:
         return f"{calls}{beside} of which beside the conversation"
     return calls + (f"{forks} of which fork" if forks else "one conversation")
-
-
-async def _attempt(
-    agent: Agent, task: Task, backend: SandboxBackend, script: Behaviour, limits: Limits, folder: Path
-) -> _Trial:
-    report, error = None, None
-    async with ScriptedEndpoint(script) as model, Remote(model.endpoint().base_url, model="exam", attempts=1) as remote:
-        server = Gateway(remote, sampling=Sampling(max_tokens=limits.turn_tokens), on_turn=lambda *_: None)
-        try:
-            await server.start(socket=folder / "gateway.sock")
-            session = server.open("exam", limits=limits, seed=0)
-            async with backend.open(task) as box:
-                try:
-                    report = await run_agent(agent, task, box, session.endpoint, limits.seconds)
-                except CodeRepairError as raised:
-                    error = raised
-                diff = (await box.diff()).decode(errors="replace")
-        finally:
-            await server.stop()
-        fault = str(session.fault or "")
-        return _Trial(report, error, model.requests, session.turns, session.limit, fault, diff)
 
 
 _Opening = tuple[bool, str, str]

@@ -13,9 +13,9 @@ import re
 import resource
 import secrets
 import socket as sockets
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -56,12 +56,10 @@ class Gateway:
     model is called `model_name`; requests for other names are served, too, or only those in `accept` if there are any.
     With `keyless_session` set, it chooses the session for requests from this machine that have no key.
 
-        gateway = Gateway(source, sampling=Sampling(), on_turn=record)
-        await gateway.start()
-        session = gateway.open("episode", limits=Limits(), seed=7)
-        ...  # an agent talks to session.endpoint
-        turns = await gateway.close(session)
-        await gateway.stop()
+        async with Gateway(source, sampling=Sampling(), on_turn=record).listening() as gateway:
+            session = gateway.open("episode", limits=Limits(), seed=7)
+            ...  # an agent talks to session.endpoint
+            turns = await gateway.close(session)
     """
 
     def __init__(
@@ -88,6 +86,17 @@ class Gateway:
         self._listeners: list[asyncio.Server] = []
         self._keyless: dict[asyncio.BaseProtocol, asyncio.TimerHandle] = {}
         self._workers = Workers()
+
+    @contextlib.asynccontextmanager
+    async def listening(
+        self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None
+    ) -> AsyncIterator[Self]:
+        """The gateway, started as `start` does and stopped in the end. Raises `UsageError`."""
+        try:
+            await self.start(host, port, socket)
+            yield self
+        finally:
+            await self.stop()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
         """Listen on `host`:`port` (0: any free one) and on `socket`. Raises `UsageError` when one is taken."""

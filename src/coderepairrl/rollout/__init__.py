@@ -1,10 +1,12 @@
-"""Episodes and groups: where agent, sandbox, gateway and reward meet."""
+"""Attempts, episodes and groups: where agent, sandbox, gateway and reward meet."""
 
-from coderepairrl.rollout.episodes import Rollout, Terms, Ticket, derive_seed, how_it_ended, run_agent
+from coderepairrl.rollout.attempts import Attempt, attempt
+from coderepairrl.rollout.episodes import Rollout, Terms, Ticket, derive_seed
 from coderepairrl.rollout.groups import Group, Share, Slot, check_health, collect, due, schedule, slots
 from coderepairrl.rollout.supervise import SupervisedEngine
 
 __all__ = [
+    "Attempt",
     "Group",
     "Rollout",
     "Share",
@@ -12,12 +14,11 @@ __all__ = [
     "SupervisedEngine",
     "Terms",
     "Ticket",
+    "attempt",
     "check_health",
     "collect",
     "derive_seed",
     "due",
-    "how_it_ended",
-    "run_agent",
     "schedule",
     "slots",
 ]

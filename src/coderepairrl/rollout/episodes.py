@@ -1,26 +1,24 @@
-"""One attempt at one task: agent, sandbox and gateway meet here, and nowhere else."""
+"""Episodes: attempts that are logged and scored."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
-from coderepairrl.errors import AgentFault, CodeRepairError, Fault, UsageError
-from coderepairrl.gateway import Gateway, Session
+from coderepairrl.errors import Fault
+from coderepairrl.gateway import Gateway
 from coderepairrl.gateway.side import side_turns
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
 from coderepairrl.rewards import Weighted, on_state_and_patch, score
+from coderepairrl.rollout.attempts import Attempt, attempt
 from coderepairrl.runs import Log
-from coderepairrl.sandbox.standing import Standing, workspace
+from coderepairrl.sandbox.standing import Standing
 from coderepairrl.types import (
     AgentReport,
     Ending,
-    Endpoint,
     Episode,
     Limits,
     Sampling,
@@ -30,8 +28,6 @@ from coderepairrl.types import (
     Verified,
 )
 
-_GRACE = 5.0
-"""Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
 _CRASH_CHARS = 20_000
 _PRINTED_CHARS = 8_000
 
@@ -131,7 +127,7 @@ class Rollout:
         judged = replace(ticket.task, verified=ticket.verified)
         on_state, on_patch = on_state_and_patch(terms.rewards[ticket.phase])
         state: tuple[Score, ...] = ()
-        clock, timings = time.monotonic, dict[str, float]()
+        clock, rewarding = time.monotonic, dict[str, float]()
         started = clock()
         episode = Episode(
             id=ticket.episode,
@@ -146,92 +142,56 @@ class Rollout:
             repository=ticket.task.repository,
             difficulty=ticket.task.difficulty,
         )
-        session = self.gateway.open(ticket.episode, limits=terms.limits, seed=ticket.seed, sampling=ticket.sampling)
-        try:
-            try:
-                async with workspace(terms.sandbox, ticket.task) as box:
-                    timings["sandbox"] = clock() - started
-                    outcome = await _outcome(terms, ticket.task, box, session)
-                    at = clock()
-                    episode = replace(episode, patch=await box.diff())
-                    timings["diff"] = clock() - at
-                    if on_state:
-                        at = clock()
-                        state = await score(on_state, judged, episode, Standing(terms.sandbox, box))
-                        timings["reward"] = clock() - at
-            finally:
-                turns = await self.gateway.close(session)
-                side = await asyncio.to_thread(side_turns, turns, terms.side, ticket.task.prompt)
-                episode = replace(episode, turns=turns, side=side)
-                timings["generate"] = sum(turn.ended - turn.started for turn in turns)
-            episode = replace(episode, printed=_printed(terms.agent, outcome))
-            if session.fault is not None:
-                raise session.fault
-            episode = _ended(episode, outcome, session)
-            timings["tools"] = sum(call.seconds for call in episode.tool_calls)
+
+        async def judge(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
             at = clock()
-            scores = await score(on_patch, judged, episode, terms.sandbox)
-            timings["reward"] = timings.get("reward", 0.0) + clock() - at
-            episode = replace(episode, scores=(*scores, *state))
-        except Fault as fault:
-            # The engine's death reaches the agent as an HTTP error: blame the part that broke first.
-            cause = session.fault or fault
-            said = _shortened(f"{type(cause).__name__}: {cause}")
-            if isinstance(fault, AgentFault):
-                episode = replace(episode, printed=_printed(terms.agent, fault))
-            episode = replace(episode, ending=Ending.VOID, reason=cause.boundary, fault=said, scores=())
-        timings["total"] = clock() - started
+            scores = await score(rewards, judged, episode, backend)
+            rewarding["reward"] = rewarding.get("reward", 0.0) + clock() - at
+            return scores
+
+        async def standing(box: Sandbox, patch: bytes) -> None:
+            nonlocal state
+            state = await judge(on_state, replace(episode, patch=patch), Standing(terms.sandbox, box))
+
+        made = await attempt(
+            self.gateway,
+            ticket.task,
+            terms.agent,
+            terms.sandbox,
+            name=ticket.episode,
+            limits=terms.limits,
+            seed=ticket.seed,
+            sampling=ticket.sampling,
+            standing=standing if on_state else None,
+        )
+        side = await asyncio.to_thread(side_turns, made.turns, terms.side, ticket.task.prompt)
+        episode = _ended(replace(episode, turns=made.turns, side=side), made)
+        timings = dict(made.timings)
+        if made.fault is None:
+            timings["tools"] = sum(call.seconds for call in episode.tool_calls)
+            try:
+                scores = await judge(on_patch, episode, terms.sandbox)
+                episode = replace(episode, scores=(*scores, *state))
+            except Fault as fault:
+                episode = _void(episode, fault)
+        timings |= rewarding | {"total": clock() - started}
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
 
-async def _outcome(terms: Terms, task: Task, box: Sandbox, session: Session) -> AgentReport | AgentFault:
-    """What the agent reports, or how it broke.
-
-    Raises `AgentFault` when a program ended well and never heard from the model: its zero would be no attempt of
-    the policy.
-    """
-    agent = terms.agent
-    try:
-        report = await run_agent(agent, task, box, session.endpoint, terms.limits.seconds)
-    except AgentFault as fault:
-        return fault
-    if agent.placement == "sandbox" and not session.turns and not session.limit and report.exit != "time":
-        said = f"agent {agent.name} ended without a call to the model: {report.log[-2000:].strip()}"
-        raise AgentFault(said, printed=report.log)
-    return report
+def _ended(episode: Episode, made: Attempt) -> Episode:
+    """`episode` with what came of its attempt, but for scores."""
+    episode = replace(episode, patch=made.patch, printed=_shortened(made.printed, _PRINTED_CHARS))
+    if made.fault is not None:
+        return _void(episode, made.fault)
+    episode = replace(episode, ending=made.ending, reason=made.reason)
+    if isinstance(made.outcome, AgentReport):
+        return replace(episode, tool_calls=made.outcome.tool_calls or ())
+    return replace(episode, crash=_shortened(str(made.outcome))) if made.ending is Ending.CRASH else episode
 
 
-def _printed(agent: Agent, outcome: AgentReport | AgentFault) -> str:
-    """What a program printed, without its middle. The log of an agent on the host repeats its turns: not kept."""
-    if agent.placement == "host":
-        return ""
-    log = outcome.log if isinstance(outcome, AgentReport) else outcome.printed
-    return _shortened(str(log), _PRINTED_CHARS)
-
-
-def how_it_ended(outcome: AgentReport | AgentFault, session: Session) -> tuple[Ending, str]:
-    """How an attempt ended and why, where `session` has no fault.
-
-    A program that breaks at a limit of the gateway's has ended at that limit. Raises `outcome` when the agent broke
-    before the model had replied: this was not the policy's doing.
-    """
-    if isinstance(outcome, AgentReport):
-        limit = session.limit or (outcome.exit if outcome.exit in ("calls", "tokens", "time") else "")
-        return (Ending.LIMIT, limit) if limit else (Ending.DONE, outcome.exit)
-    if session.limit:
-        return Ending.LIMIT, session.limit
-    if not session.answered:
-        raise outcome
-    return Ending.CRASH, outcome.how
-
-
-def _ended(episode: Episode, outcome: AgentReport | AgentFault, session: Session) -> Episode:
-    """`episode` with how it ended. Raises `outcome` as `how_it_ended` does."""
-    ending, reason = how_it_ended(outcome, session)
-    episode = replace(episode, ending=ending, reason=reason)
-    if isinstance(outcome, AgentReport):
-        return replace(episode, tool_calls=outcome.tool_calls or ())
-    return replace(episode, crash=_shortened(str(outcome))) if ending is Ending.CRASH else episode
+def _void(episode: Episode, fault: Fault) -> Episode:
+    words = _shortened(f"{type(fault).__name__}: {fault}")
+    return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
 
 
 def _shortened(text: str, most: int = _CRASH_CHARS) -> str:
@@ -239,29 +199,3 @@ def _shortened(text: str, most: int = _CRASH_CHARS) -> str:
     left_out = len(text) - most
     half = most // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"
-
-
-async def run_agent(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint, seconds: float) -> AgentReport:
-    """What `agent` reports, or that its time (`seconds`) was up when it did not notice by itself.
-
-    Raises `AgentFault`, with the traceback, for whatever else an agent raises: its bugs end its episode and are
-    counted, and end neither the run nor (by ``sys.exit``) the process.
-    """
-    try:
-        async with asyncio.timeout(seconds + _GRACE) as clock:
-            report: object = await agent.run(task, box, endpoint)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:
-        # a `UsageError` is what our own functions raise for text that a policy may have written, a diff for example
-        if isinstance(error, CodeRepairError) and not isinstance(error, UsageError):
-            raise
-        if clock.expired():
-            return AgentReport("time")
-        being_stopped = cast(asyncio.Task[None], asyncio.current_task()).cancelling()
-        if isinstance(error, asyncio.CancelledError) and being_stopped:
-            raise
-        where = "".join(traceback.format_exception(error))
-        what = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
-        raise AgentFault(f"agent {agent.name} raised {what}\n{where}", how=type(error).__name__) from error
-    if not isinstance(report, AgentReport):
-        raise AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport", how="no report")
-    return report

@@ -16,6 +16,7 @@ from typing import Any
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.processes import clock
 from coderepairrl.runs.codec import dump
+from coderepairrl.types import Turn
 
 Record = dict[str, Any]
 
@@ -56,6 +57,10 @@ class Log:
                 f"cannot write to {self.path}: {cause or 'the disk is full'}",
                 fix="free some space, then continue with --resume; nothing that was logged is lost",
             ) from cause
+
+    def turn(self, episode: str, turn: Turn) -> None:
+        """Write one committed turn of an episode: what a gateway calls with each."""
+        self.append("turn", episode=episode, turn=turn)
 
     def sync(self) -> None:
         """Flush to the disk (fsync)."""

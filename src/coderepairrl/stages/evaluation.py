@@ -15,14 +15,13 @@ from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.rollout import Rollout
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import difference, digests
 from coderepairrl.stages.history import read_history
-from coderepairrl.stages.parts import Bench, until_called_off
+from coderepairrl.stages.parts import Bench, make_rollout, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.train import evaluate
-from coderepairrl.types import Sampling, Turn
+from coderepairrl.types import Sampling
 
 USE = Use(
     "crrl eval",
@@ -65,36 +64,25 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
         with Progress(0, quiet=quiet) as progress, scratch("evaluation") as home:
             home.chmod(0o711)  # guests run as another user, and the socket is in it
             progress.say(str(plan.place.choice))
-            async with replying(plan, folder.logs) as source:
-
-                def record(episode: str, turn: Turn) -> None:
-                    log.append("turn", episode=episode, turn=turn)
-
-                server = Gateway(source, sampling=Sampling(), on_turn=record, accept=config.gateway.accept)
-                rollout = Rollout(
-                    gateway=server,
-                    kinds=plan.kinds,
-                    log=log,
-                    concurrency=config.rollout.concurrency,
-                    on_episode=progress.episode,
-                )
+            async with (
+                replying(plan, folder.logs) as source,
+                Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept).listening(
+                    socket=home / "gateway.sock"
+                ) as gateway,
+            ):
                 bench = Bench(
                     config=config,
                     folder=folder,
                     log=log,
                     eval_tasks=plan.eval_tasks,
-                    rollout=rollout,
+                    rollout=make_rollout(plan, gateway, log, progress),
                     progress=progress,
                 )
-                try:
-                    await server.start(socket=home / "gateway.sock")
-                    log.append("start", step=0, sandbox=plan.place.sandbox.name, engine=config.engine.name)
-                    for name, tasks in plan.eval_tasks.items():
-                        if tasks and (name, 0) not in history.evaluations:
-                            await evaluate(bench, history, name, 0, 0)
-                    log.append("end", step=0)
-                finally:
-                    await server.stop()
+                log.append("start", step=0, sandbox=plan.place.sandbox.name, engine=config.engine.name)
+                for name, tasks in plan.eval_tasks.items():
+                    if tasks and (name, 0) not in history.evaluations:
+                        await evaluate(bench, history, name, 0, 0)
+                log.append("end", step=0)
     finally:
         log.close()
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}

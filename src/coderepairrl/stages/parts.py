@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coderepairrl import tokens
-from coderepairrl.assembly.plan import Plan
+from coderepairrl.assembly.plan import AgentPlan, Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge
@@ -24,7 +24,7 @@ from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.sync.shared import shared_folder
 from coderepairrl.sync.streamed import Streamed
-from coderepairrl.types import Sampling, Task, Turn
+from coderepairrl.types import Sampling, Task
 
 T = TypeVar("T")
 
@@ -72,19 +72,12 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
         model = await initial_model(plan, folder)
         engine, policy = await open_policy(parts, plan, folder, model, outbox)
         gateway = await open_gateway(parts, plan, model, engine, log, shared / "gateway.sock")
-        rollout = Rollout(
-            gateway=gateway,
-            kinds=plan.kinds,
-            log=log,
-            concurrency=plan.config.rollout.concurrency,
-            on_episode=progress.episode,
-        )
         yield Parts(
             config=plan.config,
             folder=folder,
             log=log,
             eval_tasks=plan.eval_tasks,
-            rollout=rollout,
+            rollout=make_rollout(plan, gateway, log, progress),
             progress=progress,
             sources=plan.sources,
             policy=policy,
@@ -174,18 +167,24 @@ async def open_gateway(
         else plan.model.codec
     )
 
-    def record(episode: str, turn: Turn) -> None:
-        log.append("turn", episode=episode, turn=turn)
-
     gateway = Gateway(
         PolicySource(codec, engine, config.rollout.history_policy),
         sampling=Sampling(),
-        on_turn=record,
+        on_turn=log.turn,
         accept=config.gateway.accept,
     )
-    parts.push_async_callback(gateway.stop)
-    await gateway.start(socket=socket)
-    return gateway
+    return await parts.enter_async_context(gateway.listening(socket=socket))
+
+
+def make_rollout(plan: Plan | AgentPlan, gateway: Gateway, log: Log, progress: Progress) -> Rollout:
+    """Makes the episodes of `plan`."""
+    return Rollout(
+        gateway=gateway,
+        kinds=plan.kinds,
+        log=log,
+        concurrency=plan.config.rollout.concurrency,
+        on_episode=progress.episode,
+    )
 
 
 async def _both(

@@ -105,12 +105,23 @@ def test_no_patch_is_exit_code_1(home: Home, miniature: Path) -> None:
     assert home.state == before
 
 
-def test_without_a_patch_the_end_of_what_the_program_printed_is_shown(home: Home, miniature: Path) -> None:
-    words = r'seq 20; printf "no such \033[2J model\n"'
-    program = ["agent=command", f"agent.options.argv={json.dumps(['sh', '-c', words])}"]
-    done = home.fix(miniature, *program, *says("unasked"), code=1)
+ASK = """\
+import json, sys, urllib.request as http
+body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "What now?"}]})
+http.urlopen(http.Request(sys.argv[1] + "/chat/completions", body.encode(), {"Content-Type": "application/json"}))
+"""
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_without_a_patch_the_end_of_what_the_program_printed_is_shown(home: Home, miniature: Path, asks: bool) -> None:
+    """One that never asked the model is to blame itself."""
+    script = ('python3 -c "$1" "$0"; ' if asks else "") + r'seq 20; printf "no such \033[2J model\n"'
+    program = ["agent=command", f"agent.options.argv={json.dumps(['sh', '-c', script, '{base_url}', ASK])}"]
+    done = home.fix(miniature, *program, *says("nothing"), code=1)
     shown = done.stderr.decode()
-    assert "21 lines" in shown and "  20\n  no such \u241b[2J model\n" in shown and "  9\n" not in shown
+    assert "  20\n" in shown and "  no such \u241b[2J model\n" in shown
+    assert ("21 lines" in shown and "  9\n" not in shown) == asks
+    assert ("ended without a call to the model" in shown) != asks
 
 
 def test_a_limit_keeps_what_was_done(home: Home, miniature: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,11 +13,9 @@ from coderepairrl.assembly.model import Use
 from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.replying import replying
-from coderepairrl.errors import AgentFault, Fault
-from coderepairrl.gateway import Gateway, Session
+from coderepairrl.gateway import Gateway
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Agent, Sandbox
-from coderepairrl.rollout import how_it_ended, run_agent
+from coderepairrl.rollout import Attempt, attempt
 from coderepairrl.runs.codec import dump
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
@@ -90,53 +87,36 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
     sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
     with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
-        async with replying(plan, home) as source:
-            server = Gateway(
+        async with (
+            replying(plan, home) as source,
+            Gateway(
                 source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn), accept=config.gateway.accept
-            )
-            try:
-                await server.start(socket=home / "gateway.sock")
-                session = server.open("fix", limits=allowed, seed=0)
-                async with backend.open(task) as box:
-                    began = time.monotonic()
-                    report = await _attempt(agent, task, box, session)
-                    seconds = time.monotonic() - began
-                    trace.ended(report, seconds)
-                    patch = await box.diff()
-                    if not patch:
-                        trace.say("patch", "none: nothing in the repository has changed")
-                    if not patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
-                        trace.printed(report.log)
-            finally:
-                await server.stop()
+            ).listening(socket=home / "gateway.sock") as gateway,
+        ):
+            made = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
+            if made.fault is not None:
+                raise made.fault
+            report = _report(made)
+            trace.ended(report, made.seconds)
+            if not made.patch:
+                trace.say("patch", "none: nothing in the repository has changed")
+            if not made.patch and agent.placement == "sandbox" and report.exit != "crash":  # which says it itself
+                trace.printed(made.printed)
     return Fixed(
-        patch=patch,
+        patch=made.patch,
         exit=report.exit,
         model=plan.model.name,
         repository=str(repository.root),
         commit=repository.commit,
-        seconds=round(seconds, 3),
+        seconds=round(made.seconds, 3),
         tool_calls=None if report.tool_calls is None else len(report.tool_calls),
         sandbox=backend.name,
         limits=asdict(allowed),
     )
 
 
-async def _attempt(agent: Agent, task: Task, box: Sandbox, session: Session) -> AgentReport:
-    """What the agent reports; of one that broke, the limit at which it did, or that it crashed (`how_it_ended`).
-
-    Raises the fault of what broke first.
-    """
-    outcome: AgentReport | AgentFault
-    try:
-        outcome = await run_agent(agent, task, box, session.endpoint, session.limits.seconds)
-    except AgentFault as fault:
-        outcome = fault
-    except Fault as fault:
-        raise session.fault or fault from None
-    if session.fault is not None:  # the engine's death reaches the agent as an HTTP error
-        raise session.fault
-    if isinstance(outcome, AgentReport):
-        return outcome
-    ending, limit = how_it_ended(outcome, session)
-    return AgentReport("crash", log=str(outcome)) if ending is Ending.CRASH else AgentReport(limit, log=outcome.printed)
+def _report(made: Attempt) -> AgentReport:
+    """What the agent reported; of one that broke, the limit at which it did, or that it crashed."""
+    if isinstance(made.outcome, AgentReport):
+        return made.outcome
+    return AgentReport("crash", log=str(made.outcome)) if made.ending is Ending.CRASH else AgentReport(made.reason)

@@ -30,6 +30,8 @@ class TaskSource(Protocol):
     """Where tasks come from."""
 
     name: str
+    evaluation_set: str = ""
+    """What it is called, if it is there to be measured on and not to be trained on."""
 
     def prepare(self) -> None:
         """Fetch and cache what the tasks need. Raises `TaskError` naming the task and the fix."""

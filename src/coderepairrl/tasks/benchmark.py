@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
+from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.patches import language
 from coderepairrl.tasks.rows import Row, from_hub, read
@@ -18,16 +19,12 @@ Workspace = Literal["git", "image"]
 GITHUB = "https://github.com/{repository}.git"
 
 
-class Benchmark(ABC):
+class Benchmark(TaskSource, ABC):
     """Tasks that are the rows of a published table, which is read once.
 
     The rows are in `path`, a file or folder, or else in the data set `hub` of that split and revision. `row` keeps what
     a task has no field for: image, environment, commands, the names of tests.
     """
-
-    name: str
-    evaluation_set = ""
-    """What it is called, if it is there to be measured on and not to be trained on."""
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "") -> None:
         self.path = Path(path).expanduser() if path else None

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import results_of
+from coderepairrl.protocols import TaskSource
 from coderepairrl.types import Checks, Command, Task
 
 _FOLDER = Path(__file__).with_suffix("")
@@ -21,7 +22,7 @@ _SECONDS = 10.0
 """A check takes about 0.1 s; the rest is for busy machines."""
 
 
-class HandmadeSource:
+class HandmadeSource(TaskSource):
     """The handmade tasks, those of `split` (``train`` or ``test``) only if it is given."""
 
     name = "handmade"

@@ -23,6 +23,7 @@ from pydantic import (
 
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import HARNESS, RESULTS, results_of
+from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import nearest
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.types import Checks, Command, Task
@@ -134,7 +135,7 @@ _PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
 """Fields with the same value in a line and in a `Task`."""
 
 
-class JsonlSource:
+class JsonlSource(TaskSource):
     """Tasks of the file `path`, those of `split` only if it is given. Relative paths start at the file's folder."""
 
     name = "jsonl"

@@ -105,18 +105,13 @@ class Selection:
         return found
 
 
-class Selected:
+class Selected(TaskSource):
     """A selection from another source."""
 
     def __init__(self, source: TaskSource, selection: Selection) -> None:
-        self.name = source.name
+        self.name, self.evaluation_set = source.name, source.evaluation_set
         self.source, self.selection = source, selection
         self._tasks: list[Task] | None = None
-
-    @property
-    def evaluation_set(self) -> str:
-        """As the source's own."""
-        return str(getattr(self.source, "evaluation_set", ""))
 
     def prepare(self) -> None:
         """Prepare the source, and select. Raises what that does, and `TaskError` where nothing is left."""

@@ -17,6 +17,7 @@ from coderepairrl import __version__
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
+from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
 from coderepairrl.tasks.mutants.environment import Environment, build, source_folder
@@ -39,7 +40,7 @@ _KIND = "bugs with their command and the names of their tests"
 """Part of the cache's key: bugs that an earlier version found without these names are searched for again."""
 
 
-class MutantSource:
+class MutantSource(TaskSource):
     """Bugs injected into healthy Python code, each verified: its checks pass without it and fail with it.
 
     Without `path` the shipped corpus: `split` is ``train``, ``test`` (held-out (function, mutation) pairs of known

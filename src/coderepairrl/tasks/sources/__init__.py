@@ -56,8 +56,8 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
 
 
 def check_trainable(source: str, options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a benchmark that is there to be measured on (`benchmark.Benchmark.evaluation_set`)."""
-    if there := getattr(make(source, **options), "evaluation_set", ""):
+    """Raise `ConfigError` for a benchmark that is there to be measured on (`TaskSource.evaluation_set`)."""
+    if there := make(source, **options).evaluation_set:
         raise ConfigError(
             f"{there} is an evaluation set: what is trained on it cannot be measured by it",
             fix="train on another source; if you mean it, for_training=true among the options of this one",
@@ -68,7 +68,7 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-class ScriptedSource:
+class ScriptedSource(TaskSource):
     """A source that gives `tasks`, or raises `error` when it is prepared, for tests."""
 
     name = "scripted"

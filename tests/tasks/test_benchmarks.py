@@ -283,7 +283,7 @@ def test_an_exercise_of_a_checkout_shows_no_solution(tmp_path: Path) -> None:
         {
             ".meta/config.json": json.dumps({"files": files}),
             ".meta/example.py": "def two_fer():\n    return 1\n",
-            ".docs/instructions.md": "# Do it\n",
+            ".docs/" + "instructions.md": "# Do it\n",
             ".approaches/a/content.md": "return 1",
             "two_fer.py": "def two_fer():\n    pass\n",
             "two_fer_test.py": "import unittest\n",
@@ -334,7 +334,7 @@ COMMIT = {
                 }
             ],
         }
-        for path in ("x.py", "tests/test_x.py", "docs/x.md")
+        for path in ("x.py", "tests/test_x.py", "notes/x.rst")
     ],
 }
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from coderepairrl.cli.output import Json, Options, counts, run, show, table
-from coderepairrl.errors import ExitCode
+from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted, logged
 
 app = typer.Typer(help="Tasks: which there are; prepare, verify and export them.", no_args_is_help=True)
@@ -111,3 +111,25 @@ def data_export(
 
     count = data.export(data.load(source, config.parse_options(options or [], "path")), file)
     show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {counted(count, 'task')}")
+
+
+@app.command("overlap")
+def data_overlap(
+    first: Annotated[str, typer.Argument(help="the source that is trained on")],
+    second: Annotated[str, typer.Argument(help="the source that is measured on")],
+    options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """What two sources share: ids, commits, near-duplicate issues and patches; and which was created first.
+
+    Options of the first are written as a.KEY=VALUE, those of the second as b.KEY=VALUE.
+    """
+    from coderepairrl import config
+    from coderepairrl.certify import data
+
+    sides = config.parse_options(options or [], "a.path")
+    if wrong := next((key for key in sides if key not in ("a", "b") or not isinstance(sides[key], dict)), ""):
+        raise UsageError(f"{wrong!r} is an option of neither source", fix=f"write a.{wrong}=... or b.{wrong}=...")
+    tasks = (list(data.load(first, sides.get("a", {}))), list(data.load(second, sides.get("b", {}))))
+    found = data.overlap(*tasks)
+    show(json.dumps(found.as_json()) if as_json else data.shared(found, (first, second)))

@@ -3,18 +3,23 @@
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
 from coderepairrl.certify.data.verify import TaskExam, table, verify
 from coderepairrl.tasks.catalog import Listing, export, listed, load, shipped, splits
+from coderepairrl.tasks.overlap import Overlap, overlap
+from coderepairrl.tasks.overlap import report as shared
 
 __all__ = [
     "Judged",
     "Listing",
+    "Overlap",
     "TaskExam",
     "audit",
     "export",
     "figure",
     "listed",
     "load",
+    "overlap",
     "read",
     "report",
+    "shared",
     "shipped",
     "splits",
     "table",

@@ -5,13 +5,14 @@ A checkout is one of the fork ``ASSERT-KTH/human-eval-java``, where the tests ar
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 from coderepairrl.tasks import junit
 from coderepairrl.tasks.benchmark import Files, patch_bytes
 from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.rows import Row, read
 from coderepairrl.types import Task
 
 _MAIN, _TESTS = "src/main/java/humaneval/buggy", "src/test/java/humaneval"
@@ -22,8 +23,9 @@ NOT_SINCE_JDK_11 = ("DO_ALGEBRA", "STRING_TO_MD5")
 class HumanEvalJava(Files):
     """HumanEval-Java: 161 classes with a bug and JUnit 4 tests, of 163: two do not run on Java of today.
 
-    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``, ``test_class``). The tests need a
-    JDK, and JUnit 4 and Hamcrest at `jars`.
+    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``, ``test_class``). A prompt is the
+    comment on the class or, without one, HumanEval's own words. The tests need a JDK, and JUnit 4 and Hamcrest at
+    `jars`.
     """
 
     name = "humaneval_java"
@@ -60,6 +62,7 @@ class HumanEvalJava(Files):
 
 
 def _checkout(root: Path) -> list[Row]:
+    described = _described(root / "HumanEval.jsonl")
     rows = []
     for path in sorted((root / _MAIN).glob("*.java")):
         test = root / _TESTS / f"TEST_{path.name}"
@@ -69,7 +72,7 @@ def _checkout(root: Path) -> list[Row]:
         comment = re.search(r"/\*+(.*?)\*/", broken, re.DOTALL)
         values = {
             "instance_id": f"humaneval-java__{path.stem}",
-            "problem_statement": _plain(comment[1]) if comment else "",
+            "problem_statement": _plain(comment[1]) if comment else described.get(path.stem, ""),
             "buggy_file": buggy,
             "files": {buggy: broken, f"{_TESTS}/{test.name}": _text(test)},
             "patch": unified(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
@@ -77,6 +80,17 @@ def _checkout(root: Path) -> list[Row]:
         }
         rows.append(Row("humaneval_java", buggy, values))
     return rows
+
+
+def _described(path: Path) -> dict[str, str]:
+    """What the functions of HumanEval do, by their name in Java: a third of the classes do not say it."""
+    found = {}
+    for row in read("humaneval_java", path):
+        tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        function = row.text("entry_point")
+        found[function.upper()] = ast.get_docstring(functions[function]) or ""
+    return found
 
 
 def _plain(comment: str) -> str:

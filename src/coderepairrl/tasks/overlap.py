@@ -1,0 +1,127 @@
+"""What two sets of tasks have in common, so that nothing is measured that was trained on."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from coderepairrl.types import Task
+
+ALIKE = 0.8
+"""Jaccard index from which on two issues or patches are near duplicates."""
+_WORDS = 5
+"""Issues are compared by the sequences of so many words that they have."""
+_COMMON = 50
+"""What is in more tasks than this (a licence, a form) does not make two of them a pair; it counts once they are one."""
+
+
+class Overlap(NamedTuple):
+    """Pairs of ids, of the first set and of the second, by what they share; and the days on which both were created."""
+
+    counts: tuple[int, int]
+    ids: list[str]
+    commits: list[tuple[str, str]]
+    """The same commit of the same repository, or the same folder or image."""
+    places: int
+    """How many commits these are."""
+    issues: list[tuple[str, str]]
+    patches: list[tuple[str, str]]
+    days: tuple[tuple[str, str], tuple[str, str]]
+    """First and last of each set; empty where no task has one."""
+    later: int
+    """Tasks of the first set that were created on the first day of the second, or later."""
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is shared."""
+        return not (self.ids or self.commits or self.issues or self.patches)
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**self._asdict(), "clean": self.clean}
+
+
+def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
+    """What `first` and `second` share. Near duplicates are found by what they have in common, not pair by pair."""
+    known = {task.id for task in second}
+    days = (_days(first), _days(second))
+    return Overlap(
+        counts=(len(first), len(second)),
+        ids=[task.id for task in first if task.id in known],
+        commits=_same_place(first, second),
+        places=len({_place(task) for task in first if task.workspace} & {_place(task) for task in second}),
+        issues=_alike(first, second, _issue),
+        patches=_alike(first, second, _patch),
+        days=days,
+        later=sum(bool(task.created and days[1][0]) and task.created >= days[1][0] for task in first),
+    )
+
+
+def _place(task: Task) -> Hashable:
+    kind, _, where = task.workspace.partition(":")
+    return (task.repository or where.rpartition("@")[0], where.rpartition("@")[2]) if kind == "git" else task.workspace
+
+
+def _issue(task: Task) -> set[Hashable]:
+    words = re.findall(r"\w+", task.prompt.lower())
+    found: set[Hashable] = {tuple(words[at : at + _WORDS]) for at in range(max(1, len(words) - _WORDS + 1))}
+    return found - {()}
+
+
+def _patch(task: Task) -> set[Hashable]:
+    lines = task.reference.decode("utf-8", "replace").split("\n")
+    changed = (line for line in lines if line[:1] in ("+", "-") and not line.startswith(("+++ ", "--- ")))
+    return {(line[0], "".join(line[1:].split())) for line in changed if line[1:].strip()}
+
+
+def _same_place(first: Iterable[Task], second: Iterable[Task]) -> list[tuple[str, str]]:
+    there = defaultdict[Hashable, list[str]](list)
+    for task in second:
+        there[_place(task)].append(task.id)
+    return [(task.id, other) for task in first if task.workspace for other in there.get(_place(task), ())]
+
+
+def _alike(first: Iterable[Task], second: Iterable[Task], of: Callable[[Task], set[Hashable]]) -> list[tuple[str, str]]:
+    parts = {task.id: of(task) for task in second}
+    where = defaultdict[Hashable, list[str]](list)
+    for name, has in parts.items():
+        for part in has:
+            where[part].append(name)
+    found = []
+    for task in first:
+        has = of(task)
+        near = Counter(name for part in has if len(where.get(part, ())) <= _COMMON for name in where.get(part, ()))
+        for name in sorted(near):
+            both = len(has & parts[name])
+            if both >= ALIKE * (len(has) + len(parts[name]) - both):
+                found.append((task.id, name))
+    return found
+
+
+def _days(tasks: Iterable[Task]) -> tuple[str, str]:
+    known = sorted(task.created for task in tasks if task.created)
+    return (known[0], known[-1]) if known else ("", "")
+
+
+def report(found: Overlap, names: tuple[str, str], shown: int = 5) -> str:
+    """What is shared, in lines, with the first pairs of each kind."""
+    sides = zip(("first", "second"), names, found.counts, strict=True)
+    lines = [f"{side:<6} {name}, {count} tasks" for side, name, count in sides]
+    for (start, end), at in zip(found.days, (0, 1), strict=True):
+        lines[at] += f", {start} to {end}" if start else ", without dates"
+    for what, pairs in (
+        ("the same id", [(name, name) for name in found.ids]),
+        (f"the same repository and commit ({found.places} commits)", found.commits),
+        ("a near-duplicate issue", found.issues),
+        ("a near-duplicate patch", found.patches),
+    ):
+        tasks = len({one for one, _ in pairs})
+        lines.append(f"{tasks:>6} of the first have {what}")
+        lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:shown]]
+        if len(pairs) > shown:
+            lines.append(f"         and {len(pairs) - shown} more pairs")
+    if all(start for start, _ in found.days):
+        lines.append(f"{found.later:>6} of the first were created on or after the first day of the second")
+    return "\n".join(lines)

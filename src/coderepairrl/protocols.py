@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.types import AgentReport, Endpoint, Episode, ExecResult, Sampling, Score, SideCalls, Task
@@ -137,6 +137,13 @@ class SandboxBackend(Protocol):
         return
 
 
+class FirstRequest(NamedTuple):
+    """What an agent asks a model first, in the format of OpenAI's chat."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+
+
 @runtime_checkable
 class Agent(Protocol):
     """Something that repairs code by calling a model."""
@@ -152,6 +159,11 @@ class Agent(Protocol):
     """What becomes of calls beside its main conversation."""
     dialect: str = ""
     """The API that a program in the sandbox speaks; its exam asks."""
+
+    def first_request(self, task: Task) -> FirstRequest:
+        """What is known of its first request before there is a sandbox: a run whose limits leave no room for a reply
+        to it is refused."""
+        return FirstRequest([{"role": "user", "content": task.prompt}])
 
     @abstractmethod
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
@@ -232,6 +244,11 @@ class EngineSpec(Protocol):
     def takes_gpus(self) -> bool:
         """Whether `start` starts processes that compute on GPUs; others compute on the CPU, or run already."""
         return False
+
+    @property
+    def context(self) -> int | None:
+        """Longest sequence in tokens, where its options set one; None: the model's own."""
+        return None
 
     def with_adapters(self, rank: int) -> EngineSpec:
         """The same with room for adapters of this rank, itself if it takes none. Raises `ConfigError`."""

@@ -42,7 +42,7 @@ before = false
 after = false
 split = "train"
 [rollout]
-tokens = 256
+tokens = 4096
 turn_tokens = 64
 """
 

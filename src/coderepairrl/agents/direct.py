@@ -16,7 +16,7 @@ from coderepairrl.agents.options import parse
 from coderepairrl.agents.texts import FULL
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import AgentFault, ConfigError
-from coderepairrl.protocols import Agent, Sandbox
+from coderepairrl.protocols import Agent, FirstRequest, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
 SYSTEM = """\
@@ -64,6 +64,10 @@ class Direct(Agent):
     def __init__(self, **options: Any) -> None:
         self.options = parse(DirectOptions, self.name, options)
 
+    def first_request(self, task: Task) -> FirstRequest:
+        """Without files, which are only known in the sandbox."""
+        return FirstRequest(self._messages(task.prompt))
+
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask once and apply the edits of the reply, each a call of `edit` in the report.
 
@@ -71,9 +75,7 @@ class Direct(Agent):
         `AgentFault` (no git, or the endpoint refuses our request) and `SandboxFault`.
         """
         budget = Budget(endpoint.limits)
-        messages: list[Message] = [{"role": "user", "content": await self._prompt(task, sandbox)}]
-        if self.options.system:
-            messages.insert(0, {"role": "system", "content": self.options.system})
+        messages = self._messages(await self._prompt(task, sandbox))
         done: list[ToolCall] = []
         exit = "submitted"
         try:
@@ -90,6 +92,10 @@ class Direct(Agent):
                 seconds = time.monotonic() - started
                 done.append(ToolCall(0, "edit", json.dumps(edit), result.ok, len(result.text), seconds))
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
+
+    def _messages(self, prompt: str) -> list[Message]:
+        system = [{"role": "system", "content": self.options.system}] if self.options.system else []
+        return [*system, {"role": "user", "content": prompt}]
 
     async def _prompt(self, task: Task, sandbox: Sandbox) -> str:
         shown, room = [], self.options.context_chars

@@ -21,7 +21,7 @@ from coderepairrl.agents.stats import command_names
 from coderepairrl.agents.texts import NANO, Texts, Wording, fill, tool_schemas
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import ConfigError
-from coderepairrl.protocols import Agent, Sandbox
+from coderepairrl.protocols import Agent, FirstRequest, Sandbox
 from coderepairrl.registry import nearest
 from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
@@ -116,6 +116,12 @@ class Nano(Agent):
         self.options = parse(NanoOptions, self.name, options)
         self.options.check(self.wording)
 
+    def first_request(self, task: Task) -> FirstRequest:
+        """All of it."""
+        options = self.options
+        tools = tool_schemas(options.tools, options.descriptions, self.wording)
+        return FirstRequest(options.opening(task.prompt, self.wording), tools)
+
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Repair `task` until the model submits or a limit is reached.
 
@@ -133,8 +139,8 @@ class _Run:
     def __init__(self, agent: Nano, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options = options = agent.options
         self.texts = options.texts(agent.wording)
-        self.schemas = tool_schemas(options.tools, options.descriptions, agent.wording)
-        self.messages = options.opening(task.prompt, agent.wording)
+        messages, self.schemas = agent.first_request(task)
+        self.messages = [dict(message) for message in messages]
         self.tools = agent.toolbox(sandbox, self.texts, options.output_chars)
         self.budget = Budget(endpoint.limits)
         self.chat = chat

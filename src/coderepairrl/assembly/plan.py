@@ -16,6 +16,7 @@ from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of,
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
+from coderepairrl.assembly.prompts import LongestPrompt, check_prompts
 from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_workspaces, read_tasks
@@ -78,6 +79,8 @@ class Plan(AgentPlan):
     """Engine and learner have a GPU together, and the engine measures what is free as it starts."""
     clip: str
     """When the clip of the importance ratio acts."""
+    prompt: LongestPrompt | None
+    """The longest; None for a run that is resumed, which was asked before."""
     lacking: tuple[PrerequisiteError, ...]
     """What engine or learner need and this machine lacks, with which they would not start."""
 
@@ -103,15 +106,23 @@ def resolve_serving(model: str, overrides: Sequence[str], use: Use, problems: Pr
     return ServingPlan(config=config.value, model=chosen.value)
 
 
-def resolve_attempt(model: str, overrides: Sequence[str], use: Use, problems: Problems) -> AgentPlan:
-    """As `resolve_serving`, with an agent for tasks of the user's own, which nothing rewards."""
+def resolve_attempt(model: str, overrides: Sequence[str], use: Use, task: Made[Task], problems: Problems) -> AgentPlan:
+    """As `resolve_serving`, with an agent for `task`, which nothing rewards."""
     config, chosen = named(model, overrides, use, problems)
     if not config:
         problems.report()
     place = choose_place(config.value, problems)
+    kinds = problems.attempt(lambda: {"": Terms(place.value.agent, place.value.sandbox, limits(config.value), {})})
+    problems.attempt(lambda: _check_prompts(config.value, chosen.value, kinds.value, [task.value]))
     problems.report()
-    terms = Terms(place.value.agent, place.value.sandbox, limits(config.value), {})
-    return AgentPlan(config=config.value, model=chosen.value, place=place.value, kinds={"": terms}, eval_tasks={})
+    return AgentPlan(config=config.value, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks={})
+
+
+def _check_prompts(
+    config: Config, model: LocalModel | RemoteModel, kinds: Mapping[str, Terms], tasks: Sequence[Task]
+) -> LongestPrompt | None:
+    """`check_prompts`, where tokens can be counted here."""
+    return check_prompts(config, model, kinds, tasks) if isinstance(model, LocalModel) else None
 
 
 def resolve_evaluation(model: str, overrides: Sequence[str], use: Use) -> AgentPlan:
@@ -129,6 +140,7 @@ def resolve_evaluation(model: str, overrides: Sequence[str], use: Use) -> AgentP
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
     problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
     check_workspaces(everything, place, problems)
+    problems.attempt(lambda: _check_prompts(config, chosen.value, kinds.value, everything))
     if eval_tasks and not everything:
         problems.add(
             TaskError("no evaluation has a held-out task", fix="name a source and a split that has: eval.split")
@@ -160,10 +172,16 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     engine, split = _engine(config, model, problems)
     sources, eval_tasks = read_tasks(config, problems)
     kinds = _kinds(config, (paid, measured, place), eval_tasks, problems)
-    problems.attempt(lambda: check_references(config, [t for s in sources.value for t in s.tasks], paid.value))
-    everything = (*chain(*_or(eval_tasks, {}).values()), *chain(*(source.tasks for source in _or(sources, ()))))
+    problems.attempt(
+        lambda: check_references(config, [task for share in sources.value for task in share.tasks], paid.value)
+    )
+    trained = tuple(chain(*(source.tasks for source in _or(sources, ()))))
+    everything = (*chain(*_or(eval_tasks, {}).values()), *trained)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
     check_workspaces(everything, place, problems)
+    policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
+    asked = everything if config.eval.before or config.eval.every or config.eval.after else trained
+    prompt = problems.attempt(lambda: None if resumed else check_prompts(config, policy.value, kinds.value, asked))
     lacking = _lacking(engine, learner)
     if problems.found:
         for each in lacking:
@@ -171,7 +189,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         problems.report()
     return Plan(
         config=config,
-        model=LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value),
+        model=policy.value,
         sources=sources.value,
         eval_tasks=eval_tasks.value,
         place=place.value,
@@ -180,6 +198,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         devices=split.value,
         in_turn=bool(devices.shared(config, engine.value.takes_gpus)),
         clip=clip(config, learner.value),
+        prompt=prompt.value,
         lacking=lacking,
     )
 

@@ -21,6 +21,7 @@ from coderepairrl.apps.fix.command import USE
 from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.types import Task
 from fix.conftest import PATCH, SHORT, Home, call, says
 from hostile_repository import SETTINGS, Hostile
 
@@ -28,7 +29,9 @@ DONE = "It adds now."
 
 
 def chosen(model: str, *overrides: str) -> AgentPlan:
-    return resolve_attempt(model, overrides, USE, Problems())
+    problems = Problems()
+    task = problems.attempt(lambda: Task("mine", "It fails.", "", "dir:.", b""))
+    return resolve_attempt(model, overrides, USE, task, problems)
 
 
 def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Path) -> None:

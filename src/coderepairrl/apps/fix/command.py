@@ -48,8 +48,9 @@ def resolve(repository: Path, issue: Path, model: str, overrides: Sequence[str] 
     problems = Problems()
     opened = problems.attempt(lambda: open_repository(repository))
     text = problems.attempt(lambda: read_issue(issue))
-    plan = resolve_attempt(model, overrides, USE, problems)
-    return Repair(opened.value, opened.value.task(text.value), plan)
+    task = problems.attempt(lambda: opened.value.task(text.value))
+    plan = resolve_attempt(model, overrides, USE, task, problems)
+    return Repair(opened.value, task.value, plan)
 
 
 @dataclass(frozen=True, slots=True)

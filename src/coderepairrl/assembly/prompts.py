@@ -1,0 +1,112 @@
+"""Whether the prompts of tasks leave room for a reply, before a model is started."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from coderepairrl.assembly.model import LocalModel
+from coderepairrl.config import Config
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.protocols import FirstRequest
+from coderepairrl.rollout import Terms
+from coderepairrl.tokens import Codec, TooLong
+from coderepairrl.types import Task
+
+_COUNTED = 4 << 20
+"""Bytes of prompts of a kind that are tokenized, a few seconds' worth."""
+
+
+class LongestPrompt(NamedTuple):
+    """The prompt that comes nearest to its limit: its task, its tokens, and the tokens that an episode may have by the
+    setting `limit`."""
+
+    task: str
+    tokens: int
+    most: int
+    limit: str
+
+
+def check_prompts(
+    config: Config, model: LocalModel, kinds: Mapping[str, Terms], tasks: Iterable[Task]
+) -> LongestPrompt | None:
+    """Raise `ConfigError` where an agent's first request about a task leaves no room for a reply, and `TaskError` where
+    it cannot be written; else the longest one, None where there is no task.
+
+    A byte is a token at most, so that most prompts are known to fit by their bytes. Others are tokenized, the longest
+    first; beyond a few megabytes of them the rest, each shorter than all that were seen to fit, is not.
+    """
+    by_kind: dict[str, list[Task]] = defaultdict(list)
+    for task in tasks:
+        by_kind[task.kind if task.kind in kinds else ""].append(task)
+    found = [_check(config, model, kind, kinds[kind], some) for kind, some in by_kind.items()]
+    return max(found, key=lambda each: each.tokens / each.most, default=None)
+
+
+def _check(config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Sequence[Task]) -> LongestPrompt:
+    most, limit = _limit(config, model, kind, terms)
+    ordered = sorted(tasks, key=lambda task: len(_bytes(task.prompt)), reverse=True)
+    empty = terms.agent.first_request(replace(ordered[0], prompt=""))
+    around = _count(model.codec, empty, ordered[0]) - _size(empty)
+    too_long: list[Task] = []
+    counted = 0
+    for task in ordered:
+        asked = terms.agent.first_request(task)
+        size = _size(asked)
+        if around + size < most or counted > _COUNTED:
+            break
+        counted += size
+        try:
+            _count(model.codec, asked, task, most - 1)
+        except TooLong:
+            too_long.append(task)
+    first = (too_long or ordered)[0]
+    tokens = _count(model.codec, terms.agent.first_request(first), first)
+    if too_long:
+        raise _refusal(LongestPrompt(first.id, tokens, most, limit), len(too_long), model, terms)
+    return LongestPrompt(first.id, tokens, most, limit)
+
+
+def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[int, str]:
+    """Tokens that an episode may have, and the setting that says so."""
+    context = model.engine.context or model.codec.context
+    if context < terms.limits.tokens:
+        return context, "engine.options.context" if model.engine.context else "the model's context"
+    own = kind in config.kinds and config.kinds[kind].tokens is not None
+    return terms.limits.tokens, f"kinds.{kind}.tokens" if own else "rollout.tokens"
+
+
+def _refusal(longest: LongestPrompt, count: int, model: LocalModel, terms: Terms) -> ConfigError:
+    others = f" (and those of {count - 1:,} more tasks are too long)" if count > 1 else ""
+    wanted = longest.tokens + terms.limits.turn_tokens
+    fix = "leave such tasks out"
+    if wanted <= model.codec.context and longest.limit != "the model's context":
+        fix = f"{longest.limit}={wanted} leaves room for a reply; or {fix}"
+    else:
+        fix += f", or take a model with a longer context than {model.codec.context:,} tokens"
+    return ConfigError(
+        f"the first request of agent {terms.agent.name} about task {longest.task} has {longest.tokens:,} tokens, and an"
+        f" episode may have {longest.most:,} ({longest.limit}){others}",
+        fix=fix,
+    )
+
+
+def _count(codec: Codec, asked: FirstRequest, task: Task, most: int | None = None) -> int:
+    """Tokens of a request. Raises `TooLong` where there are more than `most`, and `TaskError`."""
+    try:
+        return len(codec.render(asked.messages, asked.tools, most=most))
+    except TooLong:
+        raise
+    except ValueError as error:
+        raise TaskError(f"the prompt of task {task.id} cannot be written: {error}") from error
+
+
+def _size(asked: FirstRequest) -> int:
+    """Bytes of its messages."""
+    return sum(len(_bytes(str(message.get("content") or ""))) for message in asked.messages)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")

@@ -13,6 +13,7 @@ import pytest
 from coderepairrl import stages
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.assembly.prompts import check_prompts
+from coderepairrl.cli.output import table
 from coderepairrl.config import Config, load
 from coderepairrl.errors import ConfigError, TaskError
 
@@ -44,8 +45,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_prompt_of_100k_tokens_is_refused_and_a_short_one_is_not(miniature: Path, isolating: None) -> None:
     written(miniature, "short", "a b " * 50_000, "c d " * 60_000)
-    _, problem = stages.dry_run(planned())
-    assert isinstance(problem, ConfigError)
+    shown, problem = stages.dry_run(planned())
+    assert isinstance(problem, ConfigError) and shown["verdict"] == "it cannot be run here: 1 mistake"
     assert "task q/2" in str(problem) and "rollout.tokens" in str(problem) and "1 more" in str(problem)
     [tokens] = [int(word.replace(",", "")) for word in str(problem).split() if word.replace(",", "").isdigit()][:1]
     assert tokens >= 100_000
@@ -53,8 +54,10 @@ def test_a_prompt_of_100k_tokens_is_refused_and_a_short_one_is_not(miniature: Pa
         asyncio.run(stages.run(planned(), quiet=True))
     assert not Path("runs").exists(), "before a real run has begun"
     written(miniature, "short", "a b " * 50)
-    _, problem = stages.dry_run(planned())
-    assert problem is None
+    shown, problem = stages.dry_run(planned())
+    assert problem is None and "of 4,096 tokens by rollout.tokens (task q/1)" in shown["verdict"]
+    assert shown["verdict"].startswith("it fits")
+    assert not {"None", "False", "True"} & {*table(shown).split()} and "(0.9" not in table(shown)
 
 
 def test_the_prompt_that_just_fits_and_the_one_that_does_not(miniature: Path, isolating: None) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import models, stages
+from coderepairrl.assembly.plan import resolve
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError, UsageError
 from coderepairrl.sync.shared import shared_path
 from e2e.conftest import HERE, Project, until
@@ -194,8 +195,13 @@ def test_a_folder_with_other_files_is_not_taken_over(project: Project) -> None:
     assert project.run.config.read_text() == "mine = true\n"
 
 
-def test_a_step_without_a_token_says_why(project: Project) -> None:
-    room = ["rollout.tokens=16", "rollout.turn_tokens=16"]
+def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the prompts fit, and the files that the agent adds in the sandbox do not."""
+    monkeypatch.chdir(project.path)
+    agent = "agent={name='direct', options={system='', files='all', context_chars=1500}}"
+    longest = resolve(configs.load(project.config, [agent])).prompt
+    assert longest is not None
+    room = [agent, f"rollout.tokens={longest.tokens + 1}", "rollout.turn_tokens=1"]
     done = project.crrl("train", str(project.config), *room, "run.steps=1", check=False)
     assert done.returncode == 4 and "nothing was sampled" in done.stderr
     assert "rollout.tokens" in done.stderr.partition("fix: ")[2]

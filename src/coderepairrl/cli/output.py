@@ -53,5 +53,20 @@ def table(data: dict[Any, Any], indent: str = "") -> str:
         elif isinstance(value, float):
             lines.append(f"{name:<28} {rounded(value, 6) if key == 'learn/loss' else f'{value:.6g}'}")
         else:
-            lines.append(f"{name:<28} {logged(str(value))}")
+            lines.append(f"{name:<28} {logged(in_words(value))}".rstrip())
     return "\n".join(lines)
+
+
+def in_words(value: Any) -> str:
+    """A value for people, not for Python.
+
+    >>> in_words(None), in_words(True), in_words((0.9, 0.95)), in_words([]), in_words("x")
+    ('-', 'yes', '0.9, 0.95', 'none', 'x')
+    """
+    if value is None or value == {}:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(in_words, value)) or "none"
+    return str(value)

@@ -15,6 +15,7 @@ from coderepairrl.assembly.devices import VISIBLE, check_named
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.assembly.problems import Problems
+from coderepairrl.assembly.prompts import LongestPrompt
 from coderepairrl.assembly.sizing import DoesNotFit, require
 from coderepairrl.assembly.verify import as_planned, verify
 from coderepairrl.config import Config, run_of, to_toml
@@ -222,7 +223,21 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
             shown["missing"] = {"what": str(lacking), "fix": lacking.fix}
             problems.add(lacking)
         shown |= as_shown(plan, folder or folder_of(config))
+    shown["verdict"] = _verdict(shown, problems.found)
     return shown, several(problems.found) if problems.found else None
+
+
+def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
+    """Whether it can be run here, in a sentence, and what ends an episode first as far as that is known."""
+    if problems:
+        mistakes = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
+        return f"it cannot be run here: {mistakes}"
+    memory = any("has_gb" in part for part in shown["needs"].values() if isinstance(part, dict))
+    reasons = ["each GPU holds its parts"] if memory else []
+    reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
+    if limit := shown["needs"].get("step", {}).get("limit"):
+        reasons.append(f"episodes end first by {limit}")
+    return f"it fits: {'; '.join(reasons)}" if reasons else "it fits"
 
 
 def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
@@ -250,6 +265,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "epochs": round(config.rollout.tasks_per_step * steps * _most_often(plan), 2),
         "evaluations": times * sum(bool(tasks) for tasks in held_out.values()),
         "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in held_out.items()),
+        "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
         "limits": asdict(plan.limits),
         **(
             {"kinds": {name: _terms_shown(terms) for name, terms in plan.kinds.items() if name}} if config.kinds else {}
@@ -257,6 +273,10 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "clip": plan.clip,
         "learner": plan.learner.model_dump(),
     }
+
+
+def _prompt_shown(prompt: LongestPrompt) -> str:
+    return f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})"
 
 
 def _terms_shown(terms: Terms) -> dict[str, Any]:

@@ -111,10 +111,9 @@ class SandboxBackend(Protocol):
 
     name: str
 
-    @property
-    def opens_images(self) -> bool:
-        """Whether it opens the workspaces of tasks that name an image (``image:NAME@DIGEST``)."""
-        return True
+    def check_image(self, name: str) -> None:
+        """Raise `TaskError` if it knows that it cannot open the workspace ``image:NAME``. Fetches nothing."""
+        return
 
     @abstractmethod
     def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:

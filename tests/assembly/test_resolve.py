@@ -126,9 +126,12 @@ def test_mistakes_come_before_what_the_machine_lacks() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["bwrap", "unsafe-local"])
-def test_images_without_a_sandbox_for_them_are_refused_before_the_run_folder(
-    file: Path, name: str, isolating: None
+@pytest.mark.parametrize(
+    ("name", "why", "fix"),
+    [("unsafe-local", "'image:toy-0@.*it has no images", "sandbox=bwrap"), ("bwrap", "not prepared", "data prepare")],
+)
+def test_images_that_cannot_be_opened_are_refused_before_the_run_folder(
+    file: Path, name: str, why: str, fix: str, isolating: None
 ) -> None:
     """At most a few tasks are named; the others are counted."""
     digest = "0" * 64
@@ -138,10 +141,10 @@ def test_images_without_a_sandbox_for_them_are_refused_before_the_run_folder(
     ]
     Path("tasks.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     config: Config = load(file, ["tasks={source='jsonl', options={path='tasks.jsonl'}}", f"sandbox={name}"])
-    with pytest.raises(Several, match=r"task toy/0: .* 'image:toy-0@.*it has no images") as refused:
+    with pytest.raises(Several, match=rf"task toy/0: .*{why}") as refused:
         asyncio.run(stages.run(config, quiet=True))
     assert [type(each) for each in refused.value.problems] == [TaskError] * 4
-    assert "2 more workspaces" in str(refused.value) and "container sandbox" in refused.value.fix
+    assert "2 more workspaces" in str(refused.value) and fix in refused.value.fix
     assert not Path("runs").exists()
 
 

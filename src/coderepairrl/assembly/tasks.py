@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,21 +90,21 @@ def _once(some: Iterable[Task]) -> None:
 
 def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
     """Each workspace that cannot be opened, by its first task; beyond a few, how many there are."""
-    images = place.value.sandbox.opens_images if place else True
-    refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), images))
+    check_image = place.value.sandbox.check_image if place else lambda _: None
+    refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), check_image))
     for error in refused[:_TASKS_NAMED]:
         problems.add(error)
     if (more := len(refused) - _TASKS_NAMED) > 0:
         problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them"))
 
 
-def _refused(some: Iterable[Task], images: bool) -> Iterator[TaskError]:
+def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterator[TaskError]:
     for task in some:
         try:
             environment_of(task)
         except TaskError as error:
             yield error
         try:
-            check_workspace(task.workspace, images=images)
+            check_workspace(task.workspace, check_image)
         except TaskError as error:
             yield TaskError(f"task {task.id}: {error}", fix=error.fix)

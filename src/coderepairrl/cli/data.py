@@ -38,13 +38,31 @@ def data_list(
 
 
 @app.command("prepare")
-def data_prepare(source: Source, options: Options = None, as_json: Json = False) -> None:
-    """Fetch and make whatever the tasks of SOURCE need, and count them."""
+def data_prepare(
+    source: Source,
+    options: Options = None,
+    images: Annotated[
+        Path | None, typer.Option(help="a folder in OCI layout, or an archive of docker save, asked before a registry")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="images at a time")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Fetch and make whatever the tasks of SOURCE need, images included, and count them."""
     from coderepairrl import config
     from coderepairrl.certify import data
+    from coderepairrl.environments import prepare_images
 
-    splits = data.splits(data.load(source, config.parse_options(options or [], "path")))
-    show(json.dumps({"source": source, "splits": splits}) if as_json else counts(splits))
+    made = data.load(source, config.parse_options(options or [], "path"))
+    splits, names = data.splits(made), data.images(made)
+    ready = prepare_images(names, offered=images, jobs=jobs, say=_progress) if names else []
+    if as_json:
+        show(json.dumps({"source": source, "splits": splits, "images": {each.name: each.pinned for each in ready}}))
+        return
+    show("\n".join([counts(splits), *(f"image {each.pinned}" for each in ready)]))
+
+
+def _progress(line: str) -> None:
+    print(logged(line), file=sys.stderr, flush=True)
 
 
 @app.command("verify")

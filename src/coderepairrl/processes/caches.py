@@ -37,6 +37,11 @@ def environments_cache() -> Path:
     return _shown() / "environments"
 
 
+def images_cache() -> Path:
+    """Of images that tasks run in. Raises as `user_cache`."""
+    return _shown() / "images"
+
+
 def git_cache() -> Path:
     """For fetched repositories. Raises as `user_cache`."""
     return user_cache() / "git"

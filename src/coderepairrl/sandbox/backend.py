@@ -26,7 +26,7 @@ from coderepairrl.protocols import SandboxBackend, SandboxInfo
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
-from coderepairrl.sandbox.workspace import Images, Prepared, Workspaces, environment_of
+from coderepairrl.sandbox.workspace import Images, Prepared, Unpacked, Workspaces, environment_of, no_images
 
 if TYPE_CHECKING:
     from coderepairrl.types import Task
@@ -169,9 +169,14 @@ class GuestBackend(SandboxBackend, ABC):
         return None
 
     @property
-    def opens_images(self) -> bool:
-        """As `SandboxBackend.opens_images`."""
-        return self.images is not None
+    def unpacked(self) -> Unpacked | None:
+        """What has images whole, as `Workspaces` takes it."""
+        return None
+
+    def check_image(self, name: str) -> None:
+        """As `SandboxBackend.check_image`."""
+        if self.images is None and self.unpacked is None:
+            raise no_images(f"image:{name}")
 
     @property
     def held(self) -> Sequence[str]:
@@ -214,7 +219,11 @@ class GuestBackend(SandboxBackend, ABC):
             await asyncio.to_thread(self.require)
             self._check_limits()
             self._workspaces = self._workspaces or Workspaces(
-                self.state, owner=self.user, pack_up_to=self.pack_up_to, images=self.images
+                self.state,
+                owner=self.user,
+                pack_up_to=self.pack_up_to,
+                images=self.images,
+                unpacked=self.unpacked,
             )
         workspaces = self._workspaces
         prepared = workspaces.ready(workspace, environment)

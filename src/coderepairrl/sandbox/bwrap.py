@@ -26,19 +26,21 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.sandbox import answers, seccomp
+from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
+from coderepairrl.sandbox import answers, imageview, rootfs, runtime, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
+from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared, interpreter_of
+from coderepairrl.sandbox.workspace import Prepared, Unpacked, interpreter_of
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
 _ARCHIVE_INSIDE = "/run/workspace.tar"
 _INNER_ID = "1000"
+_PYTHON = ("-I", "-S", "-B", "-X", "utf8")
 OVERLAY_ABOVE = 2 << 20
 """Bytes (and 4 KiB for each file) from which mounting an overlay costs less than copying the workspace."""
 _OVERLAY = """
@@ -98,6 +100,7 @@ class Bubblewrap(GuestBackend):
         self._python: Path | None = None
         self._arguments: list[str] = []
         self._filter = b""
+        self._image_python: list[str] = []
 
     def show(self, folders: Sequence[str]) -> None:
         """As option `binds`."""
@@ -111,8 +114,18 @@ class Bubblewrap(GuestBackend):
         return SANDBOX_USER if os.geteuid() == 0 else None
 
     def workdir(self, box: Path) -> str:
-        """The same in every sandbox."""
-        return WORKDIR
+        """The same in every sandbox, but for images."""
+        noted = box / "workdir"
+        return noted.read_text() if noted.exists() else WORKDIR
+
+    def check_image(self, name: str) -> None:
+        """As `SandboxBackend.check_image`: it opens those that were prepared."""
+        rootfs.find(name, self.user)
+
+    @property
+    def unpacked(self) -> Unpacked | None:
+        """As `rootfs.prepared`."""
+        return self._prepared
 
     @property
     def archive(self) -> str:
@@ -127,9 +140,9 @@ class Bubblewrap(GuestBackend):
     def how_workspaces_open(self) -> str:
         """As `GuestBackend.how_workspaces_open`."""
         if not self._overlays:
-            return f"copied (no overlay: {self._no_overlay})"
+            return f"copied (no overlay: {self._no_overlay}); images read-only but for a copied working folder"
         but = "" if self.user is not None else ", whose folders can be moved but not renamed"
-        return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones an overlay{but}"
+        return f"up to {OVERLAY_ABOVE >> 20} MiB copied, larger ones and images an overlay{but}"
 
     @property
     def held(self) -> Sequence[str]:
@@ -156,21 +169,17 @@ class Bubblewrap(GuestBackend):
         """Start bubblewrap, unprivileged, with the guest as pid 1."""
         if environment is not None:
             _check_bind(str(environment))
+        if prepared.image is not None:
+            (box / "workdir").write_text(prepared.image.workdir)
+            view, python = self._in_image(box, prepared, prepared.image, environment), self._image_python
+        else:
+            view, python = self._around(box, prepared, environment), [str(self._python), *_PYTHON, _GUEST_INSIDE]
         info_read, info_write = os.pipe()
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             rules = _pipe_with(self._filter)
-            if prepared.packed:
-                own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
-                own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
-            else:
-                own = ["--bind", str(box / "merged"), WORKDIR]
-            if environment is not None:
-                for shown in filter(None, (environment, interpreter_of(environment))):
-                    own += ["--ro-bind", str(shown), str(shown)]
-            own += ["--chdir", WORKDIR, "--remount-ro", "/", "--seccomp", str(rules), "--info-fd", str(info_write)]
-            python = ["--", str(self._python), "-I", "-S", "-B", "-X", "utf8", _GUEST_INSIDE, str(descriptor)]
-            return [*self._arguments, *own, *python], [rules, info_write]
+            ends = ["--seccomp", str(rules), "--info-fd", str(info_write), "--", *python, str(descriptor)]
+            return [*view, *ends], [rules, info_write]
 
         if not prepared.packed:
             entering = [*entering, *self._mounting(box, prepared.root)]
@@ -182,10 +191,63 @@ class Bubblewrap(GuestBackend):
             raise
         return guest
 
+    def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
+        """bubblewrap and its options for a workspace among this machine's programs."""
+        if prepared.packed:
+            own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
+            own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
+        else:
+            own = ["--bind", str(box / "merged"), WORKDIR]
+        if environment is not None:
+            for shown in filter(None, (environment, interpreter_of(environment))):
+                own += ["--ro-bind", str(shown), str(shown)]
+        return [*self._arguments, *own, "--chdir", WORKDIR, "--remount-ro", "/"]
+
+    def _in_image(self, box: Path, prepared: Prepared, image: Image, environment: Path | None) -> list[str]:
+        """bubblewrap and its options for a workspace in its image. Raises `TaskError`."""
+        if environment is not None:  # of this machine's Python, which the image has not
+            raise TaskError(
+                f"{environment}, the environment of a task, is none of image {image.name}",
+                fix="environment=false for its source, and an image that has what its tests need",
+            )
+        if self._commands:
+            raise TaskError(f"sandbox option commands cannot choose among those of {image.name}", fix="leave it out")
+        files = prepared.tree if prepared.packed else box / "merged"
+        apart = _apart(str(image.user), str(image.group))
+        mounted = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
+        return [self._arguments[0], *apart, *mounted]
+
+    def _prepared(self, where: str, root: Path) -> Prepared:
+        """As `rootfs.prepared`; before the first one, what the guest needs in images is put together."""
+        with self._checking:
+            if not self._image_python:
+                guest = self.state / "guest"
+                python = runtime.gather(
+                    guest / "guest.py", self._inside / "python", f"{imageview.MOUNTED}/python", self.user
+                )
+                shutil.copy(guest / "guest.pyc", self._inside)
+                (self._inside / Path(imageview.ARCHIVE).name).touch()  # to mount upon
+                self._image_python = [*python, *_PYTHON, f"{imageview.MOUNTED}/guest.pyc"]
+        return rootfs.prepared(where, root, self.user, packed=not self._overlays)
+
+    @property
+    def _inside(self) -> Path:
+        """What images are shown beside their own files."""
+        return self.state / "inside"
+
+    def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
+        settings = super()._settings(box, prepared)
+        if (image := prepared.image) is None:
+            return settings
+        settings["env"] = imageview.variables(image, prepared, self._given)
+        settings["held"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"]
+        return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
+
     def close(self) -> None:
         """As `GuestBackend.close`; the machine is checked again before the next use."""
         super().close()
         self._python = None
+        self._image_python = []
 
     def _mounting(self, box: Path, lower: Path) -> list[str]:
         """What goes before an argv so that it sees ``lower/tree`` as ``box/merged`` and what it changes is in memory.
@@ -203,10 +265,7 @@ class Bubblewrap(GuestBackend):
     def _view(self, python: Path) -> list[str]:
         """bubblewrap's options that are the same for every sandbox: what is seen, and as whom."""
         size = str(self.limits.tmp_bytes)
-        view = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-        view += ["--unshare-cgroup-try", "--uid", _INNER_ID, "--gid", _INNER_ID, "--hostname", "sandbox"]
-        view += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
-        view += ["--ro-bind", "/usr", "/usr"]
+        view = [*_apart(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
             path = Path("/", name)
             if path.is_symlink():
@@ -308,7 +367,12 @@ class Bubblewrap(GuestBackend):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o755)
         lower.chmod(0o755)
-        command = [*self._mounting(box, lower), *command_as(self.user, ["mkdir", str(box / "merged/folder")])]
+        (lower / "tree/folder").mkdir()
+        (lower / "tree/folder/file").touch()
+        if self.user is not None:
+            subprocess.run(["chown", "-R", f"{self.user}:{self.user}", lower / "tree"], check=True)
+        again = ["sh", "-c", 'rm -rf "$1" && mkdir "$1"', "sh", str(box / "merged/folder")]  # older kernels cannot
+        command = [*self._mounting(box, lower), *command_as(self.user, again)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, cwd="/", env={}, timeout=60)
             self._overlays = done.returncode == 0
@@ -320,6 +384,13 @@ class Bubblewrap(GuestBackend):
         finally:
             for folder in (box, lower):
                 shutil.rmtree(folder)
+
+
+def _apart(user: str, group: str) -> list[str]:
+    """bubblewrap's options that keep a sandbox apart, in which commands run as `user` and `group`."""
+    apart = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    apart += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
+    return [*apart, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
 
 
 def _check_bind(bind: str) -> None:

@@ -39,11 +39,10 @@ class Guarded(SandboxBackend):
         self._inner = inner
         self._path = path
 
-    @property
-    def opens_images(self) -> bool:
+    def check_image(self, name: str) -> None:
         """As the inner one's."""
-        with guard(f"{self._path}.opens_images"):
-            return self._inner.opens_images
+        with guard(f"{self._path}.check_image"):
+            self._inner.check_image(name)
 
     def show(self, folders: Sequence[str]) -> None:
         """As the inner one's."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError
@@ -17,33 +18,35 @@ GUEST = Path(__file__).with_name("guest.py")
 def find_python(work: Path, user: int | None) -> Path:
     """An interpreter that the sandbox's user can run; it proves it by compiling the guest to ``work/guest.pyc``.
 
-    (Through ``env``, since setpriv itself may still open what root can.) Raises `PrerequisiteError`.
+    Raises `PrerequisiteError`.
     """
     compile_it = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
     work.mkdir(exist_ok=True)
     shutil.copy(GUEST, work / "guest.py")
     if user is not None:
         os.chown(work, user, user)
+    python, _ = first_python(user, ["-ISc", compile_it, f"{work}/guest.py", f"{work}/guest.pyc"])
+    if user is not None:
+        os.chown(work, 0, 0)
+    for opened, mode in ((work, 0o755), (work / "guest.pyc", 0o644)):
+        opened.chmod(mode)
+    return python
+
+
+def first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, bytes]:
+    """The first interpreter that `user` can run with these `arguments`, and what it printed then.
+
+    (Through ``env``, since setpriv itself may still open what root can.) Raises `PrerequisiteError`.
+    """
     tried = []
     for python in dict.fromkeys((Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve())):
-        files = [f"{work}/guest.py", f"{work}/guest.pyc"]
+        argv = command_as(user, ["/usr/bin/env", str(python), *arguments])
         try:
-            subprocess.run(
-                command_as(user, ["/usr/bin/env", str(python), "-ISc", compile_it, *files]),
-                check=True,
-                capture_output=True,
-                cwd="/",
-                timeout=60,
-                env={},
-            )
+            done = subprocess.run(argv, check=True, capture_output=True, cwd="/", timeout=60, env={})
         except (OSError, subprocess.SubprocessError) as error:
             tried.append(f"{python} ({error})")
             continue
-        if user is not None:
-            os.chown(work, 0, 0)
-        for opened, mode in ((work, 0o755), (work / "guest.pyc", 0o644)):
-            opened.chmod(mode)
-        return python
+        return python, done.stdout
     raise PrerequisiteError(
         f"no Python that an unprivileged user can run: {'; '.join(tried)}", fix=install_command("python3")
     )

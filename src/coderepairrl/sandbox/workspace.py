@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from coderepairrl.errors import SandboxFault, TaskError
@@ -35,8 +36,13 @@ from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
 from coderepairrl.sandbox.private import check_shown
 from coderepairrl.types import Task
 
+if TYPE_CHECKING:
+    from coderepairrl.sandbox.rootfs import Image
+
 Images = Callable[[str], Iterable["Entry"]]
 """What reads the files of an image by its name."""
+Unpacked = Callable[[str, Path], "Prepared"]
+"""What makes a workspace, in a folder, of an image (by its name) that was unpacked before."""
 Entry = tuple[str, str, bytes]
 """Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
 
@@ -84,6 +90,8 @@ class Prepared:
     """Bytes that a file system of 4 KiB pages needs for the files."""
     packed: bool = False
     """Whether there is an `archive` instead of `tree`."""
+    image: Image | None = None
+    """The unpacked image whose files `tree` are, all of them; the workspace is its working folder."""
     users: int = field(default=0, compare=False)
 
     @property
@@ -111,7 +119,8 @@ class Workspaces:
     """Prepares workspaces under `root`, each once, and keeps the `keep` last used. Safe to call from threads.
 
     `owner` is the user (and group) id that the files shall belong to, None to leave them ours; those of up to
-    `pack_up_to` bytes are put into an archive; `images` reads those of an image, where there are images.
+    `pack_up_to` bytes are put into an archive; `images` reads those of an image, or `unpacked` has them, where there
+    are images.
     """
 
     def __init__(
@@ -121,9 +130,11 @@ class Workspaces:
         owner: int | None = None,
         pack_up_to: int = 0,
         images: Images | None = None,
+        unpacked: Unpacked | None = None,
         keep: int = 64,
     ) -> None:
         self._root, self._owner, self._pack_up_to, self._images, self._keep = root, owner, pack_up_to, images, keep
+        self._unpacked = unpacked
         self._known: OrderedDict[_Key, Prepared] = OrderedDict()
         self._busy: dict[_Key, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -152,10 +163,15 @@ class Workspaces:
                 self._count += 1
                 root = self._root / f"task-{self._count}"
             try:
-                added = built_for(environment)
-                prepared = prepare(workspace, root, owner=self._owner, images=self._images, added=added)
-                if prepared.size <= self._pack_up_to:
-                    _pack(prepared)
+                if workspace.startswith("image:") and self._unpacked is not None:
+                    prepared = self._unpacked(workspace.removeprefix("image:"), root)
+                    prepared.workspace = workspace
+                else:
+                    added = built_for(environment)
+                    prepared = prepare(workspace, root, owner=self._owner, images=self._images, added=added)
+                    if prepared.size <= self._pack_up_to:
+                        pack(prepared, prepared.tree)
+                        shutil.rmtree(prepared.tree)
             except OSError as error:  # the task's own files raise TaskError: this is our disk
                 shutil.rmtree(root, ignore_errors=True)
                 raise SandboxFault(
@@ -210,12 +226,12 @@ def prepare(
     base = (prepared_git / "refs" / "heads" / "main").read_text().strip()
     _decoy(tree, prepared_git)
     bare(root / "attempts")
-    _hand_over(root, owner)
+    hand_over(root, owner)
     manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
     return Prepared(root, base, json.dumps(manifest).encode(), workspace, size=_size(tree))
 
 
-def _hand_over(root: Path, owner: int | None) -> None:
+def hand_over(root: Path, owner: int | None) -> None:
     """Let `owner` read all of it, whatever our umask, and have what is written to or copied."""
     for folder, folders, files in os.walk(root):
         Path(folder).chmod(0o755)
@@ -227,12 +243,11 @@ def _hand_over(root: Path, owner: int | None) -> None:
                 os.chown(Path(folder, name), owner, owner, follow_symlinks=False)
 
 
-def _pack(prepared: Prepared) -> None:
-    """Turn the tree into an archive, which anybody may read who gets to it."""
-    subprocess.run(["tar", "-cf", prepared.archive, "-C", prepared.tree, "."], check=True)
+def pack(prepared: Prepared, files: Path) -> None:
+    """Make the archive, of the folder `files`, which anybody may read who gets to it."""
+    subprocess.run(["tar", "-cf", prepared.archive, "-C", files, "."], check=True)
     prepared.archive.chmod(0o644)
     prepared.packed = True
-    shutil.rmtree(prepared.tree)
 
 
 def _size(tree: Path) -> int:
@@ -273,12 +288,13 @@ def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
     if kind == "image" and where and images is not None:
         return images(where)
     if kind == "image":
-        raise _no_images(workspace)
+        raise no_images(workspace)
     raise TaskError(f"workspace {without_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
 
 
-def _no_images(workspace: str) -> TaskError:
-    return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="use a container sandbox")
+def no_images(workspace: str) -> TaskError:
+    """What a sandbox without images raises for one."""
+    return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, or a container's")
 
 
 def _from_folder(folder: Path) -> Iterator[Entry]:
@@ -347,15 +363,15 @@ def built_for(environment: Path | None) -> Iterator[Entry]:
         yield from _plain(folder)
 
 
-def check_workspace(workspace: str, *, images: bool = True) -> None:
+def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda _: None) -> None:
     """Raise `TaskError`, before anything runs, for a ``dir:`` workspace that is missing, dirty or no usable repository,
-    and for an ``image:`` where the sandbox has no `images`.
+    and what the sandbox has against an image (`SandboxBackend.check_image`).
 
     Nothing is fetched or copied: what else can be wrong with other kinds shows when they are opened.
     """
     kind, _, where = workspace.partition(":")
-    if kind == "image" and not images:
-        raise _no_images(workspace)
+    if kind == "image":
+        check_image(where)
     folder = Path(where).expanduser()
     if kind == "dir" and _is_repository(folder):
         with _clean(folder):

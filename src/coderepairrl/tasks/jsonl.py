@@ -26,6 +26,7 @@ from coderepairrl.grading import HARNESS, RESULTS, results_of
 from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import nearest
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
+from coderepairrl.sandbox.rootfs import pinned
 from coderepairrl.types import Checks, Command, Task
 
 _FIXES = {
@@ -119,7 +120,7 @@ class _Task(_Record):
     @field_validator("workspace")
     @classmethod
     def _place(cls, workspace: str) -> str:
-        if workspace and not re.fullmatch(r"dir:.+|git:.+@[0-9a-fA-F]{7,64}|image:.+@.+", workspace, re.DOTALL):
+        if workspace and not re.fullmatch(r"dir:.+|git:.+@[0-9a-fA-F]{7,64}|image:.+", workspace, re.DOTALL):
             raise ValueError("write dir:PATH, git:URL@SHA or image:NAME@DIGEST")
         return workspace
 
@@ -293,6 +294,10 @@ def _task(record: _Task, path: Path, where: str) -> Task:
     elif re.match(r"git:\.{0,2}/", workspace):  # a repository on this machine
         url, _, commit = workspace[4:].rpartition("@")
         workspace = f"git:{os.path.normpath(home / url)}@{commit}"
+    elif local := re.match(r"image:(oci|docker-archive):", workspace):  # or an image
+        workspace = f"{local[0]}{os.path.normpath(home / workspace[local.end() :])}"
+    if workspace.startswith("image:"):
+        workspace = f"image:{pinned(workspace.removeprefix('image:'))}"
     given = record.checks
     commands = tuple(_command(each) for each in given.commands)
     restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}

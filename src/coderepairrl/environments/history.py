@@ -1,0 +1,254 @@
+"""The repository of an image, without what came later.
+
+Images of benchmarks are made from clones: branches and tags that came later, what a fetch or a stash left, packs with
+every commit there will be. Policies do look for the repair there. So a new repository takes the old one's place, with
+the objects that the checked out commit can reach and no others; tags of its ancestors come along, for ``git describe``.
+Hooks, settings, remotes, logs, replacements, borrowed and promised objects stay behind. Other repositories of the image
+that share its first commit are removed, and with them bundles.
+
+Git runs as the user of sandboxes and reads no setting of the image (`hostgit`). It would follow links, so there are
+none left when it looks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from coderepairrl.errors import TaskError
+from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
+from coderepairrl.sandbox.inside import resolve, text
+from coderepairrl.sandbox.privileges import command_as
+
+_ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_PATIENCE = 3600.0
+_BORROWERS = 5
+"""Repositories that borrow from each other in a chain; git itself follows no more."""
+
+
+class Reduced(NamedTuple):
+    """What became of a repository: the commit that it is at (empty: it had none), and what was removed beside it."""
+
+    head: str
+    removed: tuple[str, ...]
+
+
+def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
+    """Leave of the repository in the folder `where` of `tree` only what its commit came from.
+
+    `work` is an empty folder of ours for the time being, which `user` may enter. Raises `TaskError` where git cannot
+    read it.
+    """
+    place = _Place(tree, where, work, command_as(user, []))
+    home = resolve(tree, ".git", where)
+    if home is None:
+        return Reduced("", ())
+    if (said := text(tree, home)).startswith("gitdir: "):
+        home = resolve(tree, said.removeprefix("gitdir: ").rstrip("\r\n"), where)
+    common = home and resolve(tree, text(tree, f"{home}/commondir").strip() or ".", home)
+    if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
+        raise TaskError(f"the repository in /{where} has no git directory in the image")
+    try:
+        _look(place, home, common)
+        borrowed = _borrowed(place, common)
+        head = _remake(place, home, common, borrowed)
+    except subprocess.CalledProcessError as error:
+        raise TaskError(f"the repository in /{where} cannot be read: {reason(error)}") from error
+    except subprocess.TimeoutExpired as error:
+        raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
+    own = f"{where}/.git"
+    lent = [name for name in borrowed if name.endswith("objects")]
+    lent = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lent]
+    removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{own}/")]
+    for name in removed:
+        shutil.rmtree(tree / name, ignore_errors=True)
+    return Reduced(head, tuple(sorted({*removed, *_others(place)})) if head else tuple(removed))
+
+
+class _Place(NamedTuple):
+    tree: Path
+    where: str
+    work: Path
+    who: list[str]
+
+    @property
+    def view(self) -> Path:
+        """A git directory of ours, which borrows the image's objects."""
+        return self.work / "view"
+
+    @property
+    def new(self) -> Path:
+        """The repository to be."""
+        return self.work / "new"
+
+    def git(self, *args: str, folder: Path, stdin: bytes = b"", env: dict[str, str] | None = None) -> bytes:
+        return git(*args, folder=folder, prefix=self.who, stdin=stdin, env=env, timeout=_PATIENCE)
+
+
+def _look(place: _Place, home: str, common: str) -> None:
+    """Make the view, with copies of refs: links in them could lead anywhere."""
+    view = bare(place.view)
+    (view / "info" / "attributes").unlink()
+    old = place.tree / common
+    _without_links(old)
+    _without_links(place.tree / home)
+    (view / "HEAD").write_text(text(place.tree, f"{home}/HEAD"))
+    settings = place.git("config", "--file", "-", "--null", "--list", folder=Path("/dev/null"),
+                         stdin=text(place.tree, f"{common}/config").encode(errors="surrogateescape"))  # fmt: skip
+    formats = [
+        line for line in os.fsdecode(settings).split("\0") if re.match(r"extensions\.(objectformat|refstorage)\n", line)
+    ]
+    if formats:
+        lines = [f"\t{line.partition('.')[2].replace(chr(10), ' = ')}\n" for line in formats]
+        config = BARE_CONFIG.replace("= 0", "= 1") + "[extensions]\n" + "".join(lines)
+        (view / "config").write_text(config)
+    for name in ("packed-refs", "shallow"):
+        if said := text(place.tree, f"{common}/{name}", longest=1 << 28):
+            (view / name).write_text(said, errors="surrogateescape")
+    for name in ("refs", "reftable"):
+        if (old / name).is_dir():
+            shutil.copytree(old / name, view / name, symlinks=True, dirs_exist_ok=True)
+
+
+def _without_links(folder: Path) -> None:
+    """Remove what is no file and no folder, as git makes them."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *files)):
+            if not stat.S_ISREG(kind := path.lstat().st_mode) and not stat.S_ISDIR(kind):
+                path.unlink()
+
+
+def _borrowed(place: _Place, common: str) -> list[str]:
+    """The folders of objects, those that the repository borrows from included, whose own borrowing is ended."""
+    found, left = [], [(f"{common}/objects", 0)]
+    while left:
+        folder, depth = left.pop()
+        real = resolve(place.tree, folder)
+        if real is None or real in found or depth > _BORROWERS:
+            continue
+        found.append(real)
+        listed = place.tree / real / "info" / "alternates"
+        for line in text(place.tree, f"{real}/info/alternates").splitlines():
+            if line and not line.startswith("#"):
+                left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
+        _without_links(place.tree / real)
+        listed.unlink(missing_ok=True)
+    return found
+
+
+def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
+    """Put a new repository, made from folders of `objects`, in the place of the old one; the id of its commit."""
+    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quoted(place.tree / folder) for folder in objects)}
+
+    def ask(*args: str, stdin: bytes = b"") -> str:
+        return os.fsdecode(place.git(*args, folder=place.view, stdin=stdin, env=env))
+
+    _own(place, place.view)
+    try:
+        head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
+    except subprocess.CalledProcessError:
+        _swap(place, None)  # nothing is checked out: whatever it holds is not this task's
+        return ""
+    tags = [line.split(" ", 1) for line in ask(
+        "for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags"
+    ).splitlines()]  # fmt: skip
+    new = bare(place.new)
+    (new / "info" / "attributes").unlink()
+    (new / "config").write_text(_config(place))
+    said = (place.tree / home / "HEAD").read_text().strip()
+    branch = said.removeprefix("ref: ") if said.startswith("ref: refs/heads/") else ""
+    (new / "HEAD").write_text(f"ref: {branch}\n" if branch else f"{head}\n")
+    rows = sorted((name, id_) for id_, name in [*tags, *([[head, branch]] if branch else [])])
+    (new / "packed-refs").write_text("".join(f"{id_} {name}\n" for name, id_ in rows), errors="surrogateescape")
+    shallow = [line for line in text(place.tree, f"{common}/shallow", longest=1 << 28).split() if _ID.fullmatch(line)]
+    if shallow:
+        ancestors = set(ask("rev-list", "HEAD").split())
+        (new / "shallow").write_text("".join(f"{line}\n" for line in shallow if line in ancestors))
+    if excluded := text(place.tree, f"{common}/info/exclude"):
+        (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
+    _own(place, new)
+    wanted = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
+    pack = ("pack-objects", "--revs", "--quiet", str(new / "objects" / "pack" / "pack"))
+    try:
+        ask(*pack, stdin=wanted)
+    except subprocess.CalledProcessError:  # a clone with a filter: what is promised is not here
+        ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=wanted)
+    place.git("read-tree", "HEAD", folder=new)
+    if (modules := place.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
+        modules.rename(new / "modules")
+    _swap(place, new)
+    work_tree = place.tree / place.where
+    place.git(f"--work-tree={work_tree}", "update-index", "-q", "--refresh", folder=work_tree / ".git")
+    return head
+
+
+def _config(place: _Place) -> str:
+    """Settings of the new repository. Inside, files have other inodes and change times than when it was made."""
+    formats = (place.view / "config").read_text().replace("bare = true", "bare = false")
+    core, _, rest = formats.partition("[extensions]")
+    core += "\ttrustctime = false\n\tcheckStat = minimal\n"
+    user = "[user]\n\tname = agent\n\temail = agent@sandbox\n[gc]\n\tauto = 0\n"
+    return core + (f"[extensions]{rest}" if rest else "") + user
+
+
+def _quoted(path: Path) -> str:
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _readable(folder: Path) -> None:
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _own(place: _Place, folder: Path) -> None:
+    """Give `folder` to whom the tree belongs."""
+    _readable(folder)
+    about = place.tree.stat()
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, about.st_uid, about.st_gid)
+
+
+def _swap(place: _Place, new: Path | None) -> None:
+    """Remove the old ``.git``, whatever it is, and put `new` there."""
+    old = place.tree / place.where / ".git"
+    if stat.S_ISDIR(old.lstat().st_mode):
+        shutil.rmtree(old)
+    else:
+        old.unlink()
+    if new is not None:
+        new.rename(old)
+
+
+def _others(place: _Place) -> Iterator[str]:
+    """Remove what else in the image may hold later commits; the paths."""
+    own = place.tree / place.where / ".git"
+    related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=own)).split()
+    for parent, folders, files in os.walk(place.tree):
+        here = Path(parent)
+        if here == own:
+            folders[:] = [name for name in folders if name == "modules"]
+            continue
+        name = str(here.relative_to(place.tree))
+        if "HEAD" in files and "objects" in folders and _knows(place, here, related):
+            shutil.rmtree(here)
+            folders.clear()
+            yield name
+            continue
+        for file in files:
+            if file.endswith(".bundle") and text(place.tree, f"{name}/{file}", longest=15).endswith("git bundle"):
+                (here / file).unlink()
+                yield str((here / file).relative_to(place.tree))
+
+
+def _knows(place: _Place, repository: Path, commits: list[str]) -> bool:
+    """Whether a repository has one of the commits, and so perhaps what came after it."""
+    env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
+    asked = "".join(f"{commit}\n" for commit in commits).encode()
+    found = place.git("cat-file", "--batch-check", folder=place.view, stdin=asked, env=env).splitlines()
+    return not all(line.endswith(b" missing") for line in found)

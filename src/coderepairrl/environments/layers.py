@@ -1,0 +1,344 @@
+# ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH112, PTH114, PTH115, PTH123, PTH211
+"""Puts one layer of an image onto a folder: ``python -I layers.py FOLDER SHARES < LAYER.tar``.
+
+Standard library only, and no import of this project: root runs it as the user of sandboxes, who may not be able to
+read the package. What it did, and left undone, it prints as JSON.
+
+Trust: the layer is anybody's. Names with ``..`` are refused, symbolic links on the way to an entry lead nowhere but
+into the folder, and no entry is written through one. Nobody else changes the folder meanwhile.
+
+As the image specification has it (github.com/opencontainers/image-spec, layer.md), but for what only root could do:
+owners, devices, set-user-id bits and extended attributes are left out, each counted; and whoever unpacks may read and
+write everything (owner ``rw``, and ``x`` for folders), since inside it owns everything.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import sys
+import tarfile
+from collections import deque
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import IO
+
+HIDDEN, OPAQUE = ".wh.", ".wh..wh..opq"
+LINKS = 40  # as many as the kernel follows
+SMALL = 4 << 20
+"""Bytes of a file up to which it is looked for among those of other images before it is written."""
+EARLIEST, LATEST = -(1 << 31), 1 << 33
+REFUSED, NO_ROOM = 3, 4
+"""Exit codes: the layer is none, or not one for us; the disk is full."""
+_LISTED = 100
+"""Names of each difference that are given; the others are counted."""
+
+
+class Refused(Exception):
+    """The layer is malformed, or hostile."""
+
+
+class Layer:
+    """One layer on its way into `root`. Files of equal path, mode, time and content are linked with those in `shares`,
+    so that images which have them in common need them once; none where that is empty."""
+
+    def __init__(self, root: str, shares: str) -> None:
+        self.root, self.shares = root, shares
+        self.files = self.bytes = self.shared = 0
+        self.left_out: dict[str, list[str]] = {}
+        self.counts: dict[str, int] = {}
+        self._parents: dict[str, str] = {}
+        self._times: dict[str, int] = {}
+        """Folders whose time is to be set at the end, since every entry in them changes it."""
+        self._added: set[str] = set()
+        """What this layer has put there: it hides only what lies below."""
+
+    def apply(self, stream: IO[bytes]) -> None:
+        """Put all entries of `stream`, a tar archive, in place. Raises `Refused`, OSError and what `tarfile` raises."""
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20, errors="surrogateescape") as archive:
+            for member in archive:
+                self._entry(archive, member)
+                archive.members = []  # type: ignore[attr-defined]  # else it remembers all of them
+        for folder, time in self._times.items():
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                os.utime(folder, ns=(time, time))
+
+    def report(self) -> dict[str, object]:
+        """What happened: ``files``, ``bytes`` and ``shared`` (bytes), and by difference how many entries, and which."""
+        done = {"files": self.files, "bytes": self.bytes, "shared": self.shared}
+        return {**done, "counts": self.counts, "left_out": self.left_out}
+
+    def _entry(self, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parts = split(member.name)
+        if not parts:
+            if not member.isdir():
+                raise Refused(f"the root folder is no folder: {member.name!r}")
+            self._folder(self.root, member)
+            return
+        folder = self._parent(parts[:-1])
+        name = parts[-1]
+        if name.startswith(HIDDEN):
+            self._hide(folder, name)
+            return
+        self._differences(member, "/".join(parts))
+        target = f"{folder}/{name}"
+        self._added.add(target)
+        if member.isdir():
+            self._folder(target, member)
+            return
+        linked = self._linked(member) if member.islnk() else ""
+        if member.ischr() or member.isblk() or linked == target or (member.islnk() and not linked):
+            return
+        self._make_room(target)
+        if member.issym():
+            os.symlink(member.linkname, target)
+        elif linked:
+            os.link(linked, target, follow_symlinks=False)
+            return
+        elif member.isfifo():
+            os.mkfifo(target, 0o600)
+            os.chmod(target, mode_of(member))
+        elif member.isfile():
+            self._file(archive, member, "/".join(parts), target)
+            return
+        else:
+            raise Refused(f"an entry of unknown kind {member.type!r}: {member.name!r}")
+        time = time_of(member)
+        os.utime(target, ns=(time, time), follow_symlinks=False)
+
+    def _differences(self, member: tarfile.TarInfo, path: str) -> None:
+        """Note what of an entry is left out."""
+        kinds = []
+        if member.ischr() or member.isblk():
+            kinds.append("devices")
+        elif not member.islnk() and not member.issym():
+            if member.mode & 0o6000:
+                kinds.append("set-id bits")
+            if member.mode & 0o600 != 0o600 or (member.isdir() and not member.mode & 0o100):
+                kinds.append("owner may not read and write")
+        if member.uid or member.gid:
+            kinds.append("owners")
+        if any(key.startswith("SCHILY.xattr.") for key in member.pax_headers):
+            kinds.append("extended attributes")
+        for kind in kinds:
+            self.counts[kind] = self.counts.get(kind, 0) + 1
+            if kind != "owners" and len(named := self.left_out.setdefault(kind, [])) < _LISTED:
+                named.append(path)
+
+    def _parent(self, parts: list[str]) -> str:
+        """The folder that `parts` lead to, made where it lacks, with symbolic links followed inside the root only."""
+        key = "/".join(parts)
+        if (known := self._parents.get(key)) is not None:
+            return known
+        here, left, links = self.root, deque(parts), 0
+        while left:
+            part = left.popleft()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                here = here if here == self.root else os.path.dirname(here)  # noqa: PTH120
+                continue
+            path = f"{here}/{part}"
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                os.mkdir(path, 0o755)
+                os.chmod(path, 0o755)
+                self._times.setdefault(path, 0)
+                mode = stat.S_IFDIR
+            if stat.S_ISLNK(mode):
+                links += 1
+                if links > LINKS:
+                    raise Refused(f"too many symbolic links on the way to {key!r}")
+                target = os.readlink(path)
+                here = self.root if target.startswith("/") else here
+                left.extendleft(reversed(target.split("/")))
+            elif stat.S_ISDIR(mode):
+                here = path
+                self._added.add(path)
+            else:
+                raise Refused(f"{key!r} leads through a file")
+        self._times.setdefault(here, os.lstat(here).st_mtime_ns)
+        self._parents[key] = here
+        return here
+
+    def _folder(self, target: str, member: tarfile.TarInfo) -> None:
+        try:
+            os.mkdir(target, 0o700)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(target).st_mode):
+                self._make_room(target)
+                os.mkdir(target, 0o700)
+        os.chmod(target, mode_of(member) | 0o100)
+        self._times[target] = time_of(member)
+
+    def _make_room(self, target: str) -> None:
+        """Remove whatever is at `target`."""
+        try:
+            mode = os.lstat(target).st_mode
+        except FileNotFoundError:
+            return
+        if stat.S_ISDIR(mode):
+            shutil.rmtree(target)
+        else:
+            os.unlink(target)
+        if not stat.S_ISREG(mode):  # a way that led somewhere
+            self._parents.clear()
+
+    def _linked(self, member: tarfile.TarInfo) -> str:
+        """The file that a hard link is to; empty for a device, which was left out."""
+        parts = split(member.linkname)
+        source = f"{self._parent(parts[:-1])}/{parts[-1]}" if parts else self.root
+        try:
+            mode = os.lstat(source).st_mode
+        except FileNotFoundError:
+            if self.counts.get("devices"):
+                return ""
+            raise Refused(f"{member.name!r} is a link to {member.linkname!r}, which is missing") from None
+        if stat.S_ISDIR(mode):
+            raise Refused(f"{member.name!r} is a hard link to a folder")
+        return source
+
+    def _hide(self, folder: str, name: str) -> None:
+        """What a whiteout says: `name`, or all that lies in `folder`, is not there, if a layer below put it there."""
+        if name == OPAQUE:
+            self._empty(folder)
+            return
+        hidden = name[len(HIDDEN) :]
+        if hidden in ("", ".", ".."):
+            raise Refused(f"a whiteout of nothing that can be named: {name!r}")
+        if hidden.startswith(HIDDEN):  # what only aufs has a use for
+            return
+        target = f"{folder}/{hidden}"
+        if target not in self._added:
+            self._make_room(target)
+
+    def _empty(self, folder: str) -> None:
+        left = [folder]
+        while left:
+            with os.scandir(left.pop()) as entries:
+                found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for path, is_folder in found:
+                if path not in self._added:
+                    self._make_room(path)
+                elif is_folder:
+                    left.append(path)
+
+    def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str, target: str) -> None:
+        source = archive.extractfile(member)
+        assert source is not None
+        mode, time = mode_of(member), time_of(member)
+        self.files += 1
+        self.bytes += member.size
+        key = hashlib.sha256(f"{mode:o} {time} {path}\0".encode(errors="surrogateescape"))
+        sharing = bool(self.shares and member.size and ".git" not in path.split("/"))
+        data = source.read(SMALL)
+        key.update(data)
+        if sharing and len(data) == member.size and self._taken(key.hexdigest(), target, member.size):
+            return
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "wb") as file:
+            while data:
+                file.write(data)
+                data = source.read(SMALL)
+                key.update(data)
+        os.chmod(target, mode)
+        os.utime(target, ns=(time, time))
+        if sharing:
+            self._share(key.hexdigest(), target, member.size)
+
+    def _share(self, key: str, target: str, size: int) -> None:
+        """Let others have `target`, or give up ours for theirs."""
+        share = self._shelf(key)
+        try:
+            os.link(target, share)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(share), exist_ok=True)  # noqa: PTH120
+            self._share(key, target, size)
+        except OSError as error:
+            if error.errno == errno.EEXIST:
+                ours = f"{os.path.dirname(target)}/.{key}"  # noqa: PTH120
+                os.rename(target, ours)
+                if self._taken(key, target, size):
+                    os.unlink(ours)
+                else:
+                    os.rename(ours, target)
+            elif error.errno != errno.EMLINK:
+                raise
+
+    def _shelf(self, key: str) -> str:
+        return f"{self.shares}/{key[:2]}/{key[2:]}"
+
+    def _taken(self, key: str, target: str, size: int) -> bool:
+        """Whether somebody had it and `target` is now another link to that."""
+        share = self._shelf(key)
+        try:
+            os.link(share, target)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno == errno.EMLINK:
+                return False
+            raise
+        if os.lstat(target).st_size != size:  # the machine went down before it was on disk
+            os.unlink(target)
+            os.unlink(share)
+            return False
+        self.shared += size
+        return True
+
+
+def split(name: str) -> list[str]:
+    """The parts of an entry's name; none for the root. Raises `Refused` for one that leads out, or is none.
+
+    >>> split("./usr/bin/")
+    ['usr', 'bin']
+    """
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not name or "\0" in name or ".." in parts:
+        raise Refused(f"an entry with the name {name!r}")
+    return parts
+
+
+def mode_of(member: tarfile.TarInfo) -> int:
+    """Permission bits, and the one that keeps others from deleting (of ``/tmp``)."""
+    return (member.mode & (0o1777 if member.isdir() else 0o777)) | 0o600
+
+
+def time_of(member: tarfile.TarInfo) -> int:
+    """Nanoseconds since 1970, as exactly as the archive has them."""
+    text = member.pax_headers.get("mtime", "")
+    seconds, _, fraction = text.partition(".")
+    if text and seconds.isdigit() and (fraction.isdigit() or not fraction):
+        whole, part = int(seconds), int((fraction + "0" * 9)[:9])
+    else:
+        whole, part = int(member.mtime), 0
+    return min(max(whole, EARLIEST), LATEST) * 10**9 + part
+
+
+def main(folder: str, shares: str) -> int:
+    """Apply standard input to `folder`; the exit code."""
+    sys.setrecursionlimit(20_000)  # of removing folders as deep as paths can be
+    os.umask(0o022)
+    layer = Layer(folder, shares)
+    try:
+        layer.apply(sys.stdin.buffer)
+        while sys.stdin.buffer.read(1 << 20):  # what follows the end of an archive is padding
+            pass
+    except (Refused, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return NO_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else REFUSED
+    print(json.dumps(layer.report()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,302 @@
+"""Where images come from: a registry, by skopeo; a folder in OCI layout; an archive as ``docker save`` writes it.
+
+What comes from a registry is kept in a store of blobs, and whole blobs stay there when we are killed: the next attempt
+fetches the others. Folders and archives are read where they are. Every manifest and configuration is checked against
+the digest that it was asked by; layers are checked when they are unpacked (`trees`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from coderepairrl.environments.manifests import (
+    LISTS,
+    LONGEST,
+    Found,
+    Layer,
+    Reference,
+    blobs_of,
+    checked,
+    digest_of,
+    for_this_machine,
+    layers_of,
+    parsed,
+)
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
+from coderepairrl.processes.children import run
+from coderepairrl.sandbox.interpreter import install_command
+
+Say = Callable[[str], None]
+SPARE = 256 << 20
+"""Bytes that are left free on the disk."""
+_LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?/")
+_AGAIN = "run it again: what was fetched is kept"
+
+
+def find(where: str, store: Path, say: Say, offered: Path | None = None) -> Found:
+    """The image `where`, its blobs at hand; those of a registry are fetched to `store` unless `offered` has them.
+
+    `offered` is a folder in OCI layout, or an archive. Raises `TaskError` when there is no such image, or it is none
+    for us, `PrerequisiteError` when it cannot be fetched now.
+    """
+    reference = Reference.of(where)
+    if reference.transport == "oci":
+        return from_layout(Path(reference.name), reference, where)
+    if reference.transport == "docker-archive":
+        return from_archive(Path(reference.name), reference, where)
+    if offered is not None:
+        try:
+            return (
+                from_layout(offered, reference, where) if offered.is_dir() else from_archive(offered, reference, where)
+            )
+        except _NotThere:
+            pass
+    return _from_registry(reference, where, store, say)
+
+
+class _NotThere(TaskError):
+    """A folder or an archive does not have the image."""
+
+
+# -- a folder in OCI layout
+
+
+def from_layout(folder: Path, reference: Reference, where: str) -> Found:
+    """The image in `folder` that has the digest, else the tag, else the name of `reference`; or the only one in it."""
+    blobs = folder / "blobs"
+    index = parsed(_bytes(folder / "index.json", where), f"{folder}/index.json")
+    entry = _chosen(index, blobs, reference, where)
+    asked = digest = checked(entry.get("digest"), where)
+    manifest = parsed(_blob(blobs, digest, where), where)
+    if _is_list(manifest):
+        digest = for_this_machine(manifest, where)
+        manifest = parsed(_blob(blobs, digest, where), where)
+    named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
+    return _found(where, f"{named}@{asked}", {"asked": asked, "manifest": digest}, manifest, blobs)
+
+
+def _chosen(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
+    """The entry of an index that is asked for."""
+    entries = [entry for entry in index.get("manifests", ()) if isinstance(entry, dict)]
+    if reference.digest:
+        found = [entry for entry in entries if entry.get("digest") == reference.digest]
+        if not found and (blobs / reference.digest.replace(":", "/")).is_file():
+            found = [{"digest": reference.digest}]  # an entry of a list, or one that lost its name
+    elif reference.transport == "oci" and not reference.tag:
+        found = entries
+    else:
+        names = {reference.tag, f"{reference.name}:{reference.tag or 'latest'}", reference.name} - {""}
+        keys = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
+        found = [entry for entry in entries if names & {(entry.get("annotations") or {}).get(key) for key in keys}]
+    if not found:
+        raise _NotThere(f"image {where} is not in {blobs.parent}", fix="name one by its digest (index.json)")
+    if len({entry.get("digest") for entry in found}) > 1:
+        raise TaskError(f"image {where}: {blobs.parent} has several", fix="name one by its digest: ...@sha256:...")
+    return found[0]
+
+
+def _is_list(manifest: dict[str, Any]) -> bool:
+    return manifest.get("mediaType") in LISTS or "manifests" in manifest
+
+
+def _found(where: str, pinned: str, digests: dict[str, str], manifest: dict[str, Any], blobs: Path) -> Found:
+    (config_digest, _), layers = blobs_of(manifest, f"image {where}")
+    config = parsed(_blob(blobs, config_digest, where), f"the configuration of {where}")
+
+    def opened(layer: Layer) -> IO[bytes]:
+        return (blobs / layer.blob.replace(":", "/")).open("rb")
+
+    id_ = config_digest.removeprefix("sha256:")
+    return Found(where, id_, pinned, digests, config, layers_of(config, layers, f"image {where}"), opened)
+
+
+def _blob(blobs: Path, digest: str, where: str) -> bytes:
+    """A small blob, checked. One of a store that is not what it says is removed, so that it is fetched again."""
+    path = blobs / digest.replace(":", "/")
+    data = _bytes(path, where)
+    if digest_of(data) != digest:
+        raise TaskError(f"image {where}: {path} is corrupt: its SHA-256 is another", fix=f"remove it, and {_AGAIN}")
+    return data
+
+
+def _bytes(path: Path, where: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(LONGEST)
+    except OSError as error:
+        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name what is there") from error
+
+
+# -- an archive of docker save
+
+
+def from_archive(path: Path, reference: Reference, where: str) -> Found:
+    """The image in the archive at `path` that has the id (SHA-256 of the configuration) or the tag of `reference`."""
+    try:
+        with tarfile.open(path) as archive:
+            said = b'{"images":' + _member(archive, "manifest.json") + b"}"
+            configs = [
+                (entry, _member(archive, entry["Config"])) for entry in _asked(parsed(said, where)["images"], reference)
+            ]
+            chosen = next((each for each in configs if reference.digest in ("", digest_of(each[1]))), None)
+            if chosen is None:
+                raise _NotThere(
+                    f"image {where} is not in {path}", fix="name it by a tag, or by the digest of its image id"
+                )
+            entry, data = chosen
+            names = [str(name) for name in entry["Layers"]]
+            sizes = [("", archive.getmember(name).size) for name in names]
+    except (tarfile.TarError, EOFError, KeyError, TypeError) as error:
+        raise TaskError(f"{path} is no archive of docker save: {error}", fix="docker save -o FILE NAME") from error
+    except OSError as error:
+        raise _NotThere(f"image {where}: {path}: {error.strerror}", fix="name a file that is there") from error
+    config = parsed(data, f"the configuration of {where}")
+    layers = layers_of(config, sizes, f"image {where}")
+    members = dict(zip(layers, names, strict=True))
+
+    @contextmanager
+    def opened(layer: Layer) -> Iterator[IO[bytes]]:
+        with tarfile.open(path) as again:  # one each: two may read at a time
+            file = again.extractfile(members[layer])
+            assert file is not None
+            yield file
+
+    named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
+    digest = digest_of(data)
+    return Found(where, digest[7:], f"{named}@{digest}", {"asked": digest}, config, layers, opened)
+
+
+def _asked(listed: list[dict[str, Any]], reference: Reference) -> list[dict[str, Any]]:
+    if reference.digest or (reference.transport == "docker-archive" and not reference.tag and len(listed) == 1):
+        return listed
+    names = {reference.tag, f"{reference.name}:{reference.tag or 'latest'}"} - {""}
+    tags = [(entry, set(entry.get("RepoTags") or ())) for entry in listed]
+    return [entry for entry, has in tags if names & (has | {tag.rpartition(":")[2] for tag in has})]
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    file = archive.extractfile(name)
+    if file is None:
+        raise KeyError(name)
+    return file.read(LONGEST)
+
+
+# -- a registry
+
+
+def _from_registry(reference: Reference, where: str, store: Path, say: Say) -> Found:
+    digests: dict[str, str] = {}
+    place = (
+        f"{reference.name}@{reference.digest}" if reference.digest else f"{reference.name}:{reference.tag or 'latest'}"
+    )
+    data = _manifest(place, reference.digest, where, store)
+    digests["asked"] = digests["manifest"] = digest_of(data)
+    manifest = parsed(data, where)
+    if _is_list(manifest):
+        digests["manifest"] = for_this_machine(manifest, where)
+        one = f"{reference.name}@{digests['manifest']}"
+        manifest = parsed(_manifest(one, digests["manifest"], where, store), where)
+    config, layers = blobs_of(manifest, f"image {where}")
+    lacking = [blob for blob in [config, *layers] if not _has(store, *blob)]
+    if lacking:
+        need = sum(size for _, size in lacking)
+        say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
+        check_room(store, need, f"image {where}")
+        digests["converted"] = _copy(f"{reference.name}@{digests['manifest']}", where, store)
+        if not all(_has(store, *blob) for blob in lacking):  # layers that were not compressed are now
+            manifest = parsed(_blob(store, digests["converted"], where), where)
+    return _found(where, f"{reference.name}@{digests['asked']}", digests, manifest, store)
+
+
+def _has(store: Path, digest: str, size: int) -> bool:
+    path = store / digest.replace(":", "/")
+    return path.is_file() and path.stat().st_size == size
+
+
+def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
+    """The manifest as the registry has it, from `store` if it is there, which it is afterwards."""
+    if digest and (store / digest.replace(":", "/")).is_file():
+        return _blob(store, digest, where)
+    data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where)
+    if digest and digest_of(data) != digest:
+        raise TaskError(f"image {where}: the registry answered another manifest, {digest_of(data)}")
+    path = store / digest_of(data).replace(":", "/")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_bytes(data)
+    partial.replace(path)
+    return data
+
+
+def _copy(place: str, where: str, store: Path) -> str:
+    """Fetch the blobs of an image to `store`; the digest of its manifest as OCI has it."""
+    with tempfile.TemporaryDirectory(prefix=".layout-", dir=store) as layout:
+        shared = ["--dest-shared-blob-dir", str(store)]
+        _skopeo(["copy", "--quiet", *_how(place, "src-"), *shared, f"docker://{place}", f"oci:{layout}:image"], where)
+        index = parsed((Path(layout) / "index.json").read_bytes(), f"{layout}/index.json")
+    return checked(index["manifests"][0]["digest"], where)
+
+
+def _how(place: str, side: str) -> list[str]:
+    return ["--retry-times", "3", *([f"--{side}tls-verify=false"] if _LOOPBACK.match(place) else [])]
+
+
+def _skopeo(arguments: list[str], where: str) -> bytes:
+    """What skopeo prints. Raises `TaskError`, `PrerequisiteError`."""
+    program = shutil.which("skopeo")
+    if program is None:
+        raise PrerequisiteError(
+            f"skopeo, which fetches image {where}, is not installed",
+            fix=f"{install_command('skopeo')}; or crrl data prepare --images, a folder in OCI layout or an archive",
+        )
+    with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
+        # every blob is checked by its digest, whatever the machine's policy is on signatures
+        command = [program, "--insecure-policy", *arguments]
+        done = run(["sh", "-c", 'exec "$@" 2>"$0"', errors.name, *command], stdout=output)
+        output.seek(0)
+        if done.returncode == 0:
+            return output.read()
+        raise _explained(Path(errors.name).read_text(errors="replace"), where)
+
+
+def _explained(said: str, where: str) -> CodeRepairError:
+    """The error that a failed skopeo stands for."""
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    words = lines[-1] if lines else "skopeo said nothing"
+    if found := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
+        words = found[1].replace('\\"', '"')
+    lower = said.lower()
+    host = where.partition("/")[0]
+    if "toomanyrequests" in lower or "429" in lower:
+        fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_AGAIN}"
+        return PrerequisiteError(f"the registry of image {where} throttles us: {words}", fix=fix)
+    if any(sign in lower for sign in ("unauthorized", "denied", "authentication required")):
+        return PrerequisiteError(
+            f"image {where} is not for everybody, or not there: {words}", fix=f"skopeo login {host}"
+        )
+    if any(sign in lower for sign in ("manifest unknown", "name unknown", "name invalid", "not found")):
+        return TaskError(f"the registry has no image {where}: {words}", fix="name one that is there, by its digest")
+    if "no space left" in lower or "disk quota" in lower:
+        return PrerequisiteError(
+            f"no room to fetch image {where}: {words}", fix="free some disk space, or set CRRL_CACHE"
+        )
+    return PrerequisiteError(f"image {where} cannot be fetched: {words}", fix=_AGAIN)
+
+
+def check_room(folder: Path, need: int, what: str) -> None:
+    """Raise `PrerequisiteError` unless the disk of `folder` has `need` bytes to spare."""
+    room = os.statvfs(folder)
+    free = room.f_bavail * room.f_frsize
+    if free < need + SPARE:
+        raise PrerequisiteError(
+            f"{what} needs {need >> 20} MiB in {folder}, whose disk has {free >> 20} MiB left",
+            fix="free some disk space, or set CRRL_CACHE to a folder of another disk",
+        )

@@ -1,0 +1,371 @@
+"""An unpacked image: its layers one upon the other in a folder, ready for sandboxes.
+
+Everything is done in a folder of another name, which gets its own at the end; who is killed before leaves nothing that
+anybody would use. Layers are read by us (decompressed, and both digests checked) and applied by a process of the user
+that sandboxes run as (`layers`): what it may not write is out of a layer's reach, and it can read all that it writes.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from coderepairrl.environments import history, layers
+from coderepairrl.environments.manifests import Found, Layer
+from coderepairrl.environments.sources import Say, check_room
+from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.processes.hostgit import bare, git
+from coderepairrl.sandbox import inside
+from coderepairrl.sandbox.interpreter import first_python, install_command
+from coderepairrl.sandbox.privileges import command_as
+from coderepairrl.sandbox.rootfs import MOUNTED, Image, store
+from coderepairrl.sandbox.workspace import blob_id, commit_stream
+
+_GROWTH = 3
+"""How many times as large as compressed a layer is: 2.2 to 2.9 for images of Debian with Python, conda included."""
+_DROPPED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
+_HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
+
+
+class CorruptLayer(TaskError):
+    """A layer's bytes are not those of its digest."""
+
+    def __init__(self, found: Found, layer: Layer, why: str) -> None:
+        super().__init__(
+            f"image {found.name}: a layer is corrupt: {why}", fix="fetch it again: remove the file, or its folder"
+        )
+        self.layer = layer
+
+
+def build(found: Found, user: int | None, say: Say) -> Image:
+    """Unpack an image for sandboxes that run as `user`, unless that was done. Raises `TaskError`,
+    `PrerequisiteError`."""
+    home = store(user)
+    folder(home)
+    with alone(home / found.id) as lock:
+        done = home / found.id
+        if (done / "image.json").is_file():
+            said = json.loads((done / "image.json").read_text())
+            return Image(**said | {"hidden": tuple(said["hidden"])})
+        partial = home / f".partial-{found.id}"
+        shutil.rmtree(partial, ignore_errors=True)
+        check_room(home, _GROWTH * sum(layer.size for layer in found.layers), f"unpacking image {found.name}")
+        try:
+            tree, shares = folder(partial) / "tree", home / "shares"
+            for each in (tree, shares):
+                owned(each, user)
+            reports = _Unpacking(found, tree, shares, partial, user, lock, say).all_layers()
+            image = _finish(found, partial, reports, user)
+        except OSError as error:
+            raise PrerequisiteError(
+                f"image {found.name} cannot be unpacked: {error}", fix="free some disk space, or set CRRL_CACHE"
+            ) from error
+        finally:
+            if not (partial / "image.json").is_file():
+                shutil.rmtree(partial, ignore_errors=True)
+        partial.rename(done)
+        return image
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[int]:
+    """Nobody else makes `target` meanwhile; yields what holds the lock as long as any process has it open."""
+    with target.with_name(f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def folder(path: Path) -> Path:
+    """Make the folder `path`, which everybody may enter whatever our umask."""
+    for each in (*reversed(path.parents), path):
+        if not each.is_dir():
+            each.mkdir(exist_ok=True)
+            each.chmod(0o755)
+    return path
+
+
+def owned(path: Path, user: int | None) -> None:
+    """Make the folder `path` for `user`."""
+    if not path.is_dir():
+        folder(path)
+        if user is not None:
+            os.chown(path, user, user)
+
+
+class _Unpacking:
+    """The layers of `found` on their way into `tree`."""
+
+    def __init__(
+        self, found: Found, tree: Path, shares: Path, work: Path, user: int | None, lock: int, say: Say
+    ) -> None:
+        self.found, self.tree, self.shares, self.lock, self.say = found, tree, shares, lock, say
+        shutil.copy(layers.__file__, work / "layers.py")
+        (work / "layers.py").chmod(0o644)
+        python, _ = first_python(user, ["-ISc", "import tarfile, hashlib, json"])
+        script = [str(python), "-I", "-S", "-B", "-X", "utf8", str(work / "layers.py"), str(tree), str(shares)]
+        self.argv = command_as(user, script)
+
+    def all_layers(self) -> list[dict[str, Any]]:
+        """Apply them, and one of ours; what happened with each."""
+        reports = []
+        for number, layer in enumerate(self.found.layers, start=1):
+            self.say(f"{self.found.name}: unpacking layer {number} of {len(self.found.layers)}")
+            with self.found.open(layer) as blob:
+                self._check(layer, blob)
+                try:
+                    report, seen = self._apply(plain(blob))
+                except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+                    raise CorruptLayer(self.found, layer, str(error)) from error
+            if seen != layer.diff_id:
+                raise CorruptLayer(self.found, layer, f"its archive is {seen}, not {layer.diff_id}")
+            reports.append(report)
+        self._apply(io.BytesIO(_mount_points()))
+        return reports
+
+    def _check(self, layer: Layer, blob: IO[bytes]) -> None:
+        """That the bytes are those of its digest, where it has one."""
+        if layer.blob:
+            digest = hashlib.sha256()
+            while data := blob.read(1 << 20):
+                digest.update(data)
+            if (seen := f"sha256:{digest.hexdigest()}") != layer.blob:
+                raise CorruptLayer(self.found, layer, f"it is {seen}, not {layer.blob}")
+            blob.seek(0)
+
+    def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
+        """Apply one archive; what happened, and its digest. Raises `TaskError`, `PrerequisiteError`."""
+        digest = hashlib.sha256()
+        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+            child = subprocess.Popen(
+                self.argv, stdin=subprocess.PIPE, stdout=said, stderr=errors, cwd="/", env={}, pass_fds=[self.lock]
+            )
+            assert child.stdin is not None
+            try:
+                while data := archive.read(1 << 20):
+                    digest.update(data)
+                    child.stdin.write(data)
+                child.stdin.close()
+            except BrokenPipeError:  # it says why
+                with contextlib.suppress(BrokenPipeError):
+                    child.stdin.close()
+            except BaseException:
+                child.kill()
+                child.wait()
+                raise
+            code = child.wait()
+            said.seek(0)
+            errors.seek(0)
+            words = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+            if code == layers.NO_ROOM:
+                raise PrerequisiteError(
+                    f"no room to unpack image {self.found.name}: {words}", fix="free some disk space, or set CRRL_CACHE"
+                )
+            if code != 0:
+                raise TaskError(f"image {self.found.name} has a layer that is refused: {words or f'exit code {code}'}")
+            return json.loads(said.read()), f"sha256:{digest.hexdigest()}"
+
+
+def plain(blob: IO[bytes]) -> IO[bytes]:
+    """The archive in a blob, by what its first bytes say that it is compressed with. Raises `PrerequisiteError`."""
+    magic = blob.read(6)
+    blob.seek(0)
+    if magic.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=blob)  # type: ignore[return-value]
+    if magic.startswith(b"BZh"):
+        return bz2.BZ2File(blob)
+    if magic.startswith(b"\xfd7zXZ"):
+        return lzma.LZMAFile(blob)
+    if magic.startswith(b"\x28\xb5\x2f\xfd"):
+        return _Zstandard(blob)  # type: ignore[return-value]
+    return blob
+
+
+class _Zstandard(io.RawIOBase):
+    """What the program ``zstd`` makes of a blob."""
+
+    def __init__(self, blob: IO[bytes]) -> None:
+        program = shutil.which("zstd")
+        if program is None:
+            raise PrerequisiteError(
+                "zstd, which a layer is compressed with, is not installed", fix=install_command("zstd")
+            )
+        source: IO[bytes] = blob
+        if not isinstance(blob, io.BufferedReader) or not isinstance(blob.raw, io.FileIO):  # a file in an archive
+            source = tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as the program
+            shutil.copyfileobj(blob, source)
+            source.flush()
+        os.lseek(source.fileno(), 0, os.SEEK_SET)  # whatever is in a buffer of ours
+        self._child = subprocess.Popen([program, "-dcq"], stdin=source, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """As of any file. Raises EOFError where the program gives up."""
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
+        data: bytes = self._child.stdout.read(size)
+        if not data and self._child.wait() != 0:
+            raise EOFError(self._child.stderr.read().decode(errors="replace").strip())
+        return data
+
+    def close(self) -> None:
+        """End the program."""
+        self._child.kill()
+        self._child.communicate()
+        super().close()
+
+
+def _mount_points() -> bytes:
+    """A last layer: what sandboxes mount upon, and files that tell of where the image was built."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, mode in (
+            ("proc", 0o555),
+            ("sys", 0o555),
+            ("dev", 0o755),
+            ("tmp", 0o1777),
+            ("run", 0o755),
+            (MOUNTED, 0o755),
+        ):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
+            archive.addfile(entry)
+        for name, text in (("etc/hosts", _HOSTS), ("etc/resolv.conf", ""), ("etc/hostname", "sandbox\n")):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(text), 0o644
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return made.getvalue()
+
+
+# -- what is known of the finished tree
+
+
+def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
+    """Reduce its history, commit its working folder, note the rest."""
+    tree = partial / "tree"
+    about = found.config.get("config") or {}
+    where = _working_folder(found, tree, about)
+    work = folder(partial / "work")
+    reduced = history.reduce(tree, where, work, user)
+    shutil.rmtree(work)
+    (partial / "layers.py").unlink()
+    base, manifest, size = _commit(tree / where, partial / "git")
+    (partial / "manifest.json").write_text(json.dumps(manifest))
+    who, group, home = _user(tree, str(about.get("User") or ""), found.name)
+    env = dict(pair.partition("=")[::2] for pair in about.get("Env") or ())
+    report = _summary(reports) | {"removed": list(reduced.removed), **found.digests}
+    image = Image(
+        found.name, found.id, f"/{where}", env, who, group, home, base, size, reduced.head, tuple(_hidden(tree)), report
+    )
+    for path in partial.glob("*.json"):
+        path.chmod(0o644)
+    unfinished = partial / ".image.json"
+    unfinished.write_text(json.dumps(asdict(image)))
+    unfinished.chmod(0o644)
+    unfinished.rename(partial / "image.json")
+    return image
+
+
+def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
+    """The folder of the repository, from the root: the image's working folder, else ``/testbed``."""
+    for asked in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
+        if asked:
+            where = inside.resolve(tree, asked)
+            if where and (tree / where).is_dir():
+                return where
+    raise TaskError(
+        f"image {found.name} has no working folder, and no /testbed", fix="build it with WORKDIR set to the repository"
+    )
+
+
+def _user(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
+    """User id, group id and home of what an image says to run as. Raises `TaskError` for somebody unknown."""
+    wanted, _, wanted_group = (asked or "0").partition(":")
+    users = [row.split(":") for row in inside.text(tree, "etc/passwd").splitlines()]
+    groups = [row.split(":") for row in inside.text(tree, "etc/group").splitlines()]
+    known = next((row for row in users if len(row) > 5 and wanted in (row[0], row[2])), None)
+    try:
+        user = int(known[2] if known else wanted)
+        group = int(known[3]) if known else 0
+        if wanted_group:
+            row = next((row for row in groups if len(row) > 2 and wanted_group in (row[0], row[2])), None)
+            group = int(row[2] if row else wanted_group)
+    except ValueError:
+        raise TaskError(f"image {name} is to run as {asked!r}, whom it does not know") from None
+    if not 0 <= user < (1 << 32) - 1 or not 0 <= group < (1 << 32) - 1:
+        raise TaskError(f"image {name} is to run as {asked!r}, which no kernel has")
+    return user, group, known[5] if known and known[5].startswith("/") else "/"
+
+
+def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
+    """Make a repository of ours at `target` with the files in `source` as its one commit.
+
+    The commit's id; path, git mode and blob id of each file; and what a file system of 4 KiB pages needs for it all.
+    """
+    entries, size = [], 0
+    for path, kind in _files(source):
+        size += 4096 * (2 + kind.st_size // 4096)
+        if set(path.split("/")) & {".git", *_DROPPED} or path.endswith(".pyc"):
+            continue
+        if stat.S_ISLNK(kind.st_mode):
+            entries.append((path, "120000", os.fsencode((source / path).readlink())))
+        elif stat.S_ISREG(kind.st_mode):
+            mode = "100755" if kind.st_mode & stat.S_IXUSR else "100644"
+            entries.append((path, mode, (source / path).read_bytes()))
+    entries.sort()
+    home = bare(target)
+    git("fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
+    for made in (home, *home.rglob("*")):
+        made.chmod(0o755 if made.is_dir() else 0o644)
+    base = (home / "refs/heads/main").read_text().strip()
+    return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
+
+
+def _files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """Everything below `source` but folders, and those in caches of tools; `.git` is git's, whatever its case."""
+    for parent, folders, files in os.walk(source):
+        here = Path(parent)
+        for name in (*files, *(name for name in folders if (here / name).is_symlink())):
+            yield str((here / name).relative_to(source)), (here / name).lstat()
+
+
+def _hidden(tree: Path) -> list[str]:
+    """Folders where the image has this package, and with it answers."""
+    return [
+        f"/{Path(parent, name).relative_to(tree)}"
+        for parent, folders, _ in os.walk(tree)
+        for name in folders
+        if name == "coderepairrl" and parent.endswith("-packages") and not Path(parent, name).is_symlink()
+    ]
+
+
+def _summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The reports on all layers as one."""
+    total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in ("files", "bytes", "shared")}
+    counts: dict[str, int] = {}
+    named: dict[str, list[str]] = {}
+    for report in reports:
+        for kind, count in report["counts"].items():
+            counts[kind] = counts.get(kind, 0) + count
+        for kind, names in report["left_out"].items():
+            named[kind] = [*named.get(kind, []), *names][:100]
+    return total | {"counts": counts, "left_out": named}

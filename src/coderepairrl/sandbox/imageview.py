@@ -1,0 +1,77 @@
+"""What a sandbox of bubblewrap sees of an unpacked image: all of its files, and little else.
+
+The image's root is an overlay whose changes are in memory, or, where the kernel lets us mount none, read-only but for
+the working folder. What the image's programs run as is one user id, that of its ``USER``, to whom all files belong; it
+has no capability, root included: owners cannot be changed, and other ids do not exist.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from coderepairrl.errors import TaskError
+from coderepairrl.sandbox import answers, rootfs
+from coderepairrl.sandbox.backend import BASE_ENV, NO_NETWORK
+from coderepairrl.sandbox.rootfs import Image
+from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.sandbox.workspace import Prepared
+
+MOUNTED = f"/{rootfs.MOUNTED}"
+"""The one folder of ours inside: the guest and its Python."""
+ARCHIVE = f"{MOUNTED}/workspace.tar"
+"""Where the guest finds the files of a working folder that is copied."""
+
+
+def options(
+    image: Image, prepared: Prepared, files: Path, limits: ResourceLimits, inside: Path, binds: Sequence[str]
+) -> list[str]:
+    """bubblewrap's options that show the `files` of `image`, the folder `inside` of ours, and the `binds` of the user.
+
+    Raises `TaskError` where a bind would be mounted by way of a link in the image, or on nothing.
+    """
+    size = str(limits.tmp_bytes)
+    view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
+    for folder in (*answers.outermost_first(binds), *image.hidden):
+        _check_mountable(image, prepared, folder)
+    for folder in answers.outermost_first(binds):
+        view += ["--ro-bind", folder, folder]
+        for _, at in answers.in_view([folder]):
+            view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
+    for at in image.hidden:
+        view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
+    view += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+    view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    view += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--ro-bind", str(inside), MOUNTED]
+    if prepared.packed:
+        view += ["--size", str(prepared.size + limits.disk_bytes), "--tmpfs", image.workdir]
+        view += ["--ro-bind", str(prepared.archive), ARCHIVE]
+    return [*view, "--chdir", image.workdir]
+
+
+def variables(image: Image, prepared: Prepared, given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of commands: the image's own where it says, and before all what the user has `given`."""
+    home = "/tmp" if prepared.packed else image.home  # which could not be written
+    return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **given}
+
+
+def _check_mountable(image: Image, prepared: Prepared, folder: str) -> None:
+    """bubblewrap follows links, by the host's paths at that: there may be none on the way."""
+    at = prepared.tree
+    for part in Path(folder).parts[1:]:
+        at = at / part
+        try:
+            kind = at.lstat().st_mode
+        except FileNotFoundError:
+            if prepared.packed:
+                raise TaskError(
+                    f"{image.name} has no folder {folder}, and none can be added to it here",
+                    fix="leave out sandbox.options.copy, or use a kernel with overlays",
+                ) from None
+            return
+        if not stat.S_ISDIR(kind):
+            raise TaskError(
+                f"{image.name} has a file or a link at /{at.relative_to(prepared.tree)}",
+                fix=f"show {folder} at another path (sandbox.options.binds)",
+            )

@@ -1,0 +1,53 @@
+"""Paths in the tree of an image, whose symbolic links lead nowhere but into it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from pathlib import Path
+
+LINKS = 40
+"""As many as the kernel follows."""
+
+
+def resolve(tree: Path, path: str, base: str = "") -> str | None:
+    """Where `path`, absolute or from the folder `base`, is, as a path from `tree` without links; None: nowhere.
+
+    Nobody changes the tree meanwhile.
+    """
+    here: list[str] = []
+    left, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
+    while left:
+        part = left.popleft()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del here[-1:]
+            continue
+        at = tree.joinpath(*here, part)
+        try:
+            kind = at.lstat().st_mode
+        except OSError:
+            return None
+        if stat.S_ISLNK(kind):
+            links += 1
+            if links > LINKS:
+                return None
+            target = os.fspath(at.readlink())
+            here = [] if target.startswith("/") else here
+            left.extendleft(reversed(target.split("/")))
+        elif left and not stat.S_ISDIR(kind):
+            return None
+        else:
+            here.append(part)
+    return "/".join(here)
+
+
+def text(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
+    """What the file there holds, the first `longest` bytes; nothing without a regular file."""
+    found = resolve(tree, path, base)
+    if not found or not stat.S_ISREG((tree / found).lstat().st_mode):
+        return ""
+    with (tree / found).open("rb") as file:
+        return os.fsdecode(file.read(longest))

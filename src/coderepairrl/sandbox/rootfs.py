@@ -1,0 +1,112 @@
+"""Images that were unpacked: where each lies, and what is known of it. `coderepairrl.environments` makes them.
+
+Below the cache's folder for images:
+
+- ``names/KEY.json``: which image a name or a digest stands for;
+- ``trees-USER/ID/``: an image for sandboxes that run as that user, and there whole or not at all: its files (``tree``),
+  a repository of ours with the files of the working folder as its one commit (``git``, ``manifest.json``), and the
+  `Image` (``image.json``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import TaskError
+from coderepairrl.processes.caches import images_cache
+from coderepairrl.processes.hostgit import bare
+from coderepairrl.sandbox.workspace import Prepared, hand_over, pack
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+MOUNTED = "run/crrl"
+"""Folder of an image that sandboxes mount what they need upon."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""``PATH`` in an image that does not set it."""
+_PREPARE = "crrl data prepare with the task's source, on a machine with a network: it fetches and unpacks images"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An unpacked image, as JSON in ``image.json``. Paths are as commands inside see them."""
+
+    name: str
+    id: str
+    """SHA-256 of its configuration, in hex: that of the same layers with the same settings."""
+    workdir: str
+    """The working folder, whose files are the task's repository."""
+    env: Mapping[str, str]
+    user: int
+    group: int
+    """Whom its programs run as."""
+    home: str
+    base: str
+    """Id of the one commit in ``git``."""
+    size: int
+    """Bytes that a file system of 4 KiB pages needs for the working folder."""
+    head: str = ""
+    """The commit that the image's own repository is at, and later than which there is none; empty without one."""
+    hidden: tuple[str, ...] = ()
+    """Folders in it with answers to the tasks that ship."""
+    report: Mapping[str, Any] | None = None
+    """How it was made, what was left out."""
+
+
+def store(user: int | None) -> Path:
+    """Where the images of sandboxes that run as `user` (None: as we do) lie."""
+    return images_cache() / f"trees-{os.getuid() if user is None else user}"
+
+
+def record_of(where: str) -> Path:
+    """The file that says which image `where` (``NAME``, ``NAME@DIGEST``) stands for. A digest says it all."""
+    name, _, digest = where.rpartition("@")
+    key = digest.replace(":", "-") if name and DIGEST.fullmatch(digest) else hashlib.sha256(where.encode()).hexdigest()
+    return images_cache() / "names" / f"{key}.json"
+
+
+def pinned(where: str) -> str:
+    """`where` with the digest that it had when it was prepared; as it is where it has one, or was not prepared."""
+    if DIGEST.fullmatch(where.rpartition("@")[2]):
+        return where
+    try:
+        return str(json.loads(record_of(where).read_text())["pinned"])
+    except FileNotFoundError:
+        return where
+
+
+def find(where: str, user: int | None) -> tuple[Path, Image]:
+    """The folder of the unpacked image that `where` stands for, and what is known of it.
+
+    Raises `TaskError` when it was not prepared for sandboxes that run as `user`.
+    """
+    try:
+        record = json.loads(record_of(where).read_text())
+    except FileNotFoundError:
+        raise TaskError(f"image {where} was not prepared on this machine", fix=_PREPARE) from None
+    folder = store(user) / record["id"]
+    try:
+        said = json.loads((folder / "image.json").read_text())
+    except FileNotFoundError:
+        raise TaskError(f"image {where} was not prepared for sandboxes of this user", fix=_PREPARE) from None
+    return folder, Image(**said | {"hidden": tuple(said["hidden"])})
+
+
+def prepared(where: str, root: Path, user: int | None, *, packed: bool) -> Prepared:
+    """The workspace of an unpacked image, in the folder `root`: no file is copied, unless its working folder is to be
+    `packed`. Raises `TaskError`."""
+    folder, image = find(where, user)
+    root.mkdir()
+    bare(root / "attempts")
+    hand_over(root, user)
+    for name in ("tree", "git"):
+        (root / name).symlink_to(folder / name)
+    made = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
+    if packed:
+        pack(made, folder / "tree" / image.workdir.lstrip("/"))
+    return made

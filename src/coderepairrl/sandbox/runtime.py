@@ -1,0 +1,71 @@
+"""A Python of this machine in a folder of its own: what the guest runs by in an image, which may have none.
+
+Only what the guest loads is there, found by loading it once: the interpreter, the modules, the shared libraries, and
+the loader, which is started first, since the image's own may be older or another. Some 10 MB, copied in a hundredth of
+a second.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox.interpreter import first_python, install_command
+
+_LOAD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import guest, ctypes, encodings.ascii, encodings.latin_1, encodings.idna
+try:
+    import _sha1
+except ImportError:
+    import hashlib
+modules = [[module.__file__, getattr(module, "__cached__", None)] for module in list(sys.modules.values())
+           if getattr(module, "__file__", None) and module.__name__ != "guest"]
+with open("/proc/self/maps") as maps:
+    mapped = sorted({line.split(None, 5)[5].strip() for line in maps if "/" in line})
+import json
+print(json.dumps({"modules": modules, "mapped": mapped, "prefix": sys.base_prefix, "program": sys.executable}))
+"""
+
+
+def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
+    """Fill the folder `target`, which the sandbox sees as `seen`; the beginning of a command line that runs Python.
+
+    The module `guest` lies where `user` can read it. Raises `PrerequisiteError` where no interpreter can be taken
+    apart so.
+    """
+    _, said = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
+    found = json.loads(said)
+    program = Path(found["program"]).resolve()
+    for source, cached in found["modules"]:
+        for path in (Path(name) for name in (source, cached) if name):
+            if path.exists():
+                _copy(path, target / str(path).lstrip("/"))
+    _copy(program, target / str(program).lstrip("/"))
+    modules = {source for source, _ in found["modules"]}
+    loader = ""
+    for library in (Path(name) for name in found["mapped"] if name not in modules and name != str(program)):
+        if ".so" not in library.name or not library.is_file():
+            continue
+        for name in (library.name, *_names(library)):
+            _copy(library, target / "lib" / name)
+        if library.name.startswith("ld-"):
+            loader = library.name
+    if not loader:
+        raise PrerequisiteError(f"{program} is linked in a way that images cannot use", fix=install_command("python3"))
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+    return [f"{seen}/lib/{loader}", "--library-path", f"{seen}/lib", f"{seen}{program}"]
+
+
+def _names(library: Path) -> list[str]:
+    """What else a library is called: programs name it by its version of the interface."""
+    return [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(source, target)

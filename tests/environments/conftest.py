@@ -1,0 +1,76 @@
+"""A cache of the test's own, and an image of this machine's programs."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sandbox.images import root_file_system
+
+from .made import packed
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    """A temporary folder that the user of sandboxes can enter; pytest's own are closed."""
+    folder = Path(tempfile.mkdtemp(prefix="crrl-images-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where images are kept."""
+    with open_folder() as folder:
+        monkeypatch.setenv("CRRL_CACHE", str(folder))
+        yield folder
+
+
+HISTORY = """
+git init -q -b main && git config user.name n && git config user.email e@e
+echo 0 > app.py && git add -A && git commit -qm zero && git tag -a v0 -m zero
+git checkout -qb side && echo side > side.py && git add -A && git commit -qm side && git checkout -q main
+git merge -q --no-ff -m merge side && echo 'return a - b' > app.py && git commit -qam base && git tag base-tag
+echo 'THE FIX' > app.py && git commit -qam fix && git tag later && git tag -a later-too -m later
+git checkout -qb other && echo 'THE FIX again' > app.py && git commit -qam again && git checkout -q main
+echo 'THE FIX stashed' > app.py && git stash -q && git replace HEAD~1 HEAD
+git update-ref refs/notes/x HEAD && git repack -qad && touch $(ls .git/objects/pack/*.pack | sed s/pack$/promisor/)
+git update-ref refs/remotes/origin/main HEAD && git config remote.origin.url http://fix.example/repo
+printf '#!/bin/sh\\necho THE FIX\\n' > .git/hooks/post-checkout && chmod +x .git/hooks/post-checkout
+git -c core.hooksPath=/dev/null reset -q --hard HEAD~1 2>/dev/null || true
+git replace -d $(git replace) && git -c core.hooksPath=/dev/null checkout -q -f base-tag && git replace later base-tag
+git branch -f main base-tag && git symbolic-ref HEAD refs/heads/main && git reset -q --hard
+"""
+"""A repository at a commit with a bug, and with the repair in every place that git has."""
+
+
+def repository(folder: Path, script: str = HISTORY) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["bash", "-ec", script], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A layer with the programs that tests run inside."""
+    root = tmp_path_factory.mktemp("image") / "root"
+    root_file_system(root)
+    subprocess.run(["rm", "-rf", root / "testbed"], check=True)
+    return packed(root)
+
+
+@pytest.fixture(scope="session")
+def testbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A layer with a repository in ``/testbed``."""
+    root = tmp_path_factory.mktemp("repository")
+    repository(root / "testbed")
+    (root / "testbed/built.so").write_bytes(b"not in git")
+    return packed(root)

@@ -1,0 +1,242 @@
+"""From an image's name to a tree that sandboxes open: by digest, once, whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.environments import prepare_images, sources
+from coderepairrl.environments.images import Ready
+from coderepairrl.errors import PrerequisiteError, Several, TaskError
+from coderepairrl.sandbox import rootfs
+from coderepairrl.sandbox.privileges import SANDBOX_USER
+
+from .made import archive, configuration, digest, entry, folder, hard, layout, link, saved
+
+USER = SANDBOX_USER if os.geteuid() == 0 else None
+LAYERS = [
+    archive([folder("testbed"), entry("testbed/app.py", b"1\n"), entry("testbed/old", b"1"), entry("etc/passwd",
+        b"root:x:0:0:root:/root:/bin/sh\nwho:x:77:88:who:/home/who:/bin/sh\n"), entry("etc/group", b"some:x:99:\n")]),
+    archive([entry("testbed/.wh.old"), entry("testbed/new", b"2"), hard("testbed/again", "testbed/app.py")]),
+]  # fmt: skip
+
+
+def prepare(name: str, **options: Path) -> Ready:
+    [ready] = prepare_images([name], **options)  # type: ignore[arg-type]
+    return ready
+
+
+def tree_of(ready: Ready) -> Path:
+    where, _ = rootfs.find(ready.pinned, USER)
+    return where / "tree"
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, lambda data: data, "zstd"])
+def test_a_layout_is_unpacked(tmp_path: Path, compress: object) -> None:
+    if compress == "zstd":
+        if shutil.which("zstd") is None:
+            pytest.skip("no zstd (sudo apt-get install zstd)")
+        compress = lambda data: subprocess.run(["zstd", "-q"], input=data, capture_output=True, check=True).stdout  # noqa: E731
+    asked = layout(
+        tmp_path / "oci", LAYERS, "v1", compress, WorkingDir="/testbed", Env=["A=b=c", "PATH=/x"], User="who:some"
+    )
+    ready = prepare(f"oci:{tmp_path}/oci:v1")
+    assert ready.pinned == f"oci:{tmp_path}/oci@{asked}" and prepare(ready.pinned).image == ready.image
+    image = ready.image
+    assert (image.workdir, image.env, image.home) == ("/testbed", {"A": "b=c", "PATH": "/x"}, "/home/who")
+    assert (image.user, image.group) == (77, 99)
+    tree = tree_of(ready)
+    assert sorted(path.name for path in (tree / "testbed").iterdir()) == ["again", "app.py", "new"]
+    assert (tree / "testbed/again").samefile(tree / "testbed/app.py")
+    assert {path.lstat().st_uid for path in tree.rglob("*")} == {USER if USER is not None else os.getuid()}
+    assert not list(tree.parents[1].glob(".partial*"))
+
+
+def test_tags_are_resolved_once_and_digests_say_it_all(tmp_path: Path) -> None:
+    first = layout(tmp_path / "oci", LAYERS, "latest", WorkingDir="/testbed")
+    ready = prepare(f"oci:{tmp_path}/oci:latest")
+    (tmp_path / "oci/index.json").unlink()
+    second = layout(tmp_path / "oci", LAYERS[:1], "latest", WorkingDir="/testbed")
+    assert first != second and prepare(f"oci:{tmp_path}/oci:latest").pinned == ready.pinned
+    assert rootfs.pinned(f"oci:{tmp_path}/oci:latest") == ready.pinned
+    shutil.rmtree(tmp_path / "oci")
+    assert prepare(f"registry.example/some/where:tag@{first}").image == ready.image, "it is here by its digest"
+    with pytest.raises(TaskError, match="not prepared"):
+        rootfs.find(f"registry.example/some/where:tag@{second}", USER)
+
+
+def test_an_archive_of_docker_save_and_an_offered_folder(tmp_path: Path) -> None:
+    asked = saved(tmp_path / "image.tar", LAYERS, "bench/toy:1", WorkingDir="/testbed")
+    by_tag = prepare(f"docker-archive:{tmp_path}/image.tar:bench/toy:1")
+    assert by_tag.pinned.endswith(asked) and (tree_of(by_tag) / "testbed/new").read_text() == "2"
+    other = layout(tmp_path / "oci", LAYERS[:1], "registry.example/bench:1", WorkingDir="/testbed")
+    offered = prepare(f"registry.example/bench@{other}", offered=tmp_path / "oci")
+    named = prepare("registry.example/bench:1", offered=tmp_path / "oci")
+    assert named.pinned == offered.pinned == f"registry.example/bench@{other}"
+    assert (tree_of(offered) / "testbed/old").exists()
+
+
+def test_equal_images_are_one_and_equal_files_are_shared(tmp_path: Path) -> None:
+    layout(tmp_path / "oci", LAYERS, "a", WorkingDir="/testbed")
+    layout(tmp_path / "oci", [*LAYERS, archive([entry("more", b"3")])], "b", WorkingDir="/testbed")
+    saved(tmp_path / "image.tar", LAYERS, "a:1", WorkingDir="/testbed")
+    a, b, c = (tree_of(prepare(name)) for name in (
+        f"oci:{tmp_path}/oci:a", f"oci:{tmp_path}/oci:b", f"docker-archive:{tmp_path}/image.tar"
+    ))  # fmt: skip
+    assert a == c and a != b and (a / "testbed/app.py").samefile(b / "testbed/app.py")
+
+
+def blob_of(oci: Path, data: bytes) -> Path:
+    return oci / "blobs" / digest(data).replace(":", "/")
+
+
+def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    asked = layout(tmp_path / "oci", LAYERS, WorkingDir="/testbed")
+    name = f"oci:{tmp_path}/oci@{asked}"
+    config = configuration(LAYERS, WorkingDir="/testbed")
+    for data, word in ((gzip.compress(LAYERS[1]), "corrupt"), (config, "corrupt")):
+        path = blob_of(tmp_path / "oci", data)
+        path.write_bytes(data[:-3] + b"xxx")
+        with pytest.raises(TaskError, match=word):
+            prepare(name)
+        path.write_bytes(data)
+    gone = blob_of(tmp_path / "oci", gzip.compress(LAYERS[0]))
+    gone.rename(tmp_path / "away")
+    with pytest.raises((TaskError, PrerequisiteError)):
+        prepare(name)
+    (tmp_path / "away").rename(gone)
+    assert not [path for path in rootfs.store(USER).iterdir() if path.name != "shares" and path.is_dir()]
+    assert (tree_of(prepare(name)) / "testbed/new").exists()
+
+
+def test_a_layer_that_is_not_what_the_configuration_says(tmp_path: Path) -> None:
+    """Its blob is whole, by the manifest's digest: but it is another one."""
+    layout(tmp_path / "oci", LAYERS, "x", lambda data: gzip.compress(LAYERS[0]), WorkingDir="/testbed")
+    with pytest.raises(TaskError, match="its archive is"):
+        prepare(f"oci:{tmp_path}/oci:x")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"WorkingDir": "/nowhere/../etc/passwd"}, None),
+        ({"User": "nobody-we-know"}, "nobody-we-know"),
+        ({"User": "-5"}, "-5"),
+        ({"WorkingDir": "/"}, None),
+        ({}, None),
+    ],
+)
+def test_settings_that_say_too_little_or_nonsense(tmp_path: Path, settings: dict[str, str], words: str | None) -> None:
+    layout(tmp_path / "oci", LAYERS, "x", **settings)
+    if words is None:
+        assert prepare(f"oci:{tmp_path}/oci:x").image.workdir == "/testbed"
+    else:
+        with pytest.raises(TaskError, match=words):
+            prepare(f"oci:{tmp_path}/oci:x")
+
+
+def test_an_image_without_a_working_folder_and_a_hostile_one(tmp_path: Path) -> None:
+    """The working folder may be reached by links, which lead nowhere but into the image."""
+    bare = [archive([folder("app"), entry("app/x", b"1"), link("srv", "/app"), link("testbed", str(tmp_path))])]
+    layout(tmp_path / "oci", bare, "none")
+    with pytest.raises(TaskError, match="no working folder"):
+        prepare(f"oci:{tmp_path}/oci:none")
+    layout(tmp_path / "oci", bare, "linked", WorkingDir="/srv")
+    assert prepare(f"oci:{tmp_path}/oci:linked").image.workdir == "/app"
+    layout(tmp_path / "oci", [archive([entry("../x", b"1")])], "hostile")
+    with pytest.raises(TaskError, match="refused"):
+        prepare(f"oci:{tmp_path}/oci:hostile")
+
+
+def test_users_and_mount_points_are_no_links_out(tmp_path: Path) -> None:
+    """What we read of an image, and mount upon, is in the image."""
+    (tmp_path / "passwd").write_text("who:x:5:5::/:\n")
+    evil = [archive([folder("testbed"), link("etc", str(tmp_path)), link("tmp", "/testbed"), link("run", str(tmp_path)),
+                     link("proc", "/"), entry("dev", b"a file")])]  # fmt: skip
+    layout(tmp_path / "oci", evil, "x", User="who")
+    with pytest.raises(TaskError, match="whom it does not know"):
+        prepare(f"oci:{tmp_path}/oci:x")
+    layout(tmp_path / "oci", evil, "y")
+    tree = tree_of(prepare(f"oci:{tmp_path}/oci:y"))
+    assert all((tree / name).is_dir() and not (tree / name).is_symlink() for name in ("tmp", "run/crrl", "proc", "dev"))
+    assert {path.name for path in tmp_path.iterdir()} == {"passwd", "oci"}
+
+
+def test_the_wrong_machine_and_names_that_are_none(tmp_path: Path) -> None:
+    oci = tmp_path / "oci"
+    layout(oci, LAYERS, "x", WorkingDir="/testbed")
+    for name, words in (
+        ("registry/x@sha256:12", "no digest"), ("-flag", "no name"), (f"oci:{oci}:y", "not in"),
+        (f"oci:{tmp_path}/none:x", "No such file"), (f"docker-archive:{oci}/oci-layout", "no archive"),
+    ):  # fmt: skip
+        with pytest.raises(TaskError, match=words):
+            prepare(name)
+    config = json.loads(configuration(LAYERS)) | {"architecture": "s390x"}
+    whole = json.dumps(config).encode()
+    manifest = {"schemaVersion": 2, "config": {"digest": digest(whole), "size": len(whole)},
+                "layers": [{"digest": digest(gzip.compress(layer)), "size": 1} for layer in LAYERS]}  # fmt: skip
+    for data in (whole, json.dumps(manifest).encode()):
+        blob_of(oci, data).write_bytes(data)
+    with pytest.raises(TaskError, match="s390x"):
+        prepare(f"oci:{oci}@{digest(json.dumps(manifest).encode())}")
+
+
+def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -> None:
+    layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
+    with pytest.raises(Several):
+        prepare_images(["-a", f"oci:{tmp_path}/oci:x", "-b"])
+    rootfs.find(f"oci:{tmp_path}/oci:x", USER)
+
+
+def test_a_disk_without_room_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
+    monkeypatch.setattr(sources, "SPARE", 1 << 60)
+    with pytest.raises(PrerequisiteError, match="MiB left"):
+        prepare(f"oci:{tmp_path}/oci:x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = archive([folder("testbed"), *(entry(f"testbed/{n}", os.urandom(1 << 20)) for n in range(12))])
+    layout(tmp_path / "oci", [large], "x", WorkingDir="/testbed")
+    monkeypatch.setattr(sources, "SPARE", -(1 << 40))
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tmpfs", cache], check=True)
+    try:
+        with pytest.raises(PrerequisiteError, match="room|space") as refused:
+            prepare(f"oci:{tmp_path}/oci:x")
+        assert "free some disk space" in refused.value.fix
+        assert not list(rootfs.store(USER).glob(".partial*")) and not list(rootfs.store(USER).glob("[0-9a-f]*"))
+    finally:
+        subprocess.run(["umount", cache], check=True)
+
+
+def test_several_processes_prepare_one_image_and_kills_lose_nothing(tmp_path: Path, cache: Path) -> None:
+    """Three at a time are killed at any moment; what they leave is never taken for whole, and the last ones succeed."""
+    many = archive([folder("testbed"), *(entry(f"testbed/{n}", os.urandom(3000)) for n in range(1500))])
+    asked = layout(tmp_path / "oci", [LAYERS[0], many], WorkingDir="/testbed")
+    name = f"oci:{tmp_path}/oci@{asked}"
+    program = f"from coderepairrl.environments import prepare_images; print(prepare_images([{name!r}])[0].image.id)"
+
+    def start() -> list[subprocess.Popen[bytes]]:
+        return [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(3)]
+
+    for wait in (0.5, 0.7, 0.9):
+        running = start()
+        time.sleep(wait)
+        for process in running:
+            process.kill()
+            process.communicate()
+    said = {process.communicate()[0] for process in start()}
+    assert len(said) == 1 and said != {b""}
+    tree = tree_of(prepare(name))
+    assert len(list((tree / "testbed").iterdir())) == 1502
+    assert {path.name for path in rootfs.store(USER).iterdir() if path.is_dir()} == {tree.parent.name, "shares"}

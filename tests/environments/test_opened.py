@@ -1,0 +1,241 @@
+"""Images in bubblewrap: their own programs, user, variables and folder, and every promise of a sandbox."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import grading
+from coderepairrl.certify import sandbox as exam
+from coderepairrl.environments import prepare_images
+from coderepairrl.errors import TaskError
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.types import Task
+
+from .conftest import open_folder
+from .made import archive, entry, folder, layout, link
+
+CONDA = archive(
+    [
+        folder("opt"), folder("opt/env"), folder("opt/env/bin"),
+        entry("opt/env/bin/activate", b"export VIRTUAL_ENV=/opt/env; PATH=/opt/env/bin:$PATH\n"),
+        entry("opt/env/bin/tool", b"#!/bin/sh\necho tool of the image\n", mode=0o755),
+        entry("etc/passwd", b"root:x:0:0:root:/root:/bin/bash\nagent:x:1234:55:a:/home/agent:/bin/bash\n"),
+        folder("root", 0o700), folder("home/agent", 0o750), entry("root/.profile", b"x", mode=0o000),
+        entry("usr/bin/setuid", b"#!/bin/sh\nid\n", mode=0o6755), entry("app/.wh.x"),
+    ]
+)  # fmt: skip
+
+
+@pytest.fixture(params=["overlay", "copy"])
+def backend(request: pytest.FixtureRequest, isolating: None) -> Iterator[Bubblewrap]:
+    made = Bubblewrap(copy=request.param == "copy", memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
+    made.require()
+    if request.param == "overlay" and "no overlay" in made.how_workspaces_open():
+        pytest.skip(made.how_workspaces_open())
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def home() -> Iterator[Path]:
+    with open_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One for all of these tests, whose images have most in common."""
+    monkeypatch.setenv("CRRL_CACHE", str(home))
+    return home
+
+
+@pytest.fixture
+def oci(tmp_path: Path) -> Path:
+    return tmp_path / "oci"
+
+
+def task(oci: Path, *layers: bytes, **settings: object) -> Task:
+    made = layout(oci, layers, compress=lambda data: data, **settings)
+    [ready] = prepare_images([f"oci:{oci}@{made}"])
+    return Task("t", "", "python", f"image:{ready.pinned}", b"")
+
+
+async def said(box: object, script: str) -> str:
+    result = await box.exec(["bash", "-c", script])  # type: ignore[attr-defined]
+    return str(result.output.decode())
+
+
+async def test_an_image_runs_as_it_says(backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes) -> None:
+    settings = {"Env": ["A=b c", "PATH=/opt/env/bin:/usr/bin:/bin"], "User": "agent", "WorkingDir": "/testbed/"}
+    one = task(oci, programs, testbed, CONDA, **settings)
+    copied = "images read-only" in backend.info().workspaces
+    async with backend.open(one) as box:
+        assert box.workdir == "/testbed"
+        assert await said(box, "pwd; id -u; id -g; echo $A; tool; cat built.so") == (
+            "/testbed\n1234\n55\nb c\ntool of the image\nnot in git"
+        )
+        assert await said(box, "echo $HOME") == ("/tmp\n" if copied else "/home/agent\n")
+        assert await said(box, ". /opt/env/bin/activate && echo $VIRTUAL_ENV && command -v tool") == (
+            "/opt/env\n/opt/env/bin/tool\n"
+        )
+        modes = await said(box, "stat -c %u:%a /usr/bin/setuid /root /testbed /tmp")
+        assert modes.split() == ["1234:755", "1234:700", "1234:755", "1234:1777"]
+        assert "RW" not in await said(box, "touch /usr/x && echo RW") or not copied
+        assert (await box.exec(["git", "status", "--porcelain"])).output == b"?? built.so\n"
+        assert await said(box, "git describe; git log --oneline --all | wc -l") != ""
+        assert (
+            b"THE FIX"
+            not in (
+                await box.exec(["bash", "-c", "grep -rl 'THE FIX' /testbed /etc /opt /root /home /run /tmp"])
+            ).output
+        )
+    async with backend.open(one) as box:
+        assert await said(box, "ls /usr/x 2>&1") == "ls: cannot access '/usr/x': No such file or directory\n"
+
+
+async def test_the_root_of_an_image_has_no_capability(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
+) -> None:
+    async with backend.open(task(oci, programs, testbed, CONDA)) as box:
+        assert await said(box, "id -u; grep Cap /proc/self/status | tr -d 'Cap0:\\t\\n'") == "0\nInhPrmEffBndAmb"
+        for attempt in ("chmod 4777 /usr/bin/id && /usr/bin/id -u; exit 1", "chown 5 app.py", "unshare -m true",
+                        "mknod /testbed/x c 1 3", "echo 1 > /proc/sys/kernel/core_pattern",
+                        "cat /proc/1/environ", "echo x > /run/crrl/guest.pyc", "mv /run/crrl /run/y"):  # fmt: skip
+            assert not (await box.exec(["bash", "-c", attempt])).ok, attempt
+        assert (await box.exec(["bash", "-c", "test ! -e /testbed/x && test -e /run/crrl/guest.pyc"])).ok
+
+
+async def test_the_change_is_taken_by_our_git_and_applies_in_a_fresh_one(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
+) -> None:
+    one = task(oci, programs, testbed)
+    async with backend.open(one) as box:
+        assert await box.diff() == b""
+        await said(
+            box,
+            "echo 'return a + b' > app.py; rm side.py; mkdir new; echo 1 > new/x; ln -s x new/y; chmod +x app.py;"
+            "git config core.fsmonitor 'touch /tmp/ran; false'; git add -A; git commit -qm done; mkdir __pycache__;"
+            "touch __pycache__/x.pyc; echo elsewhere > /etc/elsewhere",
+        )
+        await box.write("written.txt", b"by a tool")
+        patch = await box.diff()
+        assert patch.count(b"diff --git") == 5 and b"elsewhere" not in patch
+        assert await box.read("new/x") == b"1\n"
+        with pytest.raises(PermissionError):
+            await box.read("../etc/hosts")
+    async with backend.open(one) as box:
+        assert not await grading.apply(box, patch) and await box.diff() == patch
+
+
+async def test_nothing_of_the_host_is_seen(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes, cache: Path, tmp_path: Path
+) -> None:
+    """Neither its files, nor where the image lies; the builder's name server neither."""
+    leaky = archive([entry("etc/resolv.conf", b"nameserver 10.9.8.7\n"), entry("etc/hosts", b"10.9.8.7 builder\n")])
+    (tmp_path / "secret").write_text("of the host")
+    async with backend.open(task(oci, programs, testbed, leaky)) as box:
+        mounts = await said(box, "cat /proc/self/mountinfo")
+        if "images an overlay" not in backend.info().workspaces:  # else a mount says what it shows
+            mounts = mounts.partition("\n")[2]
+        assert str(cache) not in mounts and "trees-" not in mounts
+        assert "10.9.8.7" not in await said(box, "cat /etc/resolv.conf /etc/hosts")
+        seen = await said(box, "find / -xdev -name 'crrl*' -o -xdev -name secret -o -xdev -path '*pytest-of*'")
+        assert seen.split() == ["/run/crrl"]
+        assert await said(box, "ls /run/crrl") == "guest.pyc\npython\nworkspace.tar\n"
+
+
+async def test_an_image_without_python_or_git_works(backend: Bubblewrap, oci: Path, tmp_path: Path) -> None:
+    """The guest brings its own."""
+    root = tmp_path / "root"
+    needed = subprocess.run(["ldd", "/bin/bash"], capture_output=True, text=True).stdout.split()
+    for path in ["/bin/bash", "/bin/tar", "/bin/cat", *(word for word in needed if word.startswith("/"))]:
+        (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        (root / path.lstrip("/")).write_bytes(Path(path).read_bytes())
+        (root / path.lstrip("/")).chmod(0o755)
+    more = subprocess.run(["ldd", "/bin/tar", "/bin/cat"], capture_output=True, text=True).stdout.split()
+    for path in (word for word in more if word.startswith("/") and not word.endswith(":")):
+        (root / path.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+        (root / path.lstrip("/")).write_bytes(Path(path).read_bytes())
+        (root / path.lstrip("/")).chmod(0o755)
+    (root / "testbed").mkdir()
+    (root / "testbed/x").write_text("1")
+    made = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
+    async with backend.open(task(oci, made)) as box:
+        assert await said(box, "cat x; command -v python3 git || echo neither") == "1neither\n"
+        await box.write("x", b"2")
+        assert b"+2" in await box.diff()
+
+
+async def test_what_cannot_be_opened_says_what_helps(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError, match="not prepared") as refused:
+        backend.check_image("nothing@sha256:" + 64 * "0")
+    assert "crrl data prepare" in refused.value.fix
+    with pytest.raises(TaskError, match="not prepared"):
+        async with backend.open(Task("t", "", "", "image:nothing:1", b"")):
+            pass
+    one = task(oci, programs, testbed)
+    shown = Bubblewrap(binds=["/opt"])
+    linked = task(oci, programs, testbed, archive([link("opt", "/usr")]))
+    with pytest.raises(TaskError, match="a file or a link"):
+        async with shown.open(linked):
+            pass
+    shown.close()
+    chosen = Bubblewrap(commands=["ls"])
+    with pytest.raises(TaskError, match="commands"):
+        async with chosen.open(one):
+            pass
+    chosen.close()
+
+
+async def test_an_image_that_has_this_package_shows_no_answers(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
+) -> None:
+    where = "usr/local/lib/python3.12/site-packages/coderepairrl/tasks/fix.patch"
+    async with backend.open(task(oci, programs, testbed, archive([entry(where, b"answer")]))) as box:
+        assert await said(box, "find /usr/local -name fix.patch; ls -d /usr/local/lib/python3.12/*/*") == (
+            "/usr/local/lib/python3.12/site-packages/coderepairrl\n"
+        )
+
+
+def exam_image(oci: Path, programs: bytes) -> Task:
+    """The folder that the exam asks about, in an image."""
+    files = [folder("testbed"), entry("testbed/app.py", b"def add(a, b):\n    return a - b\n"),
+             entry("testbed/notes.txt", b"one\r\ntwo\r\n")]  # fmt: skip
+    script = "git init -q . && git config user.name n && git config user.email e && git add -A && git commit -qm x"
+    root = oci.parent / "exam"
+    (root / "testbed").mkdir(parents=True)
+    for about, data in files[1:]:
+        (root / about.name).write_bytes(data)
+    subprocess.run(["bash", "-ec", script], cwd=root / "testbed", check=True)
+    made = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
+    return task(oci, programs, made)
+
+
+class Redirected(Bubblewrap):
+    """Opens each ``dir:`` workspace as an image that has been prepared with the same files."""
+
+    image = ""
+
+    def open(self, task: Task) -> object:  # type: ignore[override]
+        return super().open(Task(task.id, task.prompt, task.language, self.image, task.reference))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("copy", [False, True])
+async def test_the_exam(
+    oci: Path, programs: bytes, isolating: None, copy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All questions but for one that brings files of its own, and one whether only the workspace can be written."""
+    left_out = {exam.large} if copy else {exam.large, exam.no_writes}
+    monkeypatch.setattr(exam, "QUESTIONS", [each for each in exam.QUESTIONS if each not in left_out])
+    made = Redirected(copy=copy, memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
+    made.image = exam_image(oci, programs).workspace
+    checks = await exam.examine(made)
+    made.close()
+    assert [(check.name, check.detail) for check in checks if not check.ok] == [] and len(checks) > 10

@@ -73,7 +73,9 @@ async def test_without_overlays_workspaces_are_copied(
     async with backend.open(task) as box:
         assert (await box.exec(["stat", "-fc", "%T", "."])).output == b"tmpfs\n"
     why = "option copy" if copy else "exit code 3"
-    assert backend.how_workspaces_open() == f"copied (no overlay: {why}); images read-only but for a copied working folder"
+    assert (
+        backend.how_workspaces_open() == f"copied (no overlay: {why}); images read-only but for a copied working folder"
+    )
     backend.close()
 
 

@@ -19,6 +19,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError,
 from coderepairrl.grading import grade
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
+from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap
 
@@ -128,14 +129,17 @@ def test_lite_and_verified_are_not_trained_on_unless_asked_for_by_name() -> None
 RUNNABLE = {
     "quixbugs": ("quixbugs-python__gcd",),
     "polyglot python": ("polyglot-python__bowling",),
+    "polyglot javascript": ("polyglot-javascript__promises", "polyglot-javascript__grep"),
     "humaneval stubs": ("HumanEval/32", "HumanEval/50"),
 }
 
 
 @pytest.mark.parametrize("case", RUNNABLE)
 async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Ids with brackets, tests of unittest, helper functions that tests use."""
+    """Ids with brackets, tests of unittest, helper functions that tests use, promises, hooks, modules of both kinds."""
     source, name, options, _ = REAL[case]
+    if "javascript" in case and shutil.which("node") is None:
+        pytest.skip("no node")
     if source == "quixbugs":
         options = {}  # with an environment that has pytest, in the user's cache: a folder below /tmp is not shown
     else:
@@ -148,6 +152,8 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
 
 async def test_java_runs_under_junit(tmp_path: Path) -> None:
     if shutil.which("javac") is None or not all(Path(jar).exists() for jar in junit.JARS.split(":")):
+        if os.environ.get("CI") == "true":
+            pytest.fail("no JDK, JUnit 4 or Hamcrest: .ci/run installs them")
         pytest.skip("no JDK, JUnit 4 or Hamcrest")
     [task, *_] = real("humaneval_java", REAL["humaneval_java"][1], cache=str(tmp_path))
     checks = await examine(ScriptedSource([task]), bwrap())
@@ -157,6 +163,29 @@ async def test_java_runs_under_junit(tmp_path: Path) -> None:
     async with bwrap().open(task) as fresh:
         verdict = await grade(fresh, task, stopping)
     assert "not reported" in verdict.problem
+
+
+NODE_CHEATS = [
+    "process.exit(0)",
+    "process.reallyExit(0)",
+    "globalThis.expect = () => new Proxy({}, { get: () => () => {} })",
+    "globalThis.describe = () => {}",
+]
+
+
+@pytest.mark.parametrize("end", NODE_CHEATS)
+async def test_javascript_that_ends_the_run_has_not_passed(end: str, tmp_path: Path) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("no node")
+    file, options = REAL["polyglot javascript"][1:3]
+    [task] = [
+        each for each in real("aider_polyglot", file, **options, cache=str(tmp_path)) if each.id.endswith("bowling")
+    ]
+    tree = Path(task.workspace.removeprefix("dir:"))
+    stub = (tree / "bowling.js").read_text()
+    cheat = unified("bowling.js", stub, f"{end};\n{stub}")
+    async with bwrap().open(task) as fresh:
+        assert (await grade(fresh, task, cheat)).problem
 
 
 def test_tests_that_may_loop_have_a_limit_each() -> None:

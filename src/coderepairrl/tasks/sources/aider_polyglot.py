@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ TEST_SECONDS = 10.0
 SECONDS = 180.0
 _LICENCE = "MIT"
 _PRACTICE = "exercises/practice"
+_JEST = "crrl_jest.mjs"
 _CATCH = ("test/catch.hpp", "test/tests-main.cpp")
 _CPP = """
 out=$(mktemp -d) && results=$1 && shift &&
@@ -36,8 +38,9 @@ class AiderPolyglot(Files):
     """The exercises in `language`.
 
     `path` is a checkout, or a file of rows (``files``, ``solution_files``, ``test_files``, ``example_files``; for C++
-    with Catch among the files). Python needs nothing else to be tested, Rust cargo (two need crates), C++ g++, Go its
-    tools. Java's tests need Gradle and JUnit 5 from a registry: these tasks come without checks.
+    with Catch among the files). Python needs nothing else to be tested, JavaScript node 20 (``programs/jest.mjs``
+    stands for Jest), Rust cargo (two need crates), C++ g++, Go its tools. Java's tests need Gradle and JUnit 5 from a
+    registry: these tasks come without checks.
     """
 
     name = "aider_polyglot"
@@ -76,6 +79,10 @@ class AiderPolyglot(Files):
         match self.language:
             case "python":
                 command = Command(("python3", "-m", "unittest", *modules), SECONDS, "unittest", TEST_SECONDS)
+            case "javascript":
+                kept = {**kept, _JEST: (resources.files("coderepairrl.tasks") / "programs" / "jest.mjs").read_text()}
+                argv = ("node", "--import", f"./{_JEST}", "--test", "--test-reporter=tap", *tests)
+                command = Command(argv, SECONDS, "node")
             case "rust":
                 argv = ("cargo", "test", "--offline", "--no-fail-fast", "--", "--include-ignored")
                 command = Command(argv, SECONDS, "cargo")
@@ -134,7 +141,7 @@ def _matched(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) 
 
 def _switched_on(language: str, text: str) -> str:
     if language == "javascript":
-        return re.sub(r"\bx(test|it|describe)\(", r"\1(", text)
+        return re.sub(r"\bxtest\(", "test(", text)
     return re.sub(r"^\s*@Disabled\(.*?\)\n", "", text, flags=re.MULTILINE) if language == "java" else text
 
 

@@ -18,8 +18,10 @@ from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, TaskError
 from coderepairrl.grading import grade
 from coderepairrl.rewards.text import TextReward
+from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
 from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.overlap import overlap
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap
 
@@ -537,3 +539,30 @@ def test_a_patch_turned_round_undoes_it(tmp_path: Path) -> None:
     back = patches.turned_round(patch.decode()).encode()
     git("apply", "--index", "-", stdin=back)
     assert git("diff", "--cached", "HEAD~1") == b""
+
+
+def test_an_image_that_was_prepared_is_named_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({**ROW, "image": "r/i:latest"}) + "\n")
+    options = {"path": str(path), "workspace": "image"}
+    assert [task.workspace for task in make("swe_bench", **options)] == ["image:r/i:latest"]
+    record = record_of("r/i:latest")
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"pinned": "r/i@sha256:" + "7" * 64}))
+    assert [task.workspace for task in make("swe_bench", **options)] == ["image:r/i@sha256:" + "7" * 64]
+
+
+def test_the_thesis_curriculum_can_be_made_and_read(tmp_path: Path) -> None:
+    """Its part of Multilingual, from the real rows; the parts share no task, and neither repository nor commit."""
+    path = data(REAL["multilingual"][1])
+    without = {"seed": 42, "without": ["fastlane/fastlane"]}
+    train = make("swe_bench", name="multilingual", path=path, for_training=True, select={"n": 250, **without})
+    held = make("swe_bench", name="multilingual", path=path, select={"skip": 250, **without})
+    file = tmp_path / "curriculum.jsonl"
+    tasks.write_jsonl([*train, *held], file)
+    read = list(make("jsonl", path=str(file)))
+    assert read == [*train, *held]
+    assert Counter(task.split for task in read) == {"train": 250, "test": 43}
+    assert "fastlane/fastlane" not in {task.repository for task in read}
+    assert overlap(list(train), list(held)).clean

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
+from coderepairrl.sandbox.rootfs import pinned
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.patches import language
 from coderepairrl.tasks.rows import Row, from_hub, read
@@ -111,7 +112,7 @@ class Repositories(Benchmark):
     def place(self, row: Row, repository: str) -> str:
         """The workspace of a row."""
         if self.workspace == "image":
-            return f"image:{self.image(row)}"
+            return image_workspace(self.image(row))
         return f"git:{self.clone.format(repository=repository)}@{row.text('base_commit')}"
 
     def image(self, row: Row) -> str:
@@ -140,6 +141,11 @@ class Files(Benchmark):
             checks=checks,
             **{"prompt": row.maybe("problem_statement"), "language": language(reference), "split": "test", **fields},
         )
+
+
+def image_workspace(name: str) -> str:
+    """The workspace of an image, by the digest that it had when it was prepared; by its tag if it was not."""
+    return f"image:{pinned(name)}"
 
 
 def patch_bytes(patch: str) -> bytes:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Benchmark, patch_bytes
+from coderepairrl.tasks.benchmark import Benchmark, image_workspace, patch_bytes
 from coderepairrl.tasks.patches import language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Task
@@ -52,7 +52,7 @@ class R2EGym(Benchmark):
             id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
             prompt=(issue[1] if issue else statement).strip(),
             language=language(reference, "python"),
-            workspace=f"image:{row.text('docker_image')}",
+            workspace=image_workspace(row.text("docker_image")),
             reference=reference,
             split=self.split,
             repository=repository,

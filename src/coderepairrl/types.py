@@ -448,7 +448,8 @@ class Task:
     checks: Checks = Checks()
     environment: str = ""
     """``venv:FOLDER``: a virtual environment on this machine, which sandboxes show read-only and put first on ``PATH``;
-    any other text is a fingerprint of the environment in which the checks were verified."""
+    ``python:JSON``: one that is built from a specification, on any machine (`environments.Specification`); any other
+    text is a fingerprint of the environment in which the checks were verified."""
     split: str = "train"
     licence: str = ""
     difficulty: float | None = None

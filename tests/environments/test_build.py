@@ -60,8 +60,8 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
     """Extras, edits that tasks do not have, a file that only the build makes, and the workspace's own modules."""
     workspace = project(tmp_path / "shop")
     asked = Specification(
-        workspace,
-        system_python(),
+        workspace=workspace,
+        python=system_python(),
         requirements=("crrl_test_helper",),
         edits=("sed -i 's/Provides-Extra: tests/Provides-Extra: other/' backend.py",),
         extras="[other]",
@@ -82,7 +82,7 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
 
 
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:
-    made = await build(Specification(project(tmp_path / "shop"), system_python()))
+    made = await build(Specification(workspace=project(tmp_path / "shop"), python=system_python()))
     check_unchanged(made.folder)
     path = next(made.folder.rglob("METADATA"))
     data = bytearray(path.read_bytes())
@@ -114,7 +114,7 @@ raise SystemExit("reached")
 """
     }
     with pytest.raises(TaskError, match="secret seen: False") as caught:
-        await build(Specification(project(tmp_path / "curious", curious), system_python()))
+        await build(Specification(workspace=project(tmp_path / "curious", curious), python=system_python()))
     assert "it wanted example.org:443, which a build may not reach" in str(caught.value)
     assert "reached" not in str(caught.value).replace("not reach", "")
     assert not list((cache / "environments").glob("*/environment.json")), "nothing half built is kept as built"
@@ -123,9 +123,9 @@ raise SystemExit("reached")
 async def test_what_cannot_be_had_is_named(cache: Path, tmp_path: Path, isolating: None) -> None:
     workspace = project(tmp_path / "shop")
     with pytest.raises(TaskError, match="crrl-there-is-none"):
-        await build(Specification(workspace, system_python(), requirements=("crrl-there-is-none==1",)))
+        await build(Specification(workspace=workspace, python=system_python(), requirements=("crrl-there-is-none==1",)))
     with pytest.raises(PrerequisiteError, match=r"no Python 3\.2") as caught:
-        await build(Specification(workspace, "3.2"))
+        await build(Specification(workspace=workspace, python="3.2"))
     assert "uv python install 3.2" in caught.value.fix
 
 

@@ -44,21 +44,25 @@ def data_prepare(
     images: Annotated[
         Path | None, typer.Option(help="a folder in OCI layout, or an archive of docker save, asked before a registry")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="images at a time")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="images and environments at a time")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Fetch and make whatever the tasks of SOURCE need, images included, and count them."""
+    """Fetch and build whatever the tasks of SOURCE need, and count them. Afterwards no network is needed."""
     from coderepairrl import config
     from coderepairrl.certify import data
-    from coderepairrl.environments import prepare_images
+    from coderepairrl.tasks.prepare import prepare
 
-    made = data.load(source, config.parse_options(options or [], "path"))
-    splits, names = data.splits(made), data.images(made)
-    ready = prepare_images(names, offered=images, jobs=jobs, say=_progress) if names else []
+    made = list(data.load(source, config.parse_options(options or [], "path")))
+    splits = data.splits(made)
+    ready = run(prepare(made, images=images, jobs=jobs, say=_progress))
     if as_json:
-        show(json.dumps({"source": source, "splits": splits, "images": {each.name: each.pinned for each in ready}}))
+        there = {"commits": ready.commits, "images": {each.name: each.pinned for each in ready.images}}
+        folders = [str(each.folder) for each in ready.environments]
+        show(json.dumps({"source": source, "splits": splits, **there, "environments": folders}))
         return
-    show("\n".join([counts(splits), *(f"image {each.pinned}" for each in ready)]))
+    about = {"commits": len(ready.commits), "environments": len(ready.environments)}
+    lines = [f"{name} ready: {number}" for name, number in about.items() if number]
+    show("\n".join([counts(splits), *lines, *(f"image {each.pinned}" for each in ready.images)]))
 
 
 def _progress(line: str) -> None:

@@ -2,7 +2,17 @@
 daemon or root. Sandboxes are shown both read-only."""
 
 from coderepairrl.environments.build import Environment, Specification, build
+from coderepairrl.environments.images import Ready as ReadyImage
 from coderepairrl.environments.images import prepare_images
+from coderepairrl.environments.prepare import prepare_environments
 from coderepairrl.environments.verify import check_unchanged
 
-__all__ = ["Environment", "Specification", "build", "check_unchanged", "prepare_images"]
+__all__ = [
+    "Environment",
+    "ReadyImage",
+    "Specification",
+    "build",
+    "check_unchanged",
+    "prepare_environments",
+    "prepare_images",
+]

@@ -9,49 +9,55 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
-import io
 import json
 import shutil
 import tarfile
-from dataclasses import asdict, dataclass
+import tempfile
+from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from uv import find_uv_bin
 
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.environments.index import index_hosts, index_settings, local_folders, proxy
 from coderepairrl.environments.pythons import interpreter
-from coderepairrl.environments.verify import digest_of, record_name
-from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.environments.verify import check_unchanged, digest_of, share
+from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.printable import printable
-from coderepairrl.processes.caches import environments_cache
+from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.installs import alone, check_reachable
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import ExecResult, Task
 
-_FORMAT = 1
-"""Raised when what a build leaves changes, so that environments of before are built again."""
+KIND = "python"
+_DOCUMENTED = "docs/guides/tasks.md has its fields"
 _SECONDS = 1800.0
 _ROOM = 4 << 30
 _OUTPUT = 64 << 20
+_PIECE = 32 << 20
 _SHOWN = 600
 _BUILD = (resources.files(__package__) / "programs/build.sh").read_text()
 _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text()
 
 
-@dataclass(frozen=True, slots=True)
-class Specification:
-    """What an environment is built from.
+class Specification(BaseModel):
+    """What an environment is built from; as text (`str`), what `Task.environment` says.
 
-    >>> Specification("git:https://example.org/a@" + "0" * 40, "3.9", ("pytest==7.4.0",), before="2024-12-01").extras
-    ''
+    >>> asked = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
+    >>> str(asked)[:60]
+    'python:{"workspace":"git:https://example.org/a@0000000000000'
+    >>> Specification.parse(str(asked)) == asked
+    True
     """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     workspace: str
     """The project at the commit that its environment is built for, as `Task.workspace`."""
@@ -59,6 +65,8 @@ class Specification:
     """``MAJOR.MINOR``."""
     requirements: tuple[str, ...] = ()
     """What is installed before the project, as pip takes it."""
+    files: tuple[str, ...] = ()
+    """Requirement files of the project; the first that it has is installed, too."""
     extras: str = ""
     """Of the project, in brackets: ``[test]``."""
     before: str = ""
@@ -67,6 +75,24 @@ class Specification:
     """Shell commands that change the project's files before it is built. A task's workspace does not have them."""
     version: str = ""
     """What the project is to think its version is, where it asks git for it."""
+
+    def __str__(self) -> str:
+        return f"{KIND}:{self.model_dump_json(exclude_defaults=True)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The specification of that text. Raises `TaskError`."""
+        try:
+            return cls.model_validate_json(text.removeprefix(f"{KIND}:"))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "its text"
+            raise TaskError(f"an environment is no specification: {where}: {first['msg']}", fix=_DOCUMENTED) from error
+
+    @property
+    def folder(self) -> Path:
+        """Where it is, or would be, built."""
+        return environment_folder(str(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +108,27 @@ class Environment:
 async def build(specification: Specification) -> Environment:
     """The environment of `specification`, from the cache or built now.
 
-    Raises `TaskError` where the project or its packages cannot be installed, `SandboxFault`, and `PrerequisiteError`
-    where no such Python, no sandbox or no package index can be had.
+    Raises `TaskError` where the project or its packages cannot be installed, or a built environment has changed,
+    `SandboxFault`, and `PrerequisiteError` where no such Python, no sandbox or no package index can be had.
     """
-    python, settings = await asyncio.to_thread(interpreter, specification.python), index_settings()
-    asked = json.dumps([_FORMAT, version("uv"), settings, str(python), asdict(specification), _BUILD, _STRIP])
-    target = environments_cache() / hashlib.sha256(asked.encode()).hexdigest()[:16]
+    target = specification.folder
     with alone(target):
-        if not (target / record_name).exists():
+        if (target / ENVIRONMENT_RECORD).exists():
+            await asyncio.to_thread(check_unchanged, target)
+        else:
+            python = await asyncio.to_thread(interpreter, specification.python)
             shutil.rmtree(target, ignore_errors=True)  # what an interrupted build left
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(mode=0o755)
             check_reachable(partial)
             about = await _build(specification, python, partial)
-            about |= {"specification": asdict(specification), "python": str(python), "uv": version("uv")}
-            about["digest"] = digest_of(partial)
-            (partial / record_name).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            about |= {"specification": specification.model_dump(), "python": str(python), "uv": version("uv")}
+            await asyncio.to_thread(share, partial)
+            about["digest"] = await asyncio.to_thread(digest_of, partial)
+            (partial / ENVIRONMENT_RECORD).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
             partial.rename(target)
-    about = json.loads((target / record_name).read_text(encoding="utf-8"))
+    about = json.loads((target / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
     return Environment(target, about["packages"], about["digest"])
 
 
@@ -140,7 +168,8 @@ async def _install(
     env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, "PYTHONDONTWRITEBYTECODE": "", **index_settings()}
     if spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
-    argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, *spec.requirements]
+    argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]
+    argv += spec.requirements
     env = {name: value for name, value in env.items() if value or name == "PYTHONDONTWRITEBYTECODE"}
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not built.ok:
@@ -149,11 +178,10 @@ async def _install(
     stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not stripped.ok:
         raise _refused(spec, stripped, refused)
-    about: dict[str, Any] = json.loads(stripped.output)
-    packed = await box.exec(["tar", "-cf", "/workspace/.env.tar", "-C", "/tmp/env", "."], timeout=_SECONDS)
-    if not packed.ok:
-        raise _refused(spec, packed, refused)
-    await asyncio.to_thread(_unpack, await box.read(".env.tar"), target)
+    about: dict[str, Any] = json.loads(stripped.output.splitlines()[-1])
+    with tempfile.TemporaryFile() as archive:
+        await _copy_out(box, archive)
+        await asyncio.to_thread(_unpack, archive, target)
     for path, content in about.pop("built").items():
         place = target / "built" / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -161,9 +189,22 @@ async def _install(
     return about
 
 
-def _unpack(archive: bytes, target: Path) -> None:
+async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
+    """Write the environment that was built in the sandbox to `archive`, as tar, piece by piece."""
+    packed = await box.exec(["tar", "-cf", "/tmp/env.tar", "-C", "/tmp/env", "."], timeout=_SECONDS)
+    if not packed.ok:
+        raise SandboxFault(f"cannot pack an environment: {packed.output[-200:].decode('utf-8', 'replace')}")
+    for start in count(1, _PIECE):
+        piece = await box.exec(["sh", "-c", f"tail -c +{start} /tmp/env.tar | head -c {_PIECE}"], max_bytes=_PIECE)
+        archive.write(piece.output)
+        if len(piece.output) < _PIECE:
+            break
+    archive.seek(0)
+
+
+def _unpack(archive: IO[bytes], target: Path) -> None:
     """Extract what a sandbox packed: links may only lead to interpreters, nothing lies outside of `target`."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=archive) as tar:
         tar.extractall(target, filter=_inside)
 
 

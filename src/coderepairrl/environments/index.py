@@ -51,18 +51,27 @@ async def proxy(socket: Path, hosts: Collection[str]) -> AsyncIterator[list[str]
     Yields the hosts that were asked for and refused, as they come.
     """
     refused: list[str] = []
+    open_ones: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             await _connect(reader, writer, hosts, refused)
         writer.close()
 
-    server = await asyncio.start_unix_server(serve, path=socket, limit=_HEAD_BYTES)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.create_task(serve(reader, writer))
+        open_ones.add(connection)
+        connection.add_done_callback(open_ones.discard)
+
+    server = await asyncio.start_unix_server(accept, path=socket, limit=_HEAD_BYTES)
     socket.chmod(0o666)  # the guest's side is another user's
     try:
         yield refused
     finally:
         server.close()
+        for connection in open_ones:
+            connection.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
         socket.unlink(missing_ok=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,9 +10,10 @@ import stat
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
+from coderepairrl.processes.caches import ENVIRONMENT_RECORD
 
-record_name = "environment.json"
-"""The file of an environment that says what it is; written last, so that one without it is half built."""
+_SHARED = 512
+"""Bytes from which a file is worth a link."""
 
 
 def digest_of(folder: Path) -> str:
@@ -22,7 +24,7 @@ def digest_of(folder: Path) -> str:
         links = [name for name in folders if Path(parent, name).is_symlink()]
         for name in sorted((*files, *links)):
             path = Path(parent, name)
-            if path == folder / record_name:
+            if path == folder / ENVIRONMENT_RECORD:
                 continue
             mode = path.lstat().st_mode
             content = os.fsencode(path.readlink()) if stat.S_ISLNK(mode) else path.read_bytes()
@@ -32,10 +34,32 @@ def digest_of(folder: Path) -> str:
     return whole.hexdigest()
 
 
+def share(folder: Path) -> None:
+    """Let the files of `folder` be one with equal ones of other environments: hard links to a pool beside them.
+
+    Environments of one project for many commits are almost the same.
+    """
+    pool = folder.parent / "files"
+    pool.mkdir(mode=0o755, exist_ok=True)
+    for parent, _, files in os.walk(folder):
+        for path in (Path(parent, name) for name in files):
+            about = path.lstat()
+            if not stat.S_ISREG(about.st_mode) or about.st_size < _SHARED:
+                continue
+            kind = "x" if about.st_mode & stat.S_IXUSR else ""
+            kept = pool / f"{hashlib.sha256(path.read_bytes()).hexdigest()}{kind}"
+            with contextlib.suppress(FileExistsError):
+                kept.hardlink_to(path)
+            if not kept.samefile(path):
+                own = path.with_name(f".{path.name}.shared")
+                own.hardlink_to(kept)
+                own.replace(path)
+
+
 def check_unchanged(folder: Path) -> None:
     """Raise `TaskError` if a file of the environment `folder` is not as it was built."""
     try:
-        recorded = json.loads((folder / record_name).read_text(encoding="utf-8"))["digest"]
+        recorded = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))["digest"]
     except (OSError, ValueError, KeyError) as error:
         raise TaskError(
             f"{folder} is no environment that was built to its end", fix="prepare its tasks again (crrl data prepare)"

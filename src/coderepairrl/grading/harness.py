@@ -85,7 +85,10 @@ async def run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Repor
 
 
 def report(log: str, results: str, checks: Checks) -> Report:
-    """The harness's verdict on `log`, the output of the test command alone. Raises `PrerequisiteError`."""
+    """The harness's verdict on `log`: the output of a script with the harness's marks, or of the test command alone.
+
+    Raises `PrerequisiteError`.
+    """
     parser, _, more = results.removeprefix(PREFIX).partition("?")
     asked: dict[str, Any] = {"log": log, "parser": parser, **_DEFAULTS, **dict(parse_qsl(more))}
     asked |= {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}

@@ -6,12 +6,17 @@ One rule for all: ``$CRRL_CACHE``, else ``$XDG_CACHE_HOME/coderepairrl``, else `
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError
 
 _SYSTEM = Path("/var/cache/coderepairrl")
+ENVIRONMENT_RECORD = "environment.json"
+"""The file of a built environment that says what it is; written last, so that one without it is half built."""
+_BUILDS = 1
+"""Raised when what a build of an environment leaves changes, so that those of before are built again."""
 _HOME = "~/.cache/coderepairrl"
 
 
@@ -40,6 +45,11 @@ def environments_cache() -> Path:
 def images_cache() -> Path:
     """Of images that tasks run in. Raises as `user_cache`."""
     return _shown() / "images"
+
+
+def environment_folder(specification: str) -> Path:
+    """Of the environment that is, or would be, built from `specification` (``python:...``). Raises as `user_cache`."""
+    return environments_cache() / hashlib.sha256(f"{_BUILDS}\0{specification}".encode()).hexdigest()[:16]
 
 
 def git_cache() -> Path:

@@ -31,7 +31,7 @@ from urllib.parse import unquote
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
-from coderepairrl.processes.caches import environments_cache, git_cache
+from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache, git_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
 from coderepairrl.sandbox.private import check_shown
 from coderepairrl.types import Task
@@ -331,6 +331,14 @@ def environment_of(task: Task) -> Path | None:
     A folder with a ``bin`` is not enough: a file of tasks from elsewhere could show an agent the home of its user.
     """
     kind, _, where = task.environment.partition(":")
+    if kind == "python":
+        folder = environment_folder(task.environment)
+        if not (folder / ENVIRONMENT_RECORD).is_file():
+            raise TaskError(
+                f"task {task.id}: its environment is not built on this machine",
+                fix="prepare its source (crrl data prepare), on a machine with a network",
+            )
+        return folder
     if kind != "venv":
         return None
     if not (Path(where) / "bin").is_dir():

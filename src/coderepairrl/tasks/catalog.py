@@ -66,12 +66,6 @@ def load(source: str, options: Mapping[str, Any]) -> TaskSource:
     return made
 
 
-def images(found: Iterable[Task]) -> list[str]:
-    """The images that tasks run in, by name."""
-    kinds = (task.workspace.partition(":") for task in found)
-    return list(dict.fromkeys(name for kind, _, name in kinds if kind == "image"))
-
-
 def splits(found: Iterable[Task]) -> dict[str, int]:
     """How many tasks there are by split, the largest first."""
     return dict(Counter(task.split for task in found).most_common())

@@ -2,7 +2,7 @@
 
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
 from coderepairrl.certify.data.verify import TaskExam, table, verify
-from coderepairrl.tasks.catalog import Listing, export, images, listed, load, shipped, splits
+from coderepairrl.tasks.catalog import Listing, export, listed, load, shipped, splits
 from coderepairrl.tasks.overlap import Overlap, overlap
 from coderepairrl.tasks.overlap import report as shared
 
@@ -14,7 +14,6 @@ __all__ = [
     "audit",
     "export",
     "figure",
-    "images",
     "listed",
     "load",
     "overlap",

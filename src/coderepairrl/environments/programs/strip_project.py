@@ -10,6 +10,7 @@ import base64
 import compileall
 import json
 import os
+import py_compile
 import re
 import sys
 import sysconfig
@@ -75,8 +76,10 @@ def main(workspace):
         (record / "direct_url.json").unlink()  # a path of this sandbox
         path = packages / "workspace.pth"
         path.write_text(str(Path(workspace, about["imports"])) + "\n", encoding="utf-8")
-    compileall.compile_dir(str(packages), quiet=2, maxlevels=20)
-    json.dump(about, sys.stdout)
+    # by content where Python can: times of files change when environments share them
+    mode = getattr(getattr(py_compile, "PycInvalidationMode", None), "UNCHECKED_HASH", None)
+    compileall.compile_dir(str(packages), quiet=2, maxlevels=20, **({"invalidation_mode": mode} if mode else {}))
+    print("\n" + json.dumps(about))  # on the last line, whatever compiling printed
 
 
 main(sys.argv[1])

@@ -6,13 +6,16 @@ Columns as in the SWE-bench repository's own tables (``SWE-bench/SWE-bench``, ``
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import resources
 from typing import Literal, NamedTuple
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks import native
+from coderepairrl.tasks.benchmark import Repositories
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Task
 
 Name = Literal["verified", "lite", "multilingual", "full"]
+Workspace = Literal["git", "image", "native"]
 
 
 class _Set(NamedTuple):
@@ -29,11 +32,17 @@ _SETS: dict[str, _Set] = {
 _EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hours": 4.0}
 
 
+NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_text().split())
+"""Instances whose reference resolves them in a native environment, and nothing else than a repair does."""
+
+
 class SweBench(Repositories):
     """SWE-bench: `name` is ``verified`` (500), ``lite`` (300), ``multilingual`` (300) or ``full`` (2,294).
 
     `path` is a file or folder of its rows; without it they are the hub's, of `split` (``test``, ``dev``, ``train``)
-    and `revision`. `workspace` and `clone` are those of `benchmark.Repositories`. The difficulty of Verified is 1 (less
+    and `revision`. `workspace` and `clone` are those of `benchmark.Repositories`; with ``native`` a task is a commit
+    in an environment that is built on this machine, of those instances where that reproduces the benchmark (`NATIVE`;
+    with `all_native` of every one that has a specification). The difficulty of Verified is 1 (less
     than 15 minutes) to 4 (more than 4 hours). With `for_training` the tasks are split ``train``; without it a run
     refuses to train on Verified, Lite and the test split of the whole.
     """
@@ -48,11 +57,14 @@ class SweBench(Repositories):
         split: str = "test",
         revision: str = "",
         workspace: Workspace = "git",
+        all_native: bool = False,
         clone: str = "",
         for_training: bool = False,
     ) -> None:
         chosen = _SETS[name]
-        super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=workspace, clone=clone)
+        place: Literal["git", "image"] = "image" if workspace == "image" else "git"
+        super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=place, clone=clone)
+        self.native, self.all_native = workspace == "native", all_native
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
 
@@ -62,7 +74,20 @@ class SweBench(Repositories):
         effort = row.maybe("difficulty")
         if effort and effort not in _EFFORT:
             raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
-        return replace(made, difficulty=_EFFORT.get(effort))
+        made = replace(made, difficulty=_EFFORT.get(effort))
+        if self.workspace == "image":
+            return replace(made, checks=native.checks(row, image=True))
+        if not self.native:
+            return made
+        environment = native.environment(row, self.clone.format(repository=row.text("repo")))
+        return replace(made, environment=environment, checks=native.checks(row, image=False))
+
+    def _read(self) -> list[Row]:
+        rows = super()._read()
+        if not self.native:
+            return rows
+        held = native.specified if self.all_native else (lambda row: row.text("instance_id") in NATIVE)
+        return [row for row in rows if held(row)]
 
     def image(self, row: Row) -> str:
         """The harness's name for it (``swebench`` 4.1.0, ``TestSpec.instance_image_key``), where the row has none."""

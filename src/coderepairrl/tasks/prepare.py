@@ -1,0 +1,71 @@
+"""What tasks need, fetched and built before a run, so that it needs no network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from coderepairrl.environments import Environment, ReadyImage, prepare_environments, prepare_images
+from coderepairrl.errors import CodeRepairError, several
+from coderepairrl.sandbox.workspace import commit_folder
+from coderepairrl.types import Task
+
+Say = Callable[[str], None]
+
+
+class Ready(NamedTuple):
+    """What is there now: commits, as workspaces, images and environments."""
+
+    commits: list[str]
+    images: list[ReadyImage]
+    environments: list[Environment]
+
+
+async def prepare(
+    tasks: Iterable[Task], *, images: Path | None = None, jobs: int = 2, say: Say = lambda _: None
+) -> Ready:
+    """Fetch the commits and images of `tasks` and build their environments, `jobs` at a time; what is there is kept.
+
+    `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. All is tried;
+    raises what cannot be had together, as a `CodeRepairError`.
+    """
+    wanted = list(tasks)
+    problems: list[CodeRepairError] = []
+    commits = await asyncio.to_thread(_fetch, wanted, problems, say)
+    unpacked: list[ReadyImage] = []
+    environments: list[Environment] = []
+    try:
+        if names := image_names(wanted):
+            unpacked = await asyncio.to_thread(prepare_images, names, offered=images, jobs=jobs, say=say)
+    except CodeRepairError as error:
+        problems.append(error)
+    try:
+        environments = await prepare_environments(wanted, jobs=jobs, say=say)
+    except CodeRepairError as error:
+        problems.append(error)
+    if problems:
+        raise several(problems)
+    return Ready(commits, unpacked, environments)
+
+
+def _fetch(tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> list[str]:
+    """Fetch each commit once; those that are there. Adds what fails to `problems`."""
+    wanted = dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:"))
+    there = []
+    for number, workspace in enumerate(wanted, 1):
+        url, _, commit = workspace.removeprefix("git:").rpartition("@")
+        try:
+            with commit_folder(url, commit):
+                there.append(workspace)
+        except CodeRepairError as error:
+            problems.append(error)
+            say(f"commit {number} of {len(wanted)}: {error}")
+    return there
+
+
+def image_names(tasks: Iterable[Task]) -> list[str]:
+    """The images that tasks run in, by name."""
+    kinds = (task.workspace.partition(":") for task in tasks)
+    return list(dict.fromkeys(name for kind, _, name in kinds if kind == "image"))

@@ -1,0 +1,142 @@
+"""SWE-bench without images: environments by its specifications, tests by its script, verdicts by its harness."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl import grading, sandbox
+from coderepairrl.environments import Specification
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.tasks import make
+from coderepairrl.tasks.native import checks, environment, script, specified
+from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.sources.swe_bench import NATIVE
+from coderepairrl.types import Task
+
+SCRIPT = """#!/bin/bash
+set -uxo pipefail
+source /opt/miniconda3/bin/activate
+conda activate testbed
+cd /testbed
+git config --global --add safe.directory /testbed
+cd /testbed
+git status
+git show
+git -c core.fileMode=false diff {base}
+source /opt/miniconda3/bin/activate
+conda activate testbed
+python -m pip install -e .[test]
+git checkout {base} test_sum.py
+git apply -v - <<'EOF_114329324912'
+--- a/test_sum.py
++++ b/test_sum.py
+@@ -1 +1,3 @@
+ # tests
++from sums import add
++print("PASSED test_sum.py::test_add" if add(1, 2) == 3 else "FAILED test_sum.py::test_add - no")
+
+EOF_114329324912
+: '>>>>> Start Test Output'
+python3 test_sum.py
+: '>>>>> End Test Output'
+git checkout {base} test_sum.py
+"""
+
+
+def row(base: str = "0" * 40, **values: Any) -> Row:
+    """A row of the benchmark's own shape."""
+    about = {
+        "instance_id": "a__b-1",
+        "repo": "pytest-dev/pytest",
+        "version": "7.2",
+        "base_commit": base,
+        "eval_script": SCRIPT.format(base=base),
+        "log_parser": "parse_log_pytest",
+        "eval_type": "pass_and_fail",
+        "FAIL_TO_PASS": '["test_sum.py::test_add"]',
+        "PASS_TO_PASS": [],
+    }
+    return Row("swe_bench", "row 1", {**about, **values})
+
+
+def test_a_script_keeps_its_tests_and_loses_its_container() -> None:
+    kept = script(row()).splitlines()
+    assert kept[:3] == ["#!/bin/bash", "set -uxo pipefail", "git checkout HEAD test_sum.py"]
+    assert kept[-4:-1] == [": '>>>>> Start Test Output'", "python3 test_sum.py", ": '>>>>> End Test Output'"]
+    assert not re.search(r"conda|testbed|pip install|0{40}", "\n".join(kept))
+    tox = row(eval_script="tox --current-env -epy39 -v -- tests/test_a.py tests/test_b.py")
+    assert script(tox) == "python -X dev -m pytest -rA tests/test_a.py tests/test_b.py"
+    assert checks(row(), image=True).commands[0].argv[-1] == SCRIPT.format(base="0" * 40), "in its image, as it is"
+    assert not checks(row(eval_script=None), image=True)
+
+
+async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path, isolating: None) -> None:
+    """The workspace's only commit is not the one that the script names; no patch keeps its own version of a test."""
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    (folder / "sums.py").write_text("def add(a, b):\n    return a - b\n")
+    (folder / "test_sum.py").write_text("# tests\n")
+    task = Task("a__b-1", "p", "python", f"dir:{folder}", b"", checks=checks(row(), image=False))
+    fix = b"--- a/sums.py\n+++ b/sums.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+    edited = b"--- a/test_sum.py\n+++ b/test_sum.py\n@@ -1 +1 @@\n-# tests\n+print('PASSED test_sum.py::test_add')\n"
+    backend = sandbox.make(sandbox.choose().name)
+    for patch, resolved in ((fix, True), (b"", False), (edited, False), (edited + fix, True)):
+        async with backend.open(task) as box:
+            verdict = await grading.grade(box, task, patch)
+        assert (not verdict.problem) is resolved, (patch, verdict)
+    backend.close()
+
+
+def test_an_environment_is_what_the_benchmark_specifies() -> None:
+    asked = Specification.parse(environment(row(base="1" * 40), "https://example.org/r"))
+    assert (asked.workspace, asked.python) == (f"git:https://example.org/r@{'1' * 40}", "3.9"), "of its own commit"
+    assert "pluggy==0.13.1" in asked.requirements and asked.before == "2024-12-01" and not asked.extras
+    sphinx = Specification.parse(environment(row(repo="sphinx-doc/sphinx", version="3.5"), "https://example.org/r"))
+    assert sphinx.extras == "[test]" and any("Jinja2<3.0" in edit for edit in sphinx.edits)
+    assert not any("apt-get" in edit for edit in sphinx.edits)
+    pylint = Specification.parse(environment(row(repo="pylint-dev/pylint", version="2.15"), "https://example.org/r"))
+    assert pylint.files == ("requirements_test.txt",)
+    for other in (row(repo="scikit-learn/scikit-learn", version="1.3"), row(repo="a/b"), row(version="0.1")):
+        assert not specified(other)
+        with pytest.raises(TaskError, match="a__b-1 has no specification"):
+            environment(other, "https://example.org/r")
+
+
+def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> None:
+    def line(name: str, **values: Any) -> str:
+        about = {"patch": "", "problem_statement": "p", "created_at": "2024-01-01", **row(**values).values}
+        return json.dumps({**about, "instance_id": name}) + "\n"
+
+    path = tmp_path / "rows.jsonl"
+    held = sorted(NATIVE)[0]
+    path.write_text(line(held) + line("pytest-dev__pytest-0") + line("a__b-2", repo="a/b"))
+    there = make("swe_bench", path=str(path), workspace="native", clone="https://example.org/{repository}")
+    [task] = there
+    assert task.id == held and task.environment.startswith("python:") and task.checks
+    assert task.workspace == f"git:https://example.org/pytest-dev/pytest@{'0' * 40}"
+    every = make("swe_bench", path=str(path), workspace="native", all_native=True)
+    assert [task.id for task in every] == [held, "pytest-dev__pytest-0"]
+    assert [task.environment for task in make("swe_bench", path=str(path))] == ["", "", ""]
+    with pytest.raises(ConfigError, match="workspace"):
+        make("swe_bench", path=str(path), workspace="nativ")
+
+
+def test_a_task_whose_environment_is_not_built_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    asked = Specification(workspace=f"dir:{tmp_path}", python="3.9", requirements=("never-built",))
+    about = {"id": "t", "prompt": "p", "language": "python", "workspace": f"dir:{tmp_path}", "environment": str(asked)}
+    about |= {"reference": "--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+a\n"}
+    path.write_text(json.dumps(about) + "\n")
+    crrl = str(Path(sys.executable).with_name("crrl"))
+    done = subprocess.run(
+        [crrl, "data", "verify", "jsonl", f"path={path}"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode and "its environment is not built on this machine" in done.stderr + done.stdout
+    assert "data prepare" in done.stderr + done.stdout

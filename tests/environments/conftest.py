@@ -23,7 +23,7 @@ def open_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["rm", "-rf", folder], check=True)
+        subprocess.run(["/bin/rm", "-rf", folder], check=True)
 
 
 @pytest.fixture(autouse=True)

@@ -275,7 +275,7 @@ def _explained(said: str, where: str) -> CodeRepairError:
         words = found[1].replace('\\"', '"')
     lower = said.lower()
     host = where.partition("/")[0]
-    if "toomanyrequests" in lower or "429" in lower:
+    if re.search(r"too ?many ?requests|(status|code):? 429\b", lower):
         fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_AGAIN}"
         return PrerequisiteError(f"the registry of image {where} throttles us: {words}", fix=fix)
     if any(sign in lower for sign in ("unauthorized", "denied", "authentication required")):

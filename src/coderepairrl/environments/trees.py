@@ -72,7 +72,9 @@ def build(found: Found, user: int | None, say: Say) -> Image:
             tree, shares = folder(partial) / "tree", home / "shares"
             for each in (tree, shares):
                 owned(each, user)
-            reports = _Unpacking(found, tree, shares, partial, user, lock, say).all_layers()
+            unpacking = Unpacking(found, tree, shares, partial, user, lock, say)
+            reports = unpacking.all_layers()
+            unpacking.mount_points()
             image = _finish(found, partial, reports, user)
         except OSError as error:
             raise PrerequisiteError(
@@ -110,7 +112,7 @@ def owned(path: Path, user: int | None) -> None:
             os.chown(path, user, user)
 
 
-class _Unpacking:
+class Unpacking:
     """The layers of `found` on their way into `tree`."""
 
     def __init__(
@@ -124,7 +126,7 @@ class _Unpacking:
         self.argv = command_as(user, script)
 
     def all_layers(self) -> list[dict[str, Any]]:
-        """Apply them, and one of ours; what happened with each."""
+        """Apply them; what happened with each."""
         reports = []
         for number, layer in enumerate(self.found.layers, start=1):
             self.say(f"{self.found.name}: unpacking layer {number} of {len(self.found.layers)}")
@@ -137,8 +139,11 @@ class _Unpacking:
             if seen != layer.diff_id:
                 raise CorruptLayer(self.found, layer, f"its archive is {seen}, not {layer.diff_id}")
             reports.append(report)
-        self._apply(io.BytesIO(_mount_points()))
         return reports
+
+    def mount_points(self) -> None:
+        """Apply a last layer of ours: what sandboxes mount upon, without what tells of where the image was built."""
+        self._apply(io.BytesIO(_mount_points()))
 
     def _check(self, layer: Layer, blob: IO[bytes]) -> None:
         """That the bytes are those of its digest, where it has one."""
@@ -272,7 +277,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     (partial / "manifest.json").write_text(json.dumps(manifest))
     who, group, home = _user(tree, str(about.get("User") or ""), found.name)
     env = dict(pair.partition("=")[::2] for pair in about.get("Env") or ())
-    report = _summary(reports) | {"removed": list(reduced.removed), **found.digests}
+    report = summary(reports) | {"removed": list(reduced.removed), **found.digests}
     image = Image(
         found.name, found.id, f"/{where}", env, who, group, home, base, size, reduced.head, tuple(_hidden(tree)), report
     )
@@ -358,7 +363,7 @@ def _hidden(tree: Path) -> list[str]:
     ]
 
 
-def _summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The reports on all layers as one."""
     total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in ("files", "bytes", "shared")}
     counts: dict[str, int] = {}

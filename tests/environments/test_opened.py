@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import coderepairrl
 from coderepairrl import grading
+from coderepairrl.certify import redteam
 from coderepairrl.certify import sandbox as exam
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
+from sandbox.conftest import python_for_all
 
 from .conftest import open_folder
 from .made import archive, entry, folder, layout, link
@@ -203,27 +209,26 @@ async def test_an_image_that_has_this_package_shows_no_answers(
         )
 
 
-def exam_image(oci: Path, programs: bytes) -> Task:
-    """The folder that the exam asks about, in an image."""
-    files = [folder("testbed"), entry("testbed/app.py", b"def add(a, b):\n    return a - b\n"),
-             entry("testbed/notes.txt", b"one\r\ntwo\r\n")]  # fmt: skip
-    script = "git init -q . && git config user.name n && git config user.email e && git add -A && git commit -qm x"
-    root = oci.parent / "exam"
-    (root / "testbed").mkdir(parents=True)
-    for about, data in files[1:]:
-        (root / about.name).write_bytes(data)
-    subprocess.run(["bash", "-ec", script], cwd=root / "testbed", check=True)
-    made = subprocess.run(["tar", "-C", root, "-c", "."], capture_output=True, check=True).stdout
-    return task(oci, programs, made)
-
-
 class Redirected(Bubblewrap):
-    """Opens each ``dir:`` workspace as an image that has been prepared with the same files."""
+    """Opens each ``dir:`` workspace as an image with the same files in ``/testbed``, and with their history."""
 
-    image = ""
+    def __init__(self, oci: Path, programs: bytes, **options: Any) -> None:
+        super().__init__(**options)
+        self.oci, self.programs = oci, programs
+        self.known: dict[str, Task] = {}
 
-    def open(self, task: Task) -> object:  # type: ignore[override]
-        return super().open(Task(task.id, task.prompt, task.language, self.image, task.reference))
+    def open(self, given: Task) -> Any:
+        if given.workspace not in self.known:
+            made = self.oci.parent / f"root-{len(self.known)}"
+            shutil.copytree(given.workspace.removeprefix("dir:"), made / "testbed", symlinks=True)
+            script = (
+                "git init -q . && git config user.name n && git config user.email e && git add -A && git commit -qm x"
+            )
+            if not (made / "testbed/.git").exists():
+                subprocess.run(["bash", "-ec", script], cwd=made / "testbed", check=True)
+            layer = subprocess.run(["tar", "-C", made, "-c", "."], capture_output=True, check=True).stdout
+            self.known[given.workspace] = task(self.oci, self.programs, layer)
+        return super().open(self.known[given.workspace])
 
 
 @pytest.mark.slow
@@ -231,11 +236,72 @@ class Redirected(Bubblewrap):
 async def test_the_exam(
     oci: Path, programs: bytes, isolating: None, copy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All questions but for one that brings files of its own, and one whether only the workspace can be written."""
-    left_out = {exam.large} if copy else {exam.large, exam.no_writes}
+    """All questions but whether only the workspace can be written, which is so where there are no overlays."""
+    left_out = set() if copy else {exam.no_writes}
     monkeypatch.setattr(exam, "QUESTIONS", [each for each in exam.QUESTIONS if each not in left_out])
-    made = Redirected(copy=copy, memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
-    made.image = exam_image(oci, programs).workspace
+    made = Redirected(oci, programs, copy=copy, memory=256 << 20, file_bytes=16 << 20, disk_bytes=64 << 20)
     checks = await exam.examine(made)
     made.close()
     assert [(check.name, check.detail) for check in checks if not check.ok] == [] and len(checks) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
+async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, family: str) -> None:
+    made = Redirected(oci, programs, **redteam.TIGHT)
+    outcomes = await redteam.run(made, [family], controls=False)
+    made.close()
+    succeeded = {outcome.name for outcome in outcomes if outcome.succeeded}
+    assert succeeded <= {"a set-user-id program"} and outcomes  # it asks who it is: root already, of no capability
+
+
+SOMEBODY = 12345
+PROGRAM = """
+import asyncio, os, sys, types
+sys.modules["uv"] = types.SimpleNamespace(find_uv_bin=None)  # of no use here, and not of the system's Python
+from coderepairrl.environments.images import prepare_images
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.types import Task
+assert os.getuid() != 0
+[ready] = prepare_images([NAME])
+async def ask(copy):
+    backend = Bubblewrap(copy=copy)
+    backend.require()
+    async with backend.open(Task("t", "", "", f"image:{ready.pinned}", b"")) as box:
+        script = "id -u; git log --oneline --all | wc -l; cat /etc/hidden; echo fixed > app.py; grep -r 'THE FIX' ."
+        said = (await box.exec(["bash", "-c", script])).output
+        if not copy:
+            script = "rm -rf /usr/lib/python3* && mkdir /usr/lib/python3 && ls /usr/lib/python3 | wc -l"
+            said += (await box.exec(["bash", "-c", script])).output
+        patch = await box.diff()
+    print(said, patch.count(b"+fixed"), backend.info().workspaces)
+    backend.close()
+asyncio.run(ask(False))
+asyncio.run(ask(True))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the other tests run as an ordinary user already")
+def test_an_ordinary_user_prepares_and_opens_images(
+    oci: Path, programs: bytes, testbed: bytes, isolating: None, cache: Path
+) -> None:
+    hidden = archive([entry("etc/hidden", b"mode 000\n", mode=0, uid=5)])
+    with open_folder() as home:
+        made = layout(home / "oci", [programs, testbed, hidden], compress=lambda data: data)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(Path(coderepairrl.__file__).parent, home / "coderepairrl", ignore=ignored)
+        subprocess.run(["chown", "-R", f"{SOMEBODY}:{SOMEBODY}", home], check=True)
+        ids = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
+        program = PROGRAM.replace("NAME", repr(f"oci:{home}/oci@{made}"))
+        done = subprocess.run(
+            [*ids, *python_for_all(ids), "-c", program],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)},
+            capture_output=True,
+            text=True,
+            cwd="/",
+        )
+        assert done.returncode == 0, done.stderr
+        overlay, copied = done.stdout.splitlines()
+        assert overlay.startswith(r"b'0\n4\nmode 000\n0\n' 1 ") or "no overlay" in overlay
+        assert copied.startswith(r"b'0\n4\nmode 000\n' 1 copied")

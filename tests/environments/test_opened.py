@@ -259,7 +259,9 @@ async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, f
 SOMEBODY = 12345
 PROGRAM = """
 import asyncio, os, sys, types
-sys.modules["uv"] = types.SimpleNamespace(find_uv_bin=None)  # of no use here, and not of the system's Python
+import coderepairrl
+sys.modules["coderepairrl.environments"] = room = types.ModuleType("coderepairrl.environments")
+room.__path__ = [os.path.dirname(coderepairrl.__file__) + "/environments"]
 from coderepairrl.environments.images import prepare_images
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task

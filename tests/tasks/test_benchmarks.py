@@ -566,3 +566,9 @@ def test_the_thesis_curriculum_can_be_made_and_read(tmp_path: Path) -> None:
     assert Counter(task.split for task in read) == {"train": 250, "test": 43}
     assert "fastlane/fastlane" not in {task.repository for task in read}
     assert overlap(list(train), list(held)).clean
+
+
+def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:
+    source = make("swe_bench", name="multilingual", path=data(REAL["lite"][1]))
+    with pytest.raises(TaskError, match="not in SWE-bench Multilingual"):
+        source.prepare()

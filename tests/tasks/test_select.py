@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tasks
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks import make
 from coderepairrl.tasks.overlap import overlap, report
 from coderepairrl.tasks.select import Selected, Selection, held_out
@@ -109,7 +110,7 @@ def test_any_source_takes_a_selection(tmp_path: Path) -> None:
     assert [each.id for each in make(own, select={"skip": 8})] == ["o__toy-8", "o__toy-9"]
 
 
-class Own:
+class Own(TaskSource):
     """A user's source."""
 
     name = "own"

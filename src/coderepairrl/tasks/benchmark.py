@@ -38,7 +38,9 @@ class Benchmark(TaskSource, ABC):
         if self._rows is None:
             self._rows = tuple(self._read())
             if not self._rows:
-                raise TaskError(f"{self.name}: {self.path or self.hub} has no rows", fix="name another file: path=FILE")
+                raise TaskError(
+                    f"{self.name}: {self.path or self.hub} has no rows", fix="name another file, or other options"
+                )
         return self._rows
 
     def prepare(self) -> None:
@@ -52,7 +54,10 @@ class Benchmark(TaskSource, ABC):
             except OSError as error:
                 raise TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE") from error
             if task.id in found:
-                raise row.wrong(f"{task.id} is in {found[task.id][1].where}, too")
+                raise TaskError(
+                    f"{self.name}, {row.where}: {task.id} is in {found[task.id][1].where}, too",
+                    fix="name one file of the folder: path=FILE",
+                )
             found[task.id] = task, row
         self._tasks = found
 
@@ -121,7 +126,10 @@ class Repositories(Benchmark):
 
 
 class Files(Benchmark):
-    """Tasks whose workspaces are made of files in the rows. They lie in `cache`, or in the user's."""
+    """Tasks whose workspaces are made of files in the rows. They lie in `cache`, or in the user's.
+
+    They name no repository: that exercises lie in one makes them no less independent observations.
+    """
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "", cache: str = "") -> None:
         super().__init__(path, hub=hub, split=split, revision=revision)

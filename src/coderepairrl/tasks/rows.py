@@ -87,7 +87,8 @@ class Row:
     def wrong(self, problem: str) -> TaskError:
         """An error about this row."""
         columns = ", ".join(self.values)
-        return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=f"is it {self.benchmark}? It has: {columns}")
+        fix = f"name rows of {self.benchmark}; these have the columns {columns}"
+        return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
 
     def _of(self, column: str, kind: type[str]) -> str:
         found: str = self._checked(column, self.values[column], kind)

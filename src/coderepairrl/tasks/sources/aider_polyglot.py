@@ -25,6 +25,8 @@ TEST_SECONDS = 10.0
 SECONDS = 180.0
 _LICENCE = "MIT"
 _PRACTICE = "exercises/practice"
+_CRATES = ".meta/Cargo-example.toml"
+"""What an example in Rust needs, where it is not what the stub needs."""
 _JEST = "crrl_jest.mjs"
 _CATCH = ("test/catch.hpp", "test/tests-main.cpp")
 _CPP = """
@@ -39,7 +41,7 @@ class AiderPolyglot(Files):
 
     `path` is a checkout, or a file of rows (``files``, ``solution_files``, ``test_files``, ``example_files``; for C++
     with Catch among the files). Python needs nothing else to be tested, JavaScript node 20 (``programs/jest.mjs``
-    stands for Jest), Rust cargo (two need crates), C++ g++, Go its tools. Java's tests need Gradle and JUnit 5 from a
+    stands for Jest), Rust cargo (eight need crates), C++ g++, Go its tools. Java's tests need Gradle and JUnit 5 from a
     registry: these tasks come without checks.
     """
 
@@ -68,7 +70,6 @@ class AiderPolyglot(Files):
             b"".join(patches),
             self._checks(kept, tests, files, named),
             licence=_LICENCE,
-            repository="Aider-AI/polyglot-benchmark",
             language=self.language,
         )
 
@@ -112,13 +113,14 @@ def _checkout(folder: Path, language: str) -> Row:
     names = {str(path.relative_to(folder)): path for path in paths}
     parts = ("introduction.md", "instructions.md", "instructions.append.md")
     texts = [_text(folder / ".docs" / part).strip() for part in parts if (folder / ".docs" / part).is_file()]
+    examples = [*described.get("example", described.get("exemplar", ())), _CRATES]
     values = {
         "instance_id": f"polyglot-{language}__{folder.name}",
         "problem_statement": "\n\n".join(texts),
         "solution_files": described["solution"],
         "test_files": described["test"],
         "files": {name: _text(path) for name, path in names.items() if not _hidden(name) and _is_text(path)},
-        "example_files": {name: _text(names[name]) for name in described.get("example", described.get("exemplar", []))},
+        "example_files": {name: _text(names[name]) for name in examples if name in names},
     }
     return Row("aider_polyglot", f"{language}/{folder.name}", values)
 

@@ -85,7 +85,6 @@ class HumanEval(Files):
             checks=Checks((Command(("python3", "-S", "-E", "-B", CHECK), SECONDS),), {CHECK: check}),
             split="test",
             licence="MIT",
-            repository="openai/human-eval",
         )
 
     def _mutants(self) -> dict[str, str]:

@@ -50,7 +50,6 @@ class HumanEvalJava(Files):
         fields = {
             "prompt": row.maybe("problem_statement") or f"{program} gives wrong results.",
             "licence": "BSD-3-Clause",
-            "repository": "ASSERT-KTH/human-eval-java",
             "language": "java",
         }
         return self.file_task(row, files, patch_bytes(row.text("patch")), checks, **fields)

@@ -24,7 +24,6 @@ _MORE_SECONDS = 30.0
 _PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider")
 _JAVA_TESTS = "java_testcases/junit"
 _LICENCE = "MIT"
-_REPOSITORY = "jkoppel/QuixBugs"
 
 
 class QuixBugs(Files):
@@ -69,7 +68,7 @@ class QuixBugs(Files):
             there = build({}, _PYTEST, ()) if self.environment else None
             environment = f"venv:{there.folder}" if there else ""
         reference = patch_bytes(row.text("patch"))
-        fields = {"licence": _LICENCE, "repository": _REPOSITORY, "environment": environment, "language": self.language}
+        fields = {"licence": _LICENCE, "environment": environment, "language": self.language}
         return self.file_task(row, files, reference, checks, **fields)
 
     def _read(self) -> list[Row]:

@@ -29,6 +29,23 @@ _SETS: dict[str, _Set] = {
     "multilingual": _Set("SWE-bench/SWE-bench_Multilingual"),
     "full": _Set("SWE-bench/SWE-bench", "SWE-bench, which holds Verified and Lite,"),
 }
+_OF_SWE_BENCH = frozenset(
+    [
+        "astropy/astropy",
+        "django/django",
+        "matplotlib/matplotlib",
+        "mwaskom/seaborn",
+        "pallets/flask",
+        "psf/requests",
+        "pydata/xarray",
+        "pylint-dev/pylint",
+        "pytest-dev/pytest",
+        "scikit-learn/scikit-learn",
+        "sphinx-doc/sphinx",
+        "sympy/sympy",
+    ]
+)
+"""The repositories of its test split: rows of evaluation sets are not taken for training data by a wrong name."""
 _EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hours": 4.0}
 
 
@@ -65,12 +82,15 @@ class SweBench(Repositories):
         place: Literal["git", "image"] = "image" if workspace == "image" else "git"
         super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=place, clone=clone)
         self.native, self.all_native = workspace == "native", all_native
+        self.variant = name
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
         made = super().task(row)
+        if self.variant == "multilingual" and made.repository in _OF_SWE_BENCH:
+            raise row.wrong(f"{made.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
         effort = row.maybe("difficulty")
         if effort and effort not in _EFFORT:
             raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import tokens
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.protocols import EngineSpec
+from coderepairrl.protocols import Chunk, EngineSpec
+from coderepairrl.types import Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Says(EngineSpec):
-    """Says `texts` in turn, in which `<tool_call>` and its like are the tokens that they are; then it dies."""
+    """Says `texts` in turn, in which `<tool_call>` and its like are the tokens that they are; then it dies.
+
+    The text of number `endless`, counted from 0, stops behind its first chunk until its client leaves.
+    """
 
     texts: Sequence[str]
     delay: float = 0.0
+    endless: int | None = None
 
     name = "scripted"
 
     async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
         codec = tokens.load(model)
-        return ScriptedEngine([list(_ids(codec, text)) for text in self.texts], delay=self.delay)
+        return _Engine([list(_ids(codec, text)) for text in self.texts], self.delay, self.endless)
+
+
+class _Engine(ScriptedEngine):
+    def __init__(self, replies: Sequence[Sequence[int]], delay: float, endless: int | None) -> None:
+        super().__init__(replies, delay=delay)
+        self._endless = endless
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+        endless = len(self.requests) == self._endless
+        async for chunk in super().generate(ids, sampling, seed):
+            yield chunk
+            if endless:
+                await asyncio.Event().wait()
 
 
 def _ids(codec: tokens.Codec, text: str) -> Iterator[int]:

@@ -8,19 +8,19 @@ the workspace, which is where the bug is.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
+import os
 import shutil
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
-from itertools import count
-from pathlib import Path
+from itertools import count, islice
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError
 from uv import find_uv_bin
 
 from coderepairrl import sandbox as sandboxes
@@ -30,10 +30,11 @@ from coderepairrl.environments.verify import check_unchanged, digest_of, share
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
-from coderepairrl.processes.installs import alone, check_reachable
+from coderepairrl.processes.installs import alone, alone_in_turn, check_reachable
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
+from coderepairrl.sandbox.workspace import BUILT, check_path
 from coderepairrl.types import ExecResult, Task
 
 KIND = "python"
@@ -42,6 +43,7 @@ _SECONDS = 1800.0
 _ROOM = 4 << 30
 _OUTPUT = 64 << 20
 _PIECE = 32 << 20
+_MEMBERS = 1 << 20
 _SHOWN = 600
 _BUILD = (resources.files(__package__) / "programs/build.sh").read_text()
 _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text()
@@ -95,6 +97,16 @@ class Specification(BaseModel):
         return environment_folder(str(self))
 
 
+class _Stripped(BaseModel):
+    """What `strip_project.py` prints. The project had its hands on the Python that runs it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    imports: str
+    built: dict[str, Base64Bytes]
+    packages: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Environment:
     """A built environment: its folder, and what was recorded of it (``environment.json``)."""
@@ -112,7 +124,7 @@ async def build(specification: Specification) -> Environment:
     `SandboxFault`, and `PrerequisiteError` where no such Python, no sandbox or no package index can be had.
     """
     target = specification.folder
-    with alone(target):
+    async with alone_in_turn(target):
         if (target / ENVIRONMENT_RECORD).exists():
             await asyncio.to_thread(check_unchanged, target)
         else:
@@ -178,14 +190,27 @@ async def _install(
     stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not stripped.ok:
         raise _refused(spec, stripped, refused)
-    about: dict[str, Any] = json.loads(stripped.output.splitlines()[-1])
+    about = _read(stripped.output, target)
     with tempfile.TemporaryFile() as archive:
         await _copy_out(box, archive)
-        await asyncio.to_thread(_unpack, archive, target)
-    for path, content in about.pop("built").items():
-        place = target / "built" / path
+        await asyncio.to_thread(_unpack, archive, target, python)
+    for path, content in about.built.items():
+        place = target / BUILT / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(base64.b64decode(content))
+        place.write_bytes(content)
+    return {"imports": about.imports, "packages": about.packages}
+
+
+def _read(output: bytes, target: Path) -> _Stripped:
+    """The account on the last line of `output`. Raises `TaskError` for another text, or files outside of a project."""
+    try:
+        about = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
+    except ValidationError as error:
+        raise _hostile(f"no account of what was built: {error.errors()[0]['msg']}") from error
+    for path in about.built:
+        if "\0" in path:
+            raise _hostile(f"a file {path!r}")
+        check_path(path, f"the environment {target.stem}")
     return about
 
 
@@ -196,22 +221,58 @@ async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
         raise SandboxFault(f"cannot pack an environment: {packed.output[-200:].decode('utf-8', 'replace')}")
     for start in count(1, _PIECE):
         piece = await box.exec(["sh", "-c", f"tail -c +{start} /tmp/env.tar | head -c {_PIECE}"], max_bytes=_PIECE)
-        archive.write(piece.output)
+        await asyncio.to_thread(archive.write, piece.output)
+        if start > _ROOM:
+            raise _hostile(f"more than {_ROOM >> 30} GiB")
         if len(piece.output) < _PIECE:
             break
     archive.seek(0)
 
 
-def _unpack(archive: IO[bytes], target: Path) -> None:
-    """Extract what a sandbox packed: links may only lead to interpreters, nothing lies outside of `target`."""
-    with tarfile.open(fileobj=archive) as tar:
-        tar.extractall(target, filter=_inside)
+def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
+    """Extract what a sandbox packed into `target`, with modes that let everybody read.
+
+    Raises `TaskError` for names and links that lead elsewhere: absolute ones may only lead to where `python` is. Links
+    are made when all else is there, and no name may pass through one, whatever `tarfile` makes of them.
+    """
+    try:
+        with tarfile.open(fileobj=archive) as tar:
+            members = [_inside(member, target, python) for member in islice(tar, _MEMBERS + 1)]
+            if len(members) > _MEMBERS:
+                raise _hostile(f"more than {_MEMBERS} files")
+            links = {PurePosixPath(each.name) for each in members if each.issym()}
+            for each in members:
+                if links.intersection(PurePosixPath(each.name).parents):
+                    raise _hostile(f"a file behind a link: {each.name!r}")
+            for each in sorted(members, key=tarfile.TarInfo.issym):
+                tar.extract(each, target, filter="fully_trusted")
+    except (tarfile.TarError, EOFError, ValueError) as error:  # ValueError: a NUL in a name
+        raise _hostile(f"no archive: {error}") from error
 
 
-def _inside(member: tarfile.TarInfo, target: str) -> tarfile.TarInfo | None:
-    if member.issym() and member.linkname.startswith("/"):  # the interpreter, in /usr or in the cache
-        return tarfile.tar_filter(member, target).replace(uid=0, gid=0, uname="", gname="")
-    return tarfile.data_filter(member, target)
+def _inside(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarInfo:
+    name = PurePosixPath(member.name)
+    if name.is_absolute() or ".." in name.parts:
+        raise _hostile(f"a file {member.name!r}")
+    if name.parts[:1] in ((BUILT,), (ENVIRONMENT_RECORD,)):
+        raise _hostile(f"a {name.parts[0]} of its own")
+    if member.issparse():
+        raise _hostile(f"a file with holes: {member.name!r}")
+    there = PurePosixPath(os.path.normpath(member.linkname))
+    if member.issym() and member.linkname.startswith("/"):
+        if not any(there.is_relative_to(place) for place in ("/usr", python.parent.parent)):
+            raise _hostile(f"a link to {member.linkname!r}")
+        checked = tarfile.tar_filter(member, str(target))
+    else:
+        checked = tarfile.data_filter(member, str(target))
+    mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    return checked.replace(mode=mode, uid=0, gid=0, uname="", gname="")
+
+
+def _hostile(what: str) -> TaskError:
+    return TaskError(
+        f"the build of an environment left {printable(what[:_SHOWN])}", fix="look at what the project's build does"
+    )
 
 
 def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> Exception:
@@ -224,7 +285,11 @@ def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> Exc
             f"the package index cannot be reached from here: {printable(said[-_SHOWN:])}",
             fix="prepare on a machine with a network; UV_DEFAULT_INDEX names another index",
         )
-    wanted = f" (it wanted {', '.join(dict.fromkeys(refused))}, which a build may not reach)" if refused else ""
+    wanted = (
+        f" (it wanted {printable(', '.join(dict.fromkeys(refused))[:_SHOWN])}, which a build may not reach)"
+        if refused
+        else ""
+    )
     return TaskError(
         f"no environment can be built for {spec.workspace}{wanted}: {printable(said[-_SHOWN:])}",
         fix="correct its specification, or use its image",

@@ -20,6 +20,8 @@ _SETTINGS = {
 _HEAD_BYTES = 16 << 10
 _PIECE = 1 << 16
 _PORT = 443
+_NAMED, _NAME_LENGTH = 100, 300
+"""Of the hosts that are refused: so many are kept, cut to so many characters."""
 
 
 def index_settings() -> dict[str, str]:
@@ -83,7 +85,8 @@ async def _connect(
     target = rest.partition(" ")[0]
     host, _, port = target.rpartition(":")
     if method != "CONNECT" or host not in hosts or port != str(_PORT):
-        refused.append(target)
+        if len(refused) < _NAMED:
+            refused.append(target[:_NAME_LENGTH])
         writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
         await writer.drain()
         return

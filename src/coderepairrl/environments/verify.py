@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -47,12 +46,20 @@ def share(folder: Path) -> None:
             if not stat.S_ISREG(about.st_mode) or about.st_size < _SHARED:
                 continue
             kind = "x" if about.st_mode & stat.S_IXUSR else ""
-            kept = pool / f"{hashlib.sha256(path.read_bytes()).hexdigest()}{kind}"
-            with contextlib.suppress(FileExistsError):
-                kept.hardlink_to(path)
-            if not kept.samefile(path):
-                own = path.with_name(f".{path.name}.shared")
+            content = path.read_bytes()
+            kept = pool / f"{hashlib.sha256(content).hexdigest()}{kind}"
+            own = pool / f"{folder.name}.link"
+            own.unlink(missing_ok=True)  # of a build that was killed
+            try:
                 own.hardlink_to(kept)
+            except FileNotFoundError:
+                own.hardlink_to(path)
+            if own.read_bytes() != content:  # damaged since, and so are those that share it, as their digests show
+                own.unlink()
+                own.hardlink_to(path)
+            if own.samefile(path):
+                own.replace(kept)
+            else:
                 own.replace(path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import os
@@ -9,10 +10,11 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes.caches import environments_cache
@@ -20,6 +22,10 @@ from coderepairrl.processes.children import run
 
 _QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
 _DONE = ".installed"
+_WAIT = 0.2
+_umask_lock = threading.Lock()
+_umasks: list[int] = []
+"""What those found who changed it, the first one the process' own."""
 _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
 
 
@@ -35,16 +41,47 @@ def alone(target: Path) -> Iterator[None]:
 
     Raises `PrerequisiteError` where nothing can be written.
     """
-    before = os.umask(0o022)
+    with _locked(target) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@asynccontextmanager
+async def alone_in_turn(target: Path) -> AsyncIterator[None]:
+    """`alone`, but other coroutines run on while this one waits: one of them may hold the lock."""
+    with _locked(target) as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(_WAIT)
+        yield
+
+
+@contextmanager
+def _locked(target: Path) -> Iterator[TextIO]:
+    with _readable():
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.with_suffix(".lock").open("w") as lock:
+                yield lock
+        except OSError as error:
+            raise PrerequisiteError(f"cannot install into {target.parent}: {error}", fix="set CRRL_CACHE") from error
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """New files are readable for all users. The last of those who overlap restores the one umask that a process has."""
+    with _umask_lock:
+        _umasks.append(os.umask(0o022))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-    except OSError as error:
-        raise PrerequisiteError(f"cannot install into {target.parent}: {error}", fix="set CRRL_CACHE") from error
+        yield
     finally:
-        os.umask(before)
+        with _umask_lock:
+            before = _umasks.pop()  # 0o022 for all but the first one
+            if not _umasks:
+                os.umask(before)
 
 
 def check_reachable(target: Path) -> None:

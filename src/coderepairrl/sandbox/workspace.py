@@ -46,6 +46,8 @@ Unpacked = Callable[[str, Path], "Prepared"]
 Entry = tuple[str, str, bytes]
 """Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
 
+BUILT = "built"
+"""The folder of an environment with what only the project's build makes."""
 _Key = tuple[str, Path | None]
 """A workspace and the environment that it is opened with."""
 
@@ -361,12 +363,13 @@ def interpreter_of(environment: Path) -> Path | None:
     """
     found = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
     folder = Path(found[1]) if found else None
-    return folder if folder and folder.parent == environments_cache() / "pythons" else None
+    shown = folder is not None and folder.parent == environments_cache() / "pythons" and folder.name != ".."
+    return folder if shown else None
 
 
 def built_for(environment: Path | None) -> Iterator[Entry]:
     """Files that only the project's build makes (``_version.py``): they are in every workspace of the environment."""
-    folder = environment / "built" if environment else None
+    folder = environment / BUILT if environment else None
     if folder is not None and folder.is_dir():
         yield from _plain(folder)
 

@@ -15,7 +15,7 @@ from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.apps.fix.command import USE, Repair, fix
 from coderepairrl.apps.fix.repository import Repository
 from coderepairrl.assembly.plan import resolve_attempt
-from coderepairrl.assembly.problems import Problems
+from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.certify import programs
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
@@ -202,7 +202,7 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
         "rollout.calls=1",
         "rollout.seconds=1",
     ]
-    plan = resolve_attempt(str(miniature), options, USE, Problems())
+    plan = resolve_attempt(str(miniature), options, USE, Made([TASK]), Problems())
     try:
         fixed = await fix(Repair(Repository(tmp_path, "0" * 40), TASK, plan))
     except Fault as fault:

@@ -2,7 +2,7 @@
 
 from coderepairrl.rollout.attempts import Attempt, attempt
 from coderepairrl.rollout.episodes import Rollout, Terms, Ticket, derive_seed
-from coderepairrl.rollout.groups import Group, Share, Slot, check_health, collect, due, schedule, slots
+from coderepairrl.rollout.groups import Group, Share, Slot, check_health, collect, due, episodes_of, schedule, slots
 from coderepairrl.rollout.supervise import SupervisedEngine
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "collect",
     "derive_seed",
     "due",
+    "episodes_of",
     "schedule",
     "slots",
 ]

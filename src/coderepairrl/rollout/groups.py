@@ -65,19 +65,21 @@ def schedule(sources: Sequence[Share], per_step: int, step: int, seed: int) -> l
 
 
 def _spread(weights: Sequence[float], positions: int) -> list[tuple[int, int]]:
-    """Of each position the source, by its number, and the place among those of that source: the one that lags most.
+    """For each of so many positions, which source it goes to (by number) and the how-manieth of that source it is.
+
+    A position goes to the source that is furthest behind its share by `weights`.
 
     >>> [source for source, _ in _spread([2, 1], 6)]
     [0, 1, 0, 0, 1, 0]
     """
     taken = [0] * len(weights)
-    whole, found = sum(weights), []
+    whole, spread = sum(weights), []
     for position in range(1, positions + 1):
         lags = [position * weight / whole - had for weight, had in zip(weights, taken, strict=True)]
         source = max(range(len(weights)), key=lags.__getitem__)
-        found.append((source, taken[source]))
+        spread.append((source, taken[source]))
         taken[source] += 1
-    return found
+    return spread
 
 
 def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
@@ -105,15 +107,15 @@ def due(sources: Sequence[Share], per_step: int, attempts: int, seed: int, consu
     A function of the log, which has the names of the `consumed` groups. Where every step consumes what was scheduled
     for it, that is the next step's share; a group that was left behind comes first.
     """
-    found: list[Slot] = []
+    left: list[Slot] = []
     for step in count(1):
         if all(group_name("train", step, position) in consumed for position in range(per_step)):
             continue
         scheduled = slots("train", step, schedule(sources, per_step, step, seed), attempts, seed)
-        found += [slot for slot in scheduled if slot.group not in consumed]
-        if len(found) >= per_step:
+        left += [slot for slot in scheduled if slot.group not in consumed]
+        if len(left) >= per_step:
             break
-    return found[:per_step]
+    return left[:per_step]
 
 
 async def collect(
@@ -135,36 +137,53 @@ async def collect(
     done = {(episode.group, episode.attempt): episode for episode in finished if episode.ending is not Ending.VOID}
 
     async def attempt(slot: Slot, number: int) -> tuple[Episode, int]:
+        """The episode, and how many void tries it took."""
         key = (slot.group, number)
         if key in done and done[key].task_id == slot.task.id:  # else the tasks have changed since
             return done[key], 0
-        known = verified.get(slot.task.id, ())
         ticket = Ticket(
-            slot.task, slot.phase, slot.step, slot.group, number, slot.seeds[number], sampling, known, tried.get(key, 0)
+            slot.task,
+            slot.phase,
+            slot.step,
+            slot.group,
+            number,
+            slot.seeds[number],
+            sampling,
+            verified=verified.get(slot.task.id, ()),
+            retry=tried.get(key, 0),  # a number of its own, so that no two episodes of a log share an id
         )
-        for void in range(retries + 1):
-            episode = await rollout.run(replace(ticket, retry=ticket.retry + void))
-            if episode.ending is not Ending.VOID:
-                return episode, void
-        return episode, retries + 1
+        return await _until_valid(rollout, ticket, retries)
 
     try:
         async with asyncio.TaskGroup() as pending:
             jobs = [[pending.create_task(attempt(slot, number)) for number in range(len(slot.seeds))] for slot in slots]
     except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled or followed from it
         raise several.exceptions[0] from None
-    groups = []
-    for slot, row in zip(slots, jobs, strict=True):
-        results = [job.result() for job in row]
-        groups.append(
-            Group(slot.group, slot.task, tuple(episode for episode, _ in results), sum(void for _, void in results))
-        )
-    return groups
+    return [_group(slot, [job.result() for job in row]) for slot, row in zip(slots, jobs, strict=True)]
+
+
+async def _until_valid(rollout: Rollout, ticket: Ticket, retries: int) -> tuple[Episode, int]:
+    """An episode of `ticket`, void only if all of ``1 + retries`` tries were; and how many were."""
+    for void in range(retries + 1):
+        episode = await rollout.run(replace(ticket, retry=ticket.retry + void))
+        if episode.ending is not Ending.VOID:
+            return episode, void
+    return episode, retries + 1
+
+
+def _group(slot: Slot, attempts: Sequence[tuple[Episode, int]]) -> Group:
+    episodes = tuple(episode for episode, _ in attempts)
+    return Group(slot.group, slot.task, episodes, void=sum(void for _, void in attempts))
+
+
+def episodes_of(groups: Iterable[Group]) -> list[Episode]:
+    """Their episodes, group by group."""
+    return [episode for group in groups for episode in group.episodes]
 
 
 def check_health(groups: Sequence[Group], limit: float) -> None:
     """Raise `HealthGateError` when more than `limit` of the episodes are void after all retries."""
-    episodes = [episode for group in groups for episode in group.episodes]
+    episodes = episodes_of(groups)
     void = [episode for episode in episodes if episode.ending is Ending.VOID]
     if len(void) > limit * len(episodes):
         faults = sorted({episode.fault.splitlines()[0] for episode in void})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from coderepairrl.rewards.verified import Identity, identity, unfit
-from coderepairrl.rollout import Group
+from coderepairrl.rollout import Group, episodes_of
 from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stages.history import History
 from coderepairrl.types import Ending, Episode, Task, Verified
@@ -48,7 +48,7 @@ class References:
         tasks have any, and the share of attempts that were nearest to one. Empty where none are kept."""
         if not self.most:
             return {}
-        valid = [episode for group in groups for episode in group.episodes if episode.ending is not Ending.VOID]
+        valid = [episode for episode in episodes_of(groups) if episode.ending is not Ending.VOID]
         nearest = sum(any(score.nearest for score in episode.scores) for episode in valid)
         return {
             "references/per_task": sum(len(self.known.get(group.task.id, ())) for group in groups) / len(groups),

@@ -12,7 +12,7 @@ from typing import Any
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch
-from coderepairrl.rollout import Group, Slot, check_health, collect, due, slots
+from coderepairrl.rollout import Group, Slot, check_health, collect, due, episodes_of, slots
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.history import History, consumed, finished
 from coderepairrl.stages.parts import Bench, Parts
@@ -28,69 +28,104 @@ async def train(parts: Parts, history: History) -> None:
     Each step is a function of the log and the config, so killing this anywhere and calling it again with the
     log's history continues as if nothing had happened. Raises `HealthGateError`, `RunError`, `LearnerFault`.
     """
-    config, run, policy = parts.config, parts.config.run, parts.policy
-    if history.step:
-        parts.progress.resume(history.step, replayed(parts.folder, history))
-    await policy.restore(history)
-    references = read_references(parts.folder, history, parts.train_tasks, config.tasks.verified_references)
-    if history.steps:  # the last process may have been killed between the record of a step and these
-        newest = consumed(parts.folder, history.steps[-1:])[history.step]
-        await export(parts, history, newest, references)
-        raise_alarms(parts, gates.untold(history.steps, history.stopped, run))
-
+    run, policy = parts.config.run, parts.policy
+    references = await restore(parts, history)
     for step in range(history.step + 1, run.steps + 1):
         await evaluate_if_due(parts, history, step - 1)
-        began = time.monotonic()
 
-        rollout = config.rollout
-        chosen = due(parts.sources, rollout.tasks_per_step, rollout.group_size, run.seed, history.consumed)
-        sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
-        groups = await gather(parts, history, chosen, sampling, verified=references.known)
-        episodes = [episode for group in groups for episode in group.episodes]
-        batch = make_batch(episodes, config)
+        began = time.monotonic()
+        groups = await attempt_tasks(parts, history, references)
+        batch = make_batch(episodes_of(groups), parts.config)
         rolled_out = time.monotonic()
 
         parts.progress.phase("learn")
-        parts.log.sync()
+        parts.log.sync()  # no weights may depend on an episode that a power cut could still take
         learned, checksum = await policy.improve(batch, history)
-        skipped = learned.pop("skipped_reason", "")
-        metrics = step_metrics(groups, batch, learned) | {
-            **references.metrics(groups),
-            "rollout_seconds": round(rolled_out - began, 3),
-            "learn_seconds": round(time.monotonic() - rolled_out, 3),
-            "tokens_per_second": round(batch.account.sampled / (rolled_out - began), 1),
-        }
+        seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
 
-        record: dict[str, Any] = {
-            "step": step,
-            "version": policy.version,
-            "checksum": checksum,
-            "metrics": metrics,
-            "account": asdict(batch.account),
-            "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
-            "episodes": [episode.id for episode in episodes],
-            "tested": overoptimisation.tested(groups),
-            "skipped": skipped,
-        }
+        record = {"step": step, "version": policy.version, "checksum": checksum}
+        record |= summarise_step(groups, batch, learned, seconds, references)
         alarms = gates.check([*history.steps, record], run)
-        record["alarms"] = [alarm.as_json() for alarm in alarms]
-        record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
-        parts.log.append("step", **record)
-        parts.log.sync()
-        history.add_step(record, (group.id for group in groups))
-        references.add(step, episodes)
-        parts.progress.step(step, metrics)
-        if skipped:
-            parts.progress.say(f"step {step} is skipped, and its weights stay as they were: {skipped}")
-        if batch.account.sampled == 0:
-            parts.progress.say(
-                f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
-                f" rollout.tokens and the model's context (crrl view {parts.folder.path} {episodes[0].id})"
-            )
-        await export(parts, history, episodes, references)
+        commit_step(parts, history, record, groups, alarms)
+        references.add(step, episodes_of(groups))  # only now: a step's rewards never compare with its own repairs
+        await export(parts, history, episodes_of(groups), references)
         raise_alarms(parts, alarms)
 
     await evaluate_if_due(parts, history, run.steps)
+
+
+async def restore(parts: Parts, history: History) -> References:
+    """Bring engine and learner to the end of `history`, and finish what the last process may have left undone.
+
+    It may have been killed between the record of its last step and that step's files, checkpoint or alarms. Returns
+    the verified references so far. Raises `HealthGateError` for an alarm that nobody has seen yet.
+    """
+    if history.step:
+        parts.progress.resume(history.step, replayed(parts.folder, history))
+    await parts.policy.restore(history)
+    most = parts.config.tasks.verified_references
+    references = read_references(parts.folder, history, parts.train_tasks, most)
+    if history.steps:
+        newest = consumed(parts.folder, history.steps[-1:])[history.step]
+        await export(parts, history, newest, references)
+        raise_alarms(parts, gates.untold(history.steps, history.stopped, parts.config.run))
+    return references
+
+
+async def attempt_tasks(parts: Parts, history: History, references: References) -> list[Group]:
+    """The groups that the next step consumes, sampled by the policy as it is now."""
+    rollout = parts.config.rollout
+    chosen = due(parts.sources, rollout.tasks_per_step, rollout.group_size, parts.config.run.seed, history.consumed)
+    sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+    return await gather(parts, history, chosen, sampling, verified=references.known)
+
+
+def summarise_step(
+    groups: Sequence[Group],
+    batch: Batch,
+    learned: Mapping[str, Any],
+    seconds: Mapping[str, float],
+    references: References,
+) -> dict[str, Any]:
+    """What the record of a step keeps of its episodes, its batch and the update.
+
+    `learned` are the learner's metrics, with a ``skipped_reason`` where it left the weights as they were.
+    """
+    numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
+    metrics = {
+        **step_metrics(groups, batch, numbers),
+        **references.metrics(groups),
+        **{name: round(value, 3) for name, value in seconds.items()},
+        "tokens_per_second": round(batch.account.sampled / seconds["rollout_seconds"], 1),
+    }
+    return {
+        "metrics": metrics,
+        "account": asdict(batch.account),
+        "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
+        "episodes": [episode.id for episode in episodes_of(groups)],
+        "tested": overoptimisation.tested(groups),
+        "skipped": learned.get("skipped_reason", ""),
+    }
+
+
+def commit_step(
+    parts: Parts, history: History, record: dict[str, Any], groups: Sequence[Group], alarms: Sequence[gates.Alarm]
+) -> None:
+    """Write the record of a step to the log, from where on it is done, and print its line."""
+    record["alarms"] = [alarm.as_json() for alarm in alarms]
+    record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
+    parts.log.append("step", **record)
+    parts.log.sync()
+    history.add_step(record, (group.id for group in groups))
+    step = record["step"]
+    parts.progress.step(step, record["metrics"])
+    if record["skipped"]:
+        parts.progress.say(f"step {step} is skipped, and its weights stay as they were: {record['skipped']}")
+    if record["account"]["sampled"] == 0:
+        parts.progress.say(
+            f"nothing was sampled: no episode of step {step} had room for an answer, or for its prompt, in"
+            f" rollout.tokens and the model's context (crrl view {parts.folder.path} {record['episodes'][0]})"
+        )
 
 
 def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
@@ -161,26 +196,26 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
     groups = await gather(parts, history, chosen, sampling)
-    episodes = [episode for group in groups for episode in group.episodes]
-    found = summarise(episodes)
-    summary = as_json(found)
+    episodes = episodes_of(groups)
+    measured = summarise(episodes)
+    summary = as_json(measured)
     parts.folder.write_episodes(f"{name}-{step:05d}", episodes)
     parts.folder.write_evaluation(f"{name}-{step:05d}", {"step": step, **summary})
     record = {"name": name, "step": step, "version": version, "summary": summary}
     parts.log.append("eval", **record)
     parts.log.sync()
     history.evaluations[name, step] = record
-    if (reward := found.values.get("reward")) is not None:
+    if (reward := measured.values.get("reward")) is not None:
         parts.progress.say(f"{name} after step {step}: reward {reward}")
 
 
-def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any]) -> dict[str, Any]:
+def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:
     """What a step's episodes did (means over episodes) and, as ``learn/NAME``, what the learner made of them.
 
     ``surprisal`` is minus the mean logprob of all sampled tokens as the engine recorded it, in nats: on policy an
     unbiased estimate of the entropy per token. ``learn/entropy`` is the learner's, of trained tokens alone.
     """
-    episodes = [episode for group in groups for episode in group.episodes]
+    episodes = episodes_of(groups)
     spreads = [group.std for group in batch.groups.values()]
     valid = (episode for episode in episodes if episode.ending is not Ending.VOID)
     logprobs = [logprob for episode in valid for turn in episode.turns for logprob in turn.output.logprobs]
@@ -200,11 +235,11 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: dict[str, Any])
 
 def _by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     """Rewards of valid episodes by the kind of their task, which is ``plain`` where it has none."""
-    found: dict[str, list[float]] = {}
+    rewards: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
-            found.setdefault(episode.kind or "plain", []).append(episode.reward)
-    return found
+            rewards.setdefault(episode.kind or "plain", []).append(episode.reward)
+    return rewards
 
 
 def as_json(summary: Summary) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from coderepairrl.engines.vllm import VllmEngine
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages.command import plan
+from coderepairrl.stages import plan
 from coderepairrl.stages.parts import _both, start_learner
 from coderepairrl.sync.shared import shared_folder, shared_path
 

@@ -14,8 +14,8 @@ from coderepairrl.assembly.numerics import check_clip, clip, engine_half, resolv
 from coderepairrl.config import Config, load, override, to_toml
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder
+from coderepairrl.stages import plan
 from coderepairrl.stages.changes import Change, changes_at_resume
-from coderepairrl.stages.command import plan
 from coderepairrl.stages.history import History
 
 VLLM = "engine=vllm"

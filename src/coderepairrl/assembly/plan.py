@@ -29,8 +29,6 @@ from coderepairrl.rollout import Share, Terms
 from coderepairrl.types import Limits, Task
 
 T = TypeVar("T")
-_TASKS_NAMED = 3
-"""Tasks that cannot be opened, of which each is a message; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Starts, resumes, plans and stops a run."""
+"""Starts, resumes and stops a run."""
 
 from __future__ import annotations
 
@@ -10,27 +10,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coderepairrl import engines, models
-from coderepairrl.assembly.devices import VISIBLE, check_named
+from coderepairrl import models
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import Plan, resolve
-from coderepairrl.assembly.problems import Problems
-from coderepairrl.assembly.prompts import LongestPrompt
 from coderepairrl.assembly.sizing import DoesNotFit, require
-from coderepairrl.assembly.verify import as_planned, verify
+from coderepairrl.assembly.verify import verify
 from coderepairrl.config import Config, run_of, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
 from coderepairrl.processes.signals import Interrupted, stoppable
-from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import Parts, assemble, until_called_off
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.train import evaluation_due, train
+from coderepairrl.stages.train import train
 from coderepairrl.types import Episode
 
 _ENOUGH_DISK = 64 << 20
@@ -205,98 +201,6 @@ def _by_name(history: History) -> dict[str, dict[int, Any]]:
     for (name, step), record in history.evaluations.items():
         found.setdefault(name, {})[step] = record["summary"]
     return found
-
-
-def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
-    """What `run` would do, checked as far as it can be without starting anything (``--dry-run``); and what is wrong.
-
-    What is known is given even where the rest is refused.
-    """
-    shown: dict[str, Any] = {}
-    problems = Problems()
-    if known := problems.attempt(lambda: needs(config)):
-        shown["needs"] = known.value
-    if made := problems.attempt(lambda: resolve(config)):
-        plan = made.value
-        if plan.lacking:
-            lacking = several(plan.lacking)
-            shown["missing"] = {"what": str(lacking), "fix": lacking.fix}
-            problems.add(lacking)
-        shown |= as_shown(plan, folder or folder_of(config))
-    shown["verdict"] = _verdict(shown, problems.found)
-    return shown, several(problems.found) if problems.found else None
-
-
-def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
-    """Whether it can be run here, in a sentence, and what ends an episode first as far as that is known."""
-    if problems:
-        mistakes = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-        return f"it cannot be run here: {mistakes}"
-    memory = any("has_gb" in part for part in shown["needs"].values() if isinstance(part, dict))
-    reasons = ["each GPU holds its parts"] if memory else []
-    reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
-    if limit := shown["needs"].get("step", {}).get("limit"):
-        reasons.append(f"episodes end first by {limit}")
-    return f"it fits: {'; '.join(reasons)}" if reasons else "it fits"
-
-
-def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
-    """What `run` would do, as plain data. Raises what `resolve` raises."""
-    return as_shown(resolve(config), folder or folder_of(config))
-
-
-def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
-    """A plan as ``--dry-run`` prints it."""
-    config, held_out = plan.config, plan.eval_tasks
-    steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
-    times = sum(evaluation_due(config, step) for step in range(steps + 1))
-    each = config.eval.each
-    return {
-        "run": str(folder.path),
-        "model": str(plan.model.folder),
-        "sandbox": plan.place.choice.name,
-        "engine": config.engine.name,
-        "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
-        "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
-        "verify": as_planned(plan),
-        "steps": steps,
-        "episodes_per_step": per_step,
-        "training_episodes": per_step * steps,
-        "epochs": round(config.rollout.tasks_per_step * steps * _most_often(plan), 2),
-        "evaluations": times * sum(bool(tasks) for tasks in held_out.values()),
-        "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in held_out.items()),
-        "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
-        "limits": asdict(plan.limits),
-        **(
-            {"kinds": {name: _terms_shown(terms) for name, terms in plan.kinds.items() if name}} if config.kinds else {}
-        ),
-        "clip": plan.clip,
-        "learner": plan.learner.model_dump(),
-    }
-
-
-def _prompt_shown(prompt: LongestPrompt) -> str:
-    return f"{prompt.tokens:,} of {prompt.most:,} tokens by {prompt.limit} (task {prompt.task})"
-
-
-def _terms_shown(terms: Terms) -> dict[str, Any]:
-    paid = {reward.name: weight for reward, weight in terms.rewards["train"]}
-    return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
-
-
-def _most_often(plan: Plan) -> float:
-    """How often a task comes, for each one of all that are trained on, in the source whose tasks come most often."""
-    whole = sum(source.weight for source in plan.sources)
-    return max(source.weight / whole / len(source.tasks) for source in plan.sources)
-
-
-def needs(config: Config) -> dict[str, Any]:
-    """What `run` needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here.
-
-    Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
-    """
-    check_named(config, engines.make(config.engine.name, **config.engine.options).takes_gpus)
-    return require(config, settings)
 
 
 def _what_may_not_fit(config: Config) -> str:

@@ -233,7 +233,7 @@ async def gateway(agent: Breaks, model: Path, on_turn: Any = lambda *_: None) ->
 
 async def attempted(agent: Breaks, model: Path, standing: Any = None) -> Attempt:
     async with gateway(agent, model) as made:
-        return await attempt(made, TASK, agent, ScriptedBackend(), name="one", limits=LIMITS, seed=0, standing=standing)
+        return await attempt(made, TASK, agent, ScriptedBackend(), name="one", limits=LIMITS, seed=0, at_end=standing)
 
 
 async def trained(agent: Breaks, model: Path, folder: Path) -> Episode:

@@ -185,7 +185,7 @@ async def test_a_spoilt_episode_is_void_and_made_good(
 async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_path: Path) -> None:
     agent = Breaking({number: fault(GatewayFault("broken")) for number in (1, 4, 5)})
     rollout = make(gateway, tmp_path, agent)
-    rollout._slots._value = 1  # one at a time, so that runs 1, 4 and 5 are tries of the same attempt or its retries
+    rollout._room._value = 1  # one at a time, so that runs 1, 4 and 5 are tries of the same attempt or its retries
     [group] = await groups_of(rollout, TASKS[:1], retries=0)
     endings = [episode.ending for episode in group.episodes]
     assert endings.count(Ending.VOID) == group.void == 1

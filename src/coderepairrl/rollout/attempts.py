@@ -21,10 +21,10 @@ from coderepairrl.types import AgentReport, Ending, Endpoint, Limits, Sampling, 
 _GRACE = 5.0
 """Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
 
-Outcome = AgentReport | AgentFault
+AgentOutcome = AgentReport | AgentFault
 """What an agent reports, or how it broke."""
-Standing = Callable[[Sandbox, bytes], Awaitable[None]]
-"""What is done with an attempt's workspace and patch before the workspace is gone. May raise `Fault`."""
+AtEnd = Callable[[Sandbox, bytes], Awaitable[None]]
+"""Called with an attempt's workspace and patch before the workspace is removed. May raise `Fault`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Attempt:
     reason: str
     fault: Fault | None
     """Why it is VOID: the part that broke first, where that was not the policy's doing."""
-    outcome: Outcome | None
+    outcome: AgentOutcome | None
     """The agent's own; None where another part broke before it ended."""
     turns: tuple[Turn, ...]
     patch: bytes
@@ -61,14 +61,14 @@ async def attempt(
     limits: Limits,
     seed: int,
     sampling: Sampling | None = None,
-    standing: Standing | None = None,
+    at_end: AtEnd | None = None,
 ) -> Attempt:
     """Let `agent` work on `task` in a sandbox of `backend`, with a session of `gateway` that is called `name`.
 
     `sampling` may replace the gateway's. Where a part breaks, the attempt says which, and no `Fault` is raised.
     """
     clock, timings = time.monotonic, dict[str, float]()
-    outcome: Outcome | None = None
+    outcome: AgentOutcome | None = None
     broken: Fault | None = None
     patch, seconds, began = b"", 0.0, clock()
     session = gateway.open(name, limits=limits, seed=seed, sampling=sampling)
@@ -81,25 +81,30 @@ async def attempt(
             seconds = worked - opened
             patch = await box.diff()
             timings["diff"] = clock() - worked
-            if standing is not None:
-                await standing(box, patch)
+            if at_end is not None:
+                await at_end(box, patch)
     except Fault as other:
         broken = other
     finally:
         turns = await gateway.close(session)
     timings["generate"] = sum(turn.ended - turn.started for turn in turns)
-    heard = session.answered or session.limit
-    if isinstance(outcome, AgentReport) and agent.placement == "sandbox" and outcome.exit != "time" and not heard:
-        # its zero would be no attempt of the policy
+    reached_model = session.answered or session.limit  # a call that a limit refused was one, too
+    if (
+        isinstance(outcome, AgentReport)
+        and agent.placement == "sandbox"
+        and outcome.exit != "time"
+        and not reached_model
+    ):  # the program is broken or misconfigured: a zero would blame a policy that was never asked
         words = f"agent {agent.name} ended without a call to the model: {outcome.log[-2000:].strip()}"
         outcome = AgentFault(words, printed=outcome.log)
-    own = outcome if isinstance(outcome, AgentFault) and not heard else None  # and so not the policy's doing
+    # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
+    own = outcome if isinstance(outcome, AgentFault) and not reached_model else None
     fault = session.fault or own or broken  # in the order in which they broke
-    ending, reason = (Ending.VOID, fault.boundary) if fault else _ended(cast(Outcome, outcome), session.limit)
+    ending, reason = (Ending.VOID, fault.boundary) if fault else _ended(cast(AgentOutcome, outcome), session.limit)
     return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed(agent, outcome))
 
 
-async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> Outcome:
+async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
     """What `agent` reports, that its time was up when it did not notice by itself, or how it broke.
 
     Whatever an agent raises that is no error of ours has broken it, with the traceback: its bugs end its episode and
@@ -127,7 +132,7 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
     return report
 
 
-def _ended(outcome: Outcome, limit: str) -> tuple[Ending, str]:
+def _ended(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
     """How an attempt without a fault ended, and why. One that breaks at a `limit` of the gateway's ended at it."""
     if isinstance(outcome, AgentReport) and not limit and outcome.exit in ("calls", "tokens", "time"):
         limit = outcome.exit
@@ -136,7 +141,7 @@ def _ended(outcome: Outcome, limit: str) -> tuple[Ending, str]:
     return (Ending.DONE, outcome.exit) if isinstance(outcome, AgentReport) else (Ending.CRASH, outcome.how)
 
 
-def _printed(agent: Agent, outcome: Outcome | None) -> str:
+def _printed(agent: Agent, outcome: AgentOutcome | None) -> str:
     if agent.placement == "host" or outcome is None:
         return ""
     return str(outcome.log if isinstance(outcome, AgentReport) else outcome.printed)

@@ -97,7 +97,7 @@ class Rollout:
         self.kinds = kinds
         self.log = log
         self.on_episode = on_episode
-        self._slots = asyncio.Semaphore(concurrency)
+        self._room = asyncio.Semaphore(concurrency)
 
     async def run(self, ticket: Ticket) -> Episode:
         """Make the attempt, with a verdict in the log.
@@ -105,7 +105,7 @@ class Rollout:
         Infrastructure faults give a VOID episode, an agent that breaks after the model's first reply one that ended in
         CRASH and has its scores: neither is an error.
         """
-        async with self._slots:
+        async with self._room:
             self.log.append(
                 "episode",
                 id=ticket.episode,
@@ -149,7 +149,7 @@ class Rollout:
             rewarding["reward"] = rewarding.get("reward", 0.0) + clock() - at
             return scores
 
-        async def standing(box: Sandbox, patch: bytes) -> None:
+        async def judge_state(box: Sandbox, patch: bytes) -> None:
             nonlocal state
             state = await judge(on_state, replace(episode, patch=patch), Standing(terms.sandbox, box))
 
@@ -162,7 +162,7 @@ class Rollout:
             limits=terms.limits,
             seed=ticket.seed,
             sampling=ticket.sampling,
-            standing=standing if on_state else None,
+            at_end=judge_state if on_state else None,
         )
         side = await asyncio.to_thread(side_turns, made.turns, terms.side, ticket.task.prompt)
         episode = _ended(replace(episode, turns=made.turns, side=side), made)

@@ -15,9 +15,9 @@ from coderepairrl import grading, sandbox
 from coderepairrl.environments import Specification
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make
-from coderepairrl.tasks.native import checks, environment, script, specified
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench import NATIVE
+from coderepairrl.tasks.sources.swe_bench_native import checks, environment, script, specified
 from coderepairrl.types import Task
 
 SCRIPT = """#!/bin/bash

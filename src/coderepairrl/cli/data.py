@@ -54,15 +54,15 @@ def data_prepare(
 
     made = list(data.load(source, config.parse_options(options or [], "path")))
     splits = data.splits(made)
-    ready = run(prepare(made, images=images, jobs=jobs, say=_progress))
+    found = run(prepare(made, images=images, jobs=jobs, say=_progress))
     if as_json:
-        there = {"commits": ready.commits, "images": {each.name: each.pinned for each in ready.images}}
-        folders = [str(each.folder) for each in ready.environments]
+        there = {"commits": found.commits, "images": {each.name: each.pinned for each in found.images}}
+        folders = [str(each.folder) for each in found.environments]
         show(json.dumps({"source": source, "splits": splits, **there, "environments": folders}))
         return
-    about = {"commits": len(ready.commits), "environments": len(ready.environments)}
+    about = {"commits": len(found.commits), "environments": len(found.environments)}
     lines = [f"{name} ready: {number}" for name, number in about.items() if number]
-    show("\n".join([counts(splits), *lines, *(f"image {each.pinned}" for each in ready.images)]))
+    show("\n".join([counts(splits), *lines, *(f"image {each.pinned}" for each in found.images)]))
 
 
 def _progress(line: str) -> None:

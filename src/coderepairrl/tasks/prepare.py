@@ -15,8 +15,8 @@ from coderepairrl.types import Task
 Say = Callable[[str], None]
 
 
-class Ready(NamedTuple):
-    """What is there now: commits, as workspaces, images and environments."""
+class Prerequisites(NamedTuple):
+    """What is on this machine now: commits (as in `Task.workspace`), images and environments."""
 
     commits: list[str]
     images: list[ReadyImage]
@@ -25,7 +25,7 @@ class Ready(NamedTuple):
 
 async def prepare(
     tasks: Iterable[Task], *, images: Path | None = None, jobs: int = 2, say: Say = lambda _: None
-) -> Ready:
+) -> Prerequisites:
     """Fetch the commits and images of `tasks` and build their environments, `jobs` at a time; what is there is kept.
 
     `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. All is tried;
@@ -47,11 +47,11 @@ async def prepare(
         problems.append(error)
     if problems:
         raise several(problems)
-    return Ready(commits, unpacked, environments)
+    return Prerequisites(commits, unpacked, environments)
 
 
 def _fetch(tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> list[str]:
-    """Fetch each commit once; those that are there. Adds what fails to `problems`."""
+    """Fetch each commit once; returns those that could be had, and adds to `problems` why the others could not."""
     wanted = dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:"))
     there = []
     for number, workspace in enumerate(wanted, 1):

@@ -81,7 +81,7 @@ class AiderPolyglot(Files):
             case "python":
                 command = Command(("python3", "-m", "unittest", *modules), SECONDS, "unittest", TEST_SECONDS)
             case "javascript":
-                kept = {**kept, _JEST: (resources.files("coderepairrl.tasks") / "programs" / "jest.mjs").read_text()}
+                kept = {**kept, _JEST: (resources.files(__package__) / "programs/jest.mjs").read_text()}
                 argv = ("node", "--import", f"./{_JEST}", "--test", "--test-reporter=tap", *tests)
                 command = Command(argv, SECONDS, "node")
             case "rust":

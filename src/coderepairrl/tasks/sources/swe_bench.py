@@ -9,13 +9,12 @@ from dataclasses import replace
 from importlib import resources
 from typing import Literal, NamedTuple
 
-from coderepairrl.tasks import native
-from coderepairrl.tasks.benchmark import Repositories
+from coderepairrl.tasks.benchmark import Repositories, Workspace
 from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.sources import swe_bench_native
 from coderepairrl.types import Task
 
 Name = Literal["verified", "lite", "multilingual", "full"]
-Workspace = Literal["git", "image", "native"]
 
 
 class _Set(NamedTuple):
@@ -73,13 +72,13 @@ class SweBench(Repositories):
         path: str = "",
         split: str = "test",
         revision: str = "",
-        workspace: Workspace = "git",
+        workspace: Literal["git", "image", "native"] = "git",
         all_native: bool = False,
         clone: str = "",
         for_training: bool = False,
     ) -> None:
         chosen = _SETS[name]
-        place: Literal["git", "image"] = "image" if workspace == "image" else "git"
+        place: Workspace = "image" if workspace == "image" else "git"
         super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=place, clone=clone)
         self.native, self.all_native = workspace == "native", all_native
         self.variant = name
@@ -96,17 +95,17 @@ class SweBench(Repositories):
             raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
         made = replace(made, difficulty=_EFFORT.get(effort))
         if self.workspace == "image":
-            return replace(made, checks=native.checks(row, image=True))
+            return replace(made, checks=swe_bench_native.checks(row, image=True))
         if not self.native:
             return made
-        environment = native.environment(row, self.clone.format(repository=row.text("repo")))
-        return replace(made, environment=environment, checks=native.checks(row, image=False))
+        environment = swe_bench_native.environment(row, self.clone.format(repository=row.text("repo")))
+        return replace(made, environment=environment, checks=swe_bench_native.checks(row, image=False))
 
     def _read(self) -> list[Row]:
         rows = super()._read()
         if not self.native:
             return rows
-        held = native.specified if self.all_native else (lambda row: row.text("instance_id") in NATIVE)
+        held = swe_bench_native.specified if self.all_native else (lambda row: row.text("instance_id") in NATIVE)
         return [row for row in rows if held(row)]
 
     def image(self, row: Row) -> str:

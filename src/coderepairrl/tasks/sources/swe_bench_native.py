@@ -48,18 +48,19 @@ _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b")
 
 
 @cache
-def _known() -> dict[str, Any]:
+def _published() -> dict[str, Any]:
+    """The benchmark's ``specifications`` by repository and version, and its ``requirements`` files by repository."""
     inside = tool("swebench-specifications", PACKAGES)
     [package] = inside.glob("lib/python3*/site-packages/swebench")
     command = [str(inside / "bin/python"), "-I", "-c", _PROGRAM, str(package)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
-    known: dict[str, Any] = json.loads(done.stdout)
-    return known
+    published: dict[str, Any] = json.loads(done.stdout)
+    return published
 
 
 def specified(row: Row) -> bool:
-    """Whether `environment` has an answer for the instance."""
-    spec = _known()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
+    """Whether the benchmark specifies an environment for the instance that `environment` can build."""
+    spec = _published()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
     return spec is not None and "no-build-isolation" not in spec["install"]
 
 
@@ -69,18 +70,18 @@ def environment(row: Row, url: str) -> str:
     Raises `TaskError` where the benchmark specifies no environment of Python, or one that takes more than packages,
     and `PrerequisiteError` where the specifications cannot be installed.
     """
-    known = _known()
+    published = _published()
     instance, version = row.text("instance_id"), row.text("version")
     if not specified(row):
         raise TaskError(f"{instance} has no specification of an environment that needs packages alone", fix=_IMAGE)
-    spec = known["specifications"][row.text("repo")][version]
+    spec = published["specifications"][row.text("repo")][version]
     listed = spec.get("packages", "")
     found = _EXTRAS.search(spec["install"])
     asked = Specification(
         workspace=f"git:{url}@{row.text('base_commit')}",  # what the project needs changes within a version
         python=spec["python"],
         requirements=(*_words(listed), *spec.get("pip_packages", ())),
-        files=tuple(known["requirements"].get(row.text("repo"), ())) if listed == "requirements.txt" else (),
+        files=tuple(published["requirements"].get(row.text("repo"), ())) if listed == "requirements.txt" else (),
         extras=(found and found[1]) or "",
         before=BEFORE,
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),

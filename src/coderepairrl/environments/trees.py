@@ -338,7 +338,8 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
             entries.append((path, mode, (source / path).read_bytes()))
     entries.sort()
     home = bare(target)
-    git("fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
+    quick = ("-c", "pack.compression=0")  # it is read once in a while, and compressing takes longer than all else
+    git(*quick, "fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
     for made in (home, *home.rglob("*")):
         made.chmod(0o755 if made.is_dir() else 0o644)
     base = (home / "refs/heads/main").read_text().strip()

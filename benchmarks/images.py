@@ -1,0 +1,218 @@
+"""What an image costs without Docker: to unpack it, another one like it, and to open 1 and 32 sandboxes on it.
+
+    python benchmarks/images.py [--mib 200] [--sandboxes 32]
+
+The image is made of this machine's ``/usr/bin`` and libraries, in two layers, and of a git repository of `--mib` MiB in
+``/testbed``; a second one differs in a further layer. Beside it what ``tar`` (which reads the same layers one upon the
+other, and knows no whiteouts) and Podman, where it is installed, take for the same layers. All in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from coderepairrl.environments import prepare_images
+from coderepairrl.sandbox import make
+from coderepairrl.types import Task
+
+PARTS = (
+    ["usr/bin", "bin", "sbin", "lib", "lib64"],
+    ["usr/lib64", f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib/git-core", "usr/lib/python3.11"],
+)
+_ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def layer_of(root: Path, parts: list[str]) -> bytes:
+    present = [part for part in parts if (root / part).exists() or (root / part).is_symlink()]
+    command = ["tar", "-C", root, "--owner=0", "--group=0", "--one-file-system", "-c", "--", *present]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+
+
+def repository(root: Path, mib: int) -> bytes:
+    """A layer with a repository of files that nothing compresses."""
+    testbed = root / "testbed"
+    for number in range(mib * 8):
+        (testbed / f"d{number % 50}").mkdir(parents=True, exist_ok=True)
+        (testbed / f"d{number % 50}" / f"{number}.bin").write_bytes(os.urandom(128 << 10))
+    who = "git config user.name n && git config user.email e"
+    script = f"git init -q . && {who} && git add -A && git commit -qm x && git gc -q"
+    subprocess.run(["bash", "-ec", script], cwd=testbed, check=True)
+    return layer_of(root, ["testbed"])
+
+
+def extra() -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        about = tarfile.TarInfo("etc/second")
+        about.size = 6
+        archive.addfile(about, io.BytesIO(b"second"))
+    return made.getvalue()
+
+
+class Layout:
+    """A folder in OCI layout."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "blobs/sha256").mkdir(parents=True)
+        (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+        self.entries: list[dict[str, object]] = []
+        self.known: dict[str, dict[str, object]] = {}
+
+    def put(self, data: bytes, kind: str) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        (self.folder / "blobs/sha256" / digest).write_bytes(data)
+        media = f"application/vnd.oci.image.{kind}"
+        return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
+
+    def image(self, layers: list[bytes], tag: str) -> str:
+        ids = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in layers]
+        for id_, layer in zip(ids, layers, strict=True):
+            if id_ not in self.known:
+                self.known[id_] = self.put(gzip.compress(layer, 1), "layer.v1.tar+gzip")
+        config = {
+            "os": "linux",
+            "architecture": _ARCHITECTURE[platform.machine()],
+            "config": {"WorkingDir": "/testbed"},
+            "rootfs": {"type": "layers", "diff_ids": ids},
+        }
+        manifest = {
+            "schemaVersion": 2,
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "config": self.put(json.dumps(config).encode(), "config.v1+json"),
+            "layers": [self.known[id_] for id_ in ids],
+        }
+        about = self.put(json.dumps(manifest).encode(), "manifest.v1+json")
+        self.entries.append(about | {"annotations": {"org.opencontainers.image.ref.name": tag}})
+        (self.folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": self.entries}))
+        return f"oci:{self.folder}@{about['digest']}"
+
+
+def used(folder: Path) -> int:
+    """MiB on the disk, each file once."""
+    return int(subprocess.run(["du", "-sm", folder], capture_output=True, text=True).stdout.split()[0])
+
+
+def available() -> float:
+    text = Path("/proc/meminfo").read_text()
+    return int(text.partition("MemAvailable:")[2].split()[0]) / 1024
+
+
+class Timer:
+    """Prints what passed since the last line: of the clock, and of the CPU, all that was started included."""
+
+    def __init__(self) -> None:
+        self.again()
+
+    def again(self) -> None:
+        self.clock, self.cpu = time.perf_counter(), self._cpu()
+
+    def line(self, what: str, more: str = "") -> None:
+        print(
+            f"| {what} | {time.perf_counter() - self.clock:.2f} | {self._cpu() - self.cpu:.2f} | {more} |", flush=True
+        )
+        self.again()
+
+    def _cpu(self) -> float:
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+timer = Timer()
+
+
+def others(layout: Layout, work: Path) -> None:
+    """What tar and Podman take for the first image."""
+    plain = work / "tar"
+    plain.mkdir()
+    timer.again()
+    manifest = json.loads((layout.folder / "blobs" / str(layout.entries[0]["digest"]).replace(":", "/")).read_text())
+    for layer in manifest["layers"]:
+        blob = layout.folder / "blobs" / layer["digest"].replace(":", "/")
+        subprocess.run(["tar", "-C", plain, "-xzf", blob], check=True)
+    timer.line("tar, layer upon layer", f"{used(plain)} MiB")
+    shutil.rmtree(plain)
+    if os.geteuid() == 0 and shutil.which("podman"):
+        home = work / "podman"
+        flags = [f"--root={home}/root", f"--runroot={home}/run", f"--tmpdir={home}/tmp"]
+        timer.again()
+        subprocess.run(["podman", *flags, "pull", "-q", f"oci:{layout.folder}:first"], check=True, capture_output=True)
+        timer.line("podman pull", f"{used(home)} MiB")
+        for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            if (point := line.split()[1]).startswith(f"{home}/"):
+                subprocess.run(["umount", "--lazy", point], capture_output=True)
+
+
+async def sandboxes(name: str, many: int) -> None:
+    backend = make("bwrap")
+    backend.require()
+    task = Task("t", "", "", f"image:{name}", b"")
+    timer.again()
+    async with backend.open(task) as box:
+        timer.line("open the first sandbox")
+        for what in ("first", "second"):
+            timer.again()
+            await box.exec(["git", "status", "--porcelain"])
+            timer.line(f"`git status` inside, {what}")
+        await box.exec(["bash", "-c", "echo x > d1/new"])
+        timer.again()
+        patch = await box.diff()
+        timer.line("its diff", f"{len(patch)} bytes")
+    timer.again()
+    async with backend.open(task):
+        timer.line("open one more")
+    before = available()
+    timer.again()
+    async with AsyncExitStack() as stack:
+        await asyncio.gather(*(stack.enter_async_context(backend.open(task)) for _ in range(many)))
+        timer.line(f"open {many} at once", f"{(before - available()) / many:.1f} MiB of memory each")
+    backend.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=200, help="of the repository")
+    parser.add_argument("--sandboxes", type=int, default=32, help="at once")
+    given = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="crrl-images-benchmark-"))
+    work.chmod(0o755)
+    os.environ["CRRL_CACHE"] = str(work / "cache")
+    try:
+        layout = Layout(work / "oci")
+        layers = [*(layer_of(Path("/"), parts) for parts in PARTS), repository(work / "root", given.mib)]
+        first = layout.image(layers, "first")
+        second = layout.image([*layers, extra()], "second")
+        size = sum(map(len, layers)) >> 20
+        print(f"{size} MiB in {len(layers)} layers, {used(layout.folder)} MiB compressed, on {os.cpu_count()} CPUs\n")
+        del layers
+        print("| | seconds | CPU-s | |\n|---|---|---|---|")
+        others(layout, work)
+        timer.again()
+        [ready] = prepare_images([first])
+        files = (ready.image.report or {})["files"]
+        timer.line("prepare the image", f"{used(work / 'cache')} MiB, {files} files")
+        timer.again()
+        prepare_images([second])
+        timer.line("prepare a second one like it", f"both {used(work / 'cache')} MiB")
+        asyncio.run(sandboxes(first, given.sandboxes))
+    finally:
+        subprocess.run(["rm", "-rf", work], check=True)
+
+
+if __name__ == "__main__":
+    main()

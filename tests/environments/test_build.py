@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.environments import Specification, build, check_unchanged
+from coderepairrl.assembly.problems import Made, Problems
+from coderepairrl.assembly.tasks import check_workspaces
+from coderepairrl.environments import Specification, build, check_unchanged, differences, record, states
 from coderepairrl.environments.pythons import _copied
-from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.errors import PrerequisiteError, TaskError, UsageError
 from coderepairrl.processes.caches import environments_cache
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.types import Task
@@ -82,18 +83,45 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
 
 
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:
-    made = await build(Specification(workspace=project(tmp_path / "shop"), python=system_python()))
-    check_unchanged(made.folder)
+    asked = Specification(workspace=project(tmp_path / "shop"), python=system_python())
+    made = await build(asked)
+    task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
+    problems = Problems()
+    check_workspaces([task, task], Made([]), problems)
+    assert states([task, task]) == [(made.folder.name, "as built", 2)] and not problems.found
     path = next(made.folder.rglob("METADATA"))
     data = bytearray(path.read_bytes())
     data[5] ^= 1
     path.write_bytes(data)
     with pytest.raises(TaskError, match="has changed since it was built"):
-        check_unchanged(made.folder)
-    shutil.rmtree(made.folder / "lib")
+        await build(asked)
+    check_workspaces([task], Made([]), problems)
+    assert [str(each) for each in problems.found] == [f"the environment {made.folder} has changed since it was built"]
+    assert [each.state for each in states([task])] == ["changed"]
     (made.folder / "environment.json").unlink()
     with pytest.raises(TaskError, match="no environment that was built to its end"):
         check_unchanged(made.folder)
+    assert [each.state for each in states([task])] == ["missing"]
+    await build(asked)  # again, from the beginning
+    check_unchanged(made.folder)
+
+
+async def test_what_two_environments_do_not_share_is_listed(cache: Path, tmp_path: Path, isolating: None) -> None:
+    workspace = project(tmp_path / "shop")
+    first = Specification(workspace=workspace, python=system_python())
+    second = first.model_copy(update={"requirements": ("crrl_test_helper",)})
+    one, other = [record((await build(each)).folder.name) for each in (first, second)]
+    found = {each.fact: (each.first, each.second) for each in differences(one, other)}
+    assert found.pop("files") == (one["digest"], other["digest"])
+    assert found == {
+        "package crrl_test_helper": ("", "1.0"),
+        "specification requirements": ("[]", '["crrl_test_helper"]'),
+    }
+    assert differences(one, one) == []
+    shared = [path for path in first.folder.rglob("*.py") if path.stat().st_nlink > 2]
+    assert shared, "equal files are one"
+    with pytest.raises(UsageError, match="no environment that was built"):
+        record("nothing")
 
 
 async def test_a_build_reaches_the_index_alone_and_nothing_of_the_host(

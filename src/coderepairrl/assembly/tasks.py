@@ -14,7 +14,9 @@ from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Source
+from coderepairrl.environments import KIND, check_unchanged
 from coderepairrl.errors import TaskError
+from coderepairrl.processes.caches import environment_folder
 from coderepairrl.rollout import Share
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.types import Task
@@ -89,13 +91,17 @@ def _once(some: Iterable[Task]) -> None:
 
 
 def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:
-    """Each workspace that cannot be opened, by its first task; beyond a few, how many there are."""
+    """Each workspace that cannot be opened, by its first task (beyond a few, how many there are), and environments that
+    have changed since they were built."""
+    everything = list(everything)
     check_image = place.value.sandbox.check_image if place else lambda _: None
     refused = list(_refused({task.workspace: task for task in everything if task.workspace}.values(), check_image))
     for error in refused[:_TASKS_NAMED]:
         problems.add(error)
     if (more := len(refused) - _TASKS_NAMED) > 0:
         problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them"))
+    built = {environment_folder(task.environment) for task in everything if task.environment.startswith(f"{KIND}:")}
+    problems.attempt(lambda: check_unchanged(*sorted(folder for folder in built if folder.is_dir())))
 
 
 def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterator[TaskError]:

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from coderepairrl import __version__
-from coderepairrl.cli import agents, data, reading, running, serving
+from coderepairrl.cli import agents, data, env, reading, running, serving
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
@@ -53,6 +53,7 @@ for command in COMMANDS:
     app.command()(command)
 app.add_typer(data.app, name="data")
 app.add_typer(agents.app, name="agents")
+app.add_typer(env.app, name="env")
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -1,18 +1,24 @@
 """What a task needs to run: Python environments, built from a specification, and images, fetched and unpacked without a
 daemon or root. Sandboxes are shown both read-only."""
 
-from coderepairrl.environments.build import Environment, Specification, build
+from coderepairrl.environments.build import KIND, Environment, Specification, build
 from coderepairrl.environments.images import Ready as ReadyImage
 from coderepairrl.environments.images import prepare_images
 from coderepairrl.environments.prepare import prepare_environments
-from coderepairrl.environments.verify import check_unchanged
+from coderepairrl.environments.records import Difference, differences, record
+from coderepairrl.environments.verify import check_unchanged, states
 
 __all__ = [
+    "KIND",
+    "Difference",
     "Environment",
     "ReadyImage",
     "Specification",
     "build",
     "check_unchanged",
+    "differences",
     "prepare_environments",
     "prepare_images",
+    "record",
+    "states",
 ]

@@ -38,6 +38,7 @@ from coderepairrl.sandbox.workspace import BUILT, check_path
 from coderepairrl.types import ExecResult, Task
 
 KIND = "python"
+"""How the text of a specification begins: ``python:{...}``."""
 _DOCUMENTED = "docs/guides/tasks.md has its fields"
 _SECONDS = 1800.0
 _ROOM = 4 << 30

@@ -1,0 +1,45 @@
+"""``crrl env``: the environments that tasks run in."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from coderepairrl.cli.output import Json, Options, show, table
+from coderepairrl.errors import ExitCode
+
+app = typer.Typer(help="Environments of tasks: are they as built; in what do two differ?", no_args_is_help=True)
+
+Environment = Annotated[str, typer.Argument(help="its folder, or its name in the cache")]
+
+
+@app.command("verify")
+def env_verify(
+    source: Annotated[str, typer.Argument(help="a task source, or module:Class")],
+    options: Options = None,
+    as_json: Json = False,
+) -> None:
+    """Read every file of the environments that the tasks of SOURCE need: are they there, and as they were built?"""
+    from coderepairrl import config
+    from coderepairrl.certify import data
+    from coderepairrl.environments import states
+
+    found = states(data.load(source, config.parse_options(options or [], "path")))
+    lines = {each.name: f"{each.state:<10} {each.tasks} tasks" for each in found}
+    show(json.dumps([each._asdict() for each in found]) if as_json else table(lines) or "no environment is needed")
+    if any(each.state != "as built" for each in found):
+        raise typer.Exit(ExitCode.RUN_FAILED)
+
+
+@app.command("diff")
+def env_diff(first: Environment, second: Environment, as_json: Json = False) -> None:
+    """What two environments do not share: Python, packages, specification, files. Exit code 1 if there is anything."""
+    from coderepairrl.environments import differences, record
+
+    found = differences(record(first), record(second))
+    lines = [f"{each.fact}: {each.first or '-'} | {each.second or '-'}" for each in found]
+    show(json.dumps([each._asdict() for each in found]) if as_json else "\n".join(lines) or "no difference")
+    if found:
+        raise typer.Exit(ExitCode.RUN_FAILED)

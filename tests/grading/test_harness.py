@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def test_its_rules_and_not_ours() -> None:
 def test_a_log_without_results_resolves_nothing() -> None:
     found = harness.report("Traceback: no module named pytest\n", RESULTS, checks(fail_to_pass=("t.py::a",)))
     assert not found.resolved and not found.found and found.failed == ["t.py::a"]
+
+
+@pytest.mark.parametrize("line", ["FAIL:", "ERROR:"])
+def test_a_log_that_breaks_a_parser_is_a_failed_attempt(line: str) -> None:
+    """A patch that prints it ends neither the run nor, as a fault, its own episode without a score."""
+    results = RESULTS.replace("parse_log_pytest", "parse_log_django")
+    found = harness.report(f"a ... ok\n{line}\n", results, checks(fail_to_pass=("a",)))
+    assert not found.resolved and not found.found and found.failed == ["a"] and "IndexError" in found.broken
 
 
 def test_other_parsers_get_what_they_ask_for() -> None:
@@ -79,4 +88,15 @@ async def test_what_a_command_prints_is_judged(task: Task, isolating: None) -> N
     async with backend.open(task) as box:
         nothing = await grading.grade(box, task, b"")
     assert nothing.problem.startswith("no test reported a result") and nothing.doubtful
+    backend.close()
+
+
+async def test_a_parser_that_there_is_not_is_no_verdict_on_a_patch(task: Task, isolating: None) -> None:
+    [command] = task.checks.commands
+    results = "swebench:parse_log_nonsense"
+    asked = replace(task, checks=replace(task.checks, commands=(replace(command, results=results),)))
+    backend = sandbox.make(sandbox.choose().name)
+    async with backend.open(asked) as box:
+        verdict = await grading.grade(box, asked, b"")
+    assert verdict.doubtful and "KeyError: 'parse_log_nonsense'" in verdict.problem
     backend.close()

@@ -20,6 +20,7 @@ from coderepairrl.grading import grade
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
+from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.overlap import overlap
 from coderepairrl.types import Task
@@ -572,3 +573,30 @@ def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:
     source = make("swe_bench", name="multilingual", path=data(REAL["lite"][1]))
     with pytest.raises(TaskError, match="not in SWE-bench Multilingual"):
         source.prepare()
+
+
+@pytest.mark.parametrize(
+    "name", ["../escaped.py", "/escaped.py", "a/../../escaped.py", ".git/config", "a/.GIT/x", "nul\0"]
+)
+def test_rows_write_no_file_outside_of_their_workspace(tmp_path: Path, name: str) -> None:
+    """A published table is somebody else's: its paths lead nowhere but into the workspace."""
+    with pytest.raises(TaskError, match="path"):
+        store(tmp_path / "cache", {name: b"x"})
+    assert not list(tmp_path.rglob("escaped.py")) and not Path("/escaped.py").exists()
+
+
+@pytest.mark.parametrize(
+    "diffs",
+    [
+        [1],
+        [{"header": {"file": {"path": "a.py"}}, "hunks": [{}]}],
+        7,
+        [{"header": {"file": {"path": "a.py"}}, "hunks": 1}],
+    ],
+)
+def test_values_within_a_column_that_are_wrong_are_the_row_s(tmp_path: Path, diffs: Any) -> None:
+    commit = {"file_diffs": diffs, "new_commit_hash": "0" * 40, "commit_date": "2024-01-01"}
+    row = {"repo_name": "a", "docker_image": "i", "problem_statement": "p", "parsed_commit_content": commit}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    with pytest.raises(TaskError, match="row 1 of"):
+        make("r2e_gym", path=str(tmp_path / "rows.jsonl")).prepare()

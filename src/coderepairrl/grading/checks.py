@@ -176,6 +176,7 @@ async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Ver
     names = "; ".join(report.failed[:_NAMED])
     problem = f"{len(report.failed)} of {len(checks.named)} tests did not pass: {names}"
     silent = "" if report.found else "no test reported a result; "
+    silent += f"the harness broke ({report.broken}); " if report.broken else ""
     return Verdict(silent + problem, report.outcomes, doubtful=not report.found)
 
 

@@ -43,6 +43,7 @@ exit 1
 _APPLY_SECONDS = 120.0
 _LOG_BYTES = 64 << 20
 _REPORT_SECONDS = 120.0
+_SHOWN = 200
 _DEFAULTS = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
 _PASSED = {"PASSED", "XFAIL"}
 
@@ -54,6 +55,9 @@ class Report(NamedTuple):
     resolved: bool
     failed: list[str]
     outcomes: Outcomes
+    broken: str = ""
+    """How the harness itself ended without a verdict. A log can bring that about, and so can a wrong name of a parser:
+    as with a log without results, the control decides whose doing it is."""
 
 
 def judges(checks: Checks) -> bool:
@@ -66,7 +70,9 @@ async def apply(sandbox: Sandbox, patch: bytes) -> str:
     if not patch.strip():
         return ""
     done = await sandbox.exec(["bash", "-c", _TRY], stdin=patch, timeout=_APPLY_SECONDS)
-    if done.exit_code not in (0, 1) or done.timed_out:
+    if done.timed_out:  # a patch can be made to take long
+        return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
+    if done.exit_code not in (0, 1):
         why = done.output[-200:].decode("utf-8", "replace").strip()
         raise SandboxFault(f"the patch could not be tried: {why}", fix="the sandbox needs git and patch")
     return "" if done.ok else "the patch does not apply, not even with fuzz"
@@ -101,8 +107,11 @@ def report(log: str, results: str, checks: Checks) -> Report:
             timeout=_REPORT_SECONDS,
             check=True,
         )
-    except subprocess.TimeoutExpired:  # by a log that a patch printed: no test passed
-        return Report(False, False, list(checks.named), {})
+    except subprocess.TimeoutExpired:
+        return Report(False, False, list(checks.named), {}, f"no end within {_REPORT_SECONDS:g} s")
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return Report(False, False, list(checks.named), {}, last[:_SHOWN] or f"exit code {error.returncode}")
     found = json.loads(done.stdout)
     outcomes = {name: _outcome(status) for name, status in found["statuses"].items()}
     return Report(found["found"], found["resolved"], found["failed"], outcomes)

@@ -53,6 +53,8 @@ class Benchmark(TaskSource, ABC):
                 task = self.task(row)
             except OSError as error:
                 raise TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE") from error
+            except (LookupError, TypeError, AttributeError, ValueError) as error:  # of values within its columns
+                raise row.wrong(f"its values cannot be read: {type(error).__name__}: {error}") from error
             if task.id in found:
                 raise TaskError(
                     f"{self.name}, {row.where}: {task.id} is in {found[task.id][1].where}, too",

@@ -9,9 +9,19 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from coderepairrl.errors import TaskError
+from coderepairrl.sandbox.workspace import check_path
+
 
 def store(root: Path, files: Mapping[str, bytes]) -> Path:
-    """The folder of these files (contents by path) below `root`, complete once it is there. Raises OSError."""
+    """The folder of these files (contents by path) below `root`, complete once it is there.
+
+    Raises OSError, and `TaskError` for paths that lead out of it or into a ``.git``: they come from published tables.
+    """
+    for name in files:
+        check_path(name, "a row")
+        if "\0" in name:
+            raise TaskError(f"a row holds a path that no file may have: {name!r}")
     folder = root / digest(files)[:24]
     if not folder.exists():
         root.mkdir(parents=True, exist_ok=True)

@@ -370,9 +370,9 @@ class Command:
     """A check: `argv` run in the workspace, for at most `timeout` seconds.
 
     `results` is the format of its reports on single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``,
-    ``node``, or ``swebench:PARSER`` (docs/guides/tasks.md). Without it the exit code decides: 0 passes. `test_timeout`
-    are the seconds that one test may take where pytest or unittest is asked: one that takes longer has failed, and the
-    others still run. 0 is half of the time that is left, so that some is left for the others.
+    ``node``, ``harbor``, or ``swebench:PARSER`` (docs/guides/tasks.md). Without it the exit code decides: 0 passes.
+    `test_timeout` are the seconds that one test may take where pytest or unittest is asked: one that takes longer has
+    failed, and the others still run. 0 is half of the time that is left, so that some is left for the others.
 
     >>> Command(("python3", "-m", "unittest", "-q"), timeout=20.0).timeout
     20.0

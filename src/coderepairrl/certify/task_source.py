@@ -11,7 +11,7 @@ from coderepairrl import grading
 from coderepairrl.grading import Verdict, lacking
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Task
 
 _NAMED = 5
 
@@ -81,6 +81,15 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
 async def _graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
     async with backend.open(task) as fresh:
         return await (grading.grade(fresh, task, patch) if patch else grading.judge(fresh, task.checks))
+
+
+async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
+    """As `study`, of a task whose repair is a program: `solution` are its checks, which run that first."""
+    bug = [await _graded(task, backend, b"") for _ in range(repeat)]
+    repaired = [await _graded(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
+    findings = [Finding("has a prompt", bool(task.prompt.strip())), *_answers(task, bug, repaired)]
+    lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
+    return Study(findings, task if all(finding.ok for finding in findings) else None, lacks)
 
 
 def _answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:

@@ -123,15 +123,26 @@ def data_audit(
 @app.command("export")
 def data_export(
     source: Source,
-    file: Annotated[Path, typer.Argument(help="the file to write, in the schema of docs/guides/tasks.md")],
+    file: Annotated[Path, typer.Argument(help="the file to write (docs/guides/tasks.md); of harbor, the folder")],
     options: Options = None,
+    form: Annotated[str, typer.Option("--format", help="jsonl, or harbor: a folder per task, in Harbor's format")] = (
+        "jsonl"
+    ),
+    image: Annotated[
+        str | None, typer.Option(help="of harbor: what workspaces are copied onto; python:3.12 if not given")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the tasks of SOURCE as JSON lines, which the source `jsonl` reads back."""
+    """Write the tasks of SOURCE as JSON lines, or as Harbor tasks; the source `jsonl`, or `harbor`, reads them back."""
     from coderepairrl import config
     from coderepairrl.certify import data
 
-    count = data.export(data.load(source, config.parse_options(options or [], "path")), file)
+    if form not in ("jsonl", "harbor"):
+        raise UsageError(f"tasks are not written as {form!r}", fix="--format jsonl, or --format harbor")
+    if image is not None and form != "harbor":
+        raise UsageError("--image is for --format harbor", fix="leave it out")
+    made = data.load(source, config.parse_options(options or [], "path"))
+    count = data.export(made, file) if form == "jsonl" else data.export_harbor(made, file, image or data.IMAGE)
     show(json.dumps({"file": str(file), "tasks": count}) if as_json else f"{file}: {counted(count, 'task')}")
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl.environments import sources, trees
+from coderepairrl.environments import dockerfile, trees
 from coderepairrl.environments.sources import Say
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
 from coderepairrl.processes.caches import images_cache
@@ -29,8 +29,8 @@ class Ready(NamedTuple):
 def prepare_images(
     names: Iterable[str], *, offered: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> list[Ready]:
-    """Fetch and unpack the images `names` (``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``) for
-    sandboxes of this user, `jobs` at a time; those that are ready are left alone.
+    """Fetch and unpack the images `names` (``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``,
+    ``dockerfile:FOLDER:STATE``) for sandboxes of this user, `jobs` at a time; those that are ready are left alone.
 
     `offered` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. All of them
     are tried; raises `TaskError` and `PrerequisiteError` for those that cannot be had, together.
@@ -67,7 +67,7 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Rea
         pass
     home = images_cache()
     with trees.alone(home / "names" / record_of(name).stem):
-        found = sources.find(name, home / "blobs", say, offered)
+        found = dockerfile.find(name, home / "blobs", say, offered)
         try:
             image = trees.build(found, user, say)
         except trees.CorruptLayer as error:
@@ -75,7 +75,7 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Rea
                 raise
             say(f"{error}; fetching it again")
             mine.unlink()
-            found = sources.find(name, home / "blobs", say, offered)
+            found = dockerfile.find(name, home / "blobs", say, offered)
             image = trees.build(found, user, say)
         for key in {name, found.pinned, *(f"@{digest}" for digest in found.digests.values())}:
             _note(record_of(f"image{key}" if key.startswith("@") else key), found.pinned, image.id)

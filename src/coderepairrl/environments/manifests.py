@@ -49,7 +49,8 @@ class Found:
 
 
 class Reference(NamedTuple):
-    """An image's name in its parts: where it is (``docker``, ``oci``, ``docker-archive``), tag and digest if it has.
+    """An image's name in its parts: where it is (``docker``, ``oci``, ``docker-archive``, ``dockerfile``), tag and
+    digest if it has.
 
     >>> Reference.of("docker.io/library/python:3.12@sha256:" + 64 * "0").name
     'docker.io/library/python'
@@ -66,7 +67,9 @@ class Reference(NamedTuple):
         rest, at, digest = where.partition("@")
         if at and not DIGEST.fullmatch(digest):
             raise TaskError(f"image {where}: {digest!r} is no digest", fix="write sha256: and its 64 digits")
-        transport = next((name for name in ("oci", "docker-archive") if rest.startswith(f"{name}:")), "docker")
+        transport = next(
+            (name for name in ("oci", "docker-archive", "dockerfile") if rest.startswith(f"{name}:")), "docker"
+        )
         if transport != "docker":
             path = rest.removeprefix(f"{transport}:")
             ends = [at.start() for at in re.finditer(":|$", path)]

@@ -3,12 +3,13 @@
 Every parser takes text, hostile as it may be, and gives the outcome of each test by its name. Where a name occurs more
 than once the worst outcome counts, so that a line which claims success does not outweigh one that reports failure.
 Formats: JUnit XML (as Surefire writes it), `cargo test`, `go test` plain and ``-json`` (test2json), TAP 13 and
-``spec`` of Node's runner, and unittest's verbose text.
+``spec`` of Node's runner, unittest's verbose text, and Harbor's reward file.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
@@ -251,12 +252,38 @@ def _unittest_outcome(text: str) -> Outcome | None:
     return Outcome.FAILED if text in ("FAIL", "ERROR", "unexpected success") else None
 
 
+# -- Harbor
+
+
+def harbor(text: str) -> Outcomes:
+    """The reward file of a Harbor task: a number, or an object of numbers, of which ``reward`` decides if it is there.
+
+    1 and more has passed, less has failed; what Harbor itself would not read counts as no result.
+
+    >>> harbor("1.0\\n"), harbor('{"reward": 0.5, "style": 1}')
+    ({'reward': <Outcome.PASSED: 0>}, {'reward': <Outcome.FAILED: 2>})
+    """
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = text
+    try:
+        rewards = found if isinstance(found, dict) else {"reward": float(found)}
+        if not all(isinstance(value, (int, float)) and math.isfinite(value) for value in rewards.values()):
+            return {}
+    except (TypeError, ValueError, OverflowError):
+        return {}
+    chosen = {"reward": rewards["reward"]} if "reward" in rewards else rewards
+    return {str(name): Outcome.PASSED if value >= 1 else Outcome.FAILED for name, value in chosen.items()}
+
+
 PARSERS: Mapping[str, Callable[[str], Outcomes]] = {
     "unittest": unittest,
     "junit": junit,
     "cargo": cargo,
     "go": go,
     "node": node,
+    "harbor": harbor,
 }
 """By name. `pytest` is not among them: a plugin reports its outcomes (`witness`)."""
 RESULTS = ("pytest", *PARSERS)

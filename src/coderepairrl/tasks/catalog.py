@@ -29,6 +29,7 @@ BENCHMARKS = {
     "defects4j": "864 bugs of 17 Java projects: path=CHECKOUT",
     "gitbug_java": "199 recent bugs of Java repositories: path=CHECKOUT",
     "bugsinpy": "501 bugs of 17 Python projects: path=CHECKOUT",
+    "harbor": "tasks in Harbor's format (terminal-bench 2 and others): path=FOLDER",
 }
 """Published benchmarks, whose rows are elsewhere: on the hub of data sets, or in a checkout that ``path`` names."""
 

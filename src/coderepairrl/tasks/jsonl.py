@@ -294,7 +294,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
     elif re.match(r"git:\.{0,2}/", workspace):  # a repository on this machine
         url, _, commit = workspace[4:].rpartition("@")
         workspace = f"git:{os.path.normpath(home / url)}@{commit}"
-    elif local := re.match(r"image:(oci|docker-archive):", workspace):  # or an image
+    elif local := re.match(r"image:(oci|docker-archive|dockerfile):", workspace):  # or an image
         workspace = f"{local[0]}{os.path.normpath(home / workspace[local.end() :])}"
     if workspace.startswith("image:"):
         workspace = f"image:{pinned(workspace.removeprefix('image:'))}"

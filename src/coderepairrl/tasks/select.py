@@ -12,7 +12,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.patches import Size, size
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Task
 
 TRAIN, HELD_OUT = "train", "test"
 """The splits that `Selection.holdout` makes."""
@@ -132,6 +132,12 @@ class Selected(TaskSource):
     def row(self, task_id: str) -> Mapping[str, Any]:
         """The row of a task, of a source that has rows (`benchmark.Benchmark.row`)."""
         found: Mapping[str, Any] = getattr(self.source, "row")(task_id)  # noqa: B009 - not every source has it
+        return found
+
+    def oracle(self, task_id: str) -> Checks | None:
+        """The checks that run a task's solution first, of a source that has solutions (`sources.harbor.Harbor`)."""
+        asked = getattr(self.source, "oracle", None)
+        found: Checks | None = asked(task_id) if asked is not None else None
         return found
 
 

@@ -3,16 +3,20 @@
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
 from coderepairrl.certify.data.verify import TaskExam, table, verify
 from coderepairrl.tasks.catalog import Listing, export, listed, load, shipped, splits
+from coderepairrl.tasks.harbor import IMAGE
+from coderepairrl.tasks.harbor import export as export_harbor
 from coderepairrl.tasks.overlap import Overlap, overlap
 from coderepairrl.tasks.overlap import report as shared
 
 __all__ = [
+    "IMAGE",
     "Judged",
     "Listing",
     "Overlap",
     "TaskExam",
     "audit",
     "export",
+    "export_harbor",
     "figure",
     "listed",
     "load",

@@ -30,6 +30,7 @@ SHIPPED = {
     "defects4j": "coderepairrl.tasks.sources.defects4j:Defects4J",
     "gitbug_java": "coderepairrl.tasks.sources.gitbug_java:GitBugJava",
     "bugsinpy": "coderepairrl.tasks.sources.bugsinpy:BugsInPy",
+    "harbor": "coderepairrl.tasks.sources.harbor:Harbor",
 }
 """The sources that ship, by name."""
 _KIND = "task source"

@@ -1,0 +1,376 @@
+"""Images of Dockerfiles, made without a daemon as far as files alone go: those of ``FROM``, one layer of what is copied
+upon them, and their settings.
+
+Understood are ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files beside the Dockerfile, ``RUN mkdir -p``,
+``WORKDIR``, ``ENV``, ``ARG`` and ``USER``; ``CMD``, ``ENTRYPOINT`` and what only describes an image are left out, since
+sandboxes start commands of their own. Every other ``RUN`` is refused by its text: it takes owners, a network, and a
+kernel's say that only a builder has. Owners (``--chown``) have no meaning here: inside, one user owns everything.
+
+Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import shlex
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from coderepairrl.environments import layers, sources
+from coderepairrl.environments.manifests import Found, Layer, Reference, digest_of
+from coderepairrl.environments.sources import Say
+from coderepairrl.errors import TaskError
+from coderepairrl.sandbox.rootfs import PATH
+
+TRANSPORT = "dockerfile"
+NAME = "Dockerfile"
+_LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "SHELL", "VOLUME"}
+_FOLDERS = {
+    *("/", "/bin", "/etc", "/home", "/lib", "/mnt", "/opt", "/root", "/sbin", "/srv", "/tmp", "/usr", "/var"),
+    *("/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/sbin", "/usr/share", "/var/lib"),
+}
+"""What every image has."""
+_VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
+_MKDIR = re.compile(r"mkdir\s+(?:-p\s+)?(?P<folders>[^;&|<>$`*?\\]+)")
+_THEN = 946_684_800
+"""2000-01-01, in seconds since 1970: when copied files were written, for all that is known of them here."""
+_FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
+
+
+def named(folder: Path) -> str:
+    """The name, after ``image:``, of the image that the Dockerfile in `folder` makes of the files that are there now.
+
+    Raises `TaskError` where they cannot be read.
+    """
+    return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
+
+
+def find(where: str, store: Path, say: Say, offered: Path | None = None) -> Found:
+    """As `sources.find`, and images of Dockerfiles by `named`. Raises `TaskError`, `PrerequisiteError`."""
+    reference = Reference.of(where)
+    if reference.transport != TRANSPORT:
+        return sources.find(where, store, say, offered)
+    folder = Path(reference.name)
+    if (state := _state(folder)) != reference.tag:
+        raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
+    recipe = Recipe(folder)
+    base = sources.find(recipe.base, store, say, offered)
+    settings = recipe.run(base.config.get("config") or {})
+    added = _layer(recipe.entries)
+    layer = Layer("", len(added), digest_of(added))
+    all_layers = (*base.layers, layer)
+    about = {key: base.config[key] for key in ("os", "architecture", "variant") if key in base.config}
+    made: dict[str, Any] = about | {
+        "config": settings,
+        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in all_layers]},
+    }
+    digest = digest_of(json.dumps(made, sort_keys=True).encode())
+
+    @contextmanager
+    def ours() -> Iterator[IO[bytes]]:
+        yield io.BytesIO(added)
+
+    def opened(asked: Layer) -> AbstractContextManager[IO[bytes]]:
+        return ours() if asked is layer else base.open(asked)
+
+    pinned = f"{TRANSPORT}:{folder}:{state}@{digest}"
+    return Found(where, digest.removeprefix("sha256:"), pinned, {"asked": digest}, made, all_layers, opened)
+
+
+def base_of(folder: Path) -> str:
+    """The image that the Dockerfile in `folder` builds upon. Raises `TaskError` where it cannot be made (`Recipe`)."""
+    return Recipe(folder).base
+
+
+@dataclass
+class _Entry:
+    """What a path of the layer becomes: a file's content, a link's target, or a folder that is there (None)."""
+
+    data: bytes | None
+    mode: int = 0o644
+    link: bool = False
+
+
+@dataclass
+class Recipe:
+    """The Dockerfile in `folder`, read as far as its base. Raises `TaskError` that names file, line and instruction."""
+
+    folder: Path
+    base: str = field(init=False)
+    entries: dict[str, _Entry] = field(init=False, default_factory=dict)
+    """By path from the root."""
+
+    def __post_init__(self) -> None:
+        if (self.folder / ".dockerignore").exists():
+            raise TaskError(f"{self.folder} has a .dockerignore, which is not read", fix="remove what it leaves out")
+        self._arguments: dict[str, str] = {}
+        self._steps: list[tuple[int, str, str]] = []
+        self.base = ""
+        for line, instruction, rest in _instructions(self.folder / NAME):
+            if instruction == "FROM":
+                self._from(line, rest)
+            elif instruction == "ARG" and not self.base:
+                self._argument(line, rest, {})
+            elif not self.base:
+                raise self._wrong(line, f"{instruction} before FROM")
+            elif instruction in _STEPS:
+                self._steps.append((line, instruction, rest))
+                if instruction == "RUN" and not _folders_made(rest):
+                    raise self._wrong(line, f"RUN {rest}: commands are not run to build images here")
+            elif instruction not in _LEFT_OUT:
+                raise self._wrong(line, f"{instruction} is not understood")
+        if not self.base:
+            raise self._wrong(1, "no FROM")
+        self.run({})  # what is wrong is said before anything is fetched
+
+    def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Fill `entries` on top of an image with these `settings` (``Env``, ``WorkingDir``, ``User``); the new ones."""
+        self.entries = {}
+        self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
+        self._env.setdefault("PATH", PATH)
+        self._workdir = str(settings.get("WorkingDir") or "/")
+        self._user = str(settings.get("User") or "")
+        declared = dict(self._arguments)
+        self._arguments = {}
+        for line, instruction, rest in self._steps:
+            if instruction == "ARG":
+                self._argument(line, rest, declared)
+            else:
+                _STEPS[instruction](self, line, rest)
+        self._arguments = declared
+        kept = {key: value for key, value in settings.items() if key not in ("Cmd", "Entrypoint", "OnBuild")}
+        env = [f"{name}={value}" for name, value in self._env.items()]
+        return kept | {"Env": env, "WorkingDir": self._workdir, "User": self._user}
+
+    def _from(self, line: int, rest: str) -> None:
+        if self.base:
+            raise self._wrong(line, "a second FROM (several stages)")
+        words = [word for word in self._words(line, rest) if not word.startswith("--platform=")]
+        if not words or words[0].startswith("-") or words[0] == "scratch":
+            raise self._wrong(line, f"FROM {rest}")
+        self.base = words[0]
+
+    def _argument(self, line: int, rest: str, declared: Mapping[str, str]) -> None:
+        for word in self._words(line, rest):
+            name, given, value = word.partition("=")
+            self._arguments[name] = value if given else declared.get(name, "")
+
+    def _set(self, line: int, rest: str) -> None:
+        if "=" not in rest.split(None, 1)[0]:
+            name, _, value = rest.partition(" ")
+            self._env[name] = self._expanded(value.strip())
+            return
+        words = self._words(line, rest)
+        self._env |= dict(word.partition("=")[::2] for word in words)
+
+    def _go(self, line: int, rest: str) -> None:
+        self._workdir = self._inside(self._expanded(rest.strip()))
+        self._made(self._workdir)
+
+    def _become(self, line: int, rest: str) -> None:
+        self._user = self._expanded(rest.strip())
+
+    def _run(self, line: int, rest: str) -> None:
+        for name in _folders_made(rest):
+            self._made(self._inside(name))
+
+    def _copy(self, line: int, rest: str) -> None:
+        try:
+            words = json.loads(rest) if rest.startswith("[") else self._words(line, rest)
+        except ValueError:
+            raise self._wrong(line, f"COPY {rest}") from None
+        options = [word for word in words if word.startswith("--")]
+        mode = None
+        for option in options:
+            name, _, value = option.partition("=")
+            if name == "--chmod" and re.fullmatch(r"[0-7]{3,4}", value):
+                mode = int(value, 8)
+            elif name not in ("--chown", "--link"):
+                raise self._wrong(line, f"COPY {option}")
+        words = [word for word in words if not word.startswith("--")]
+        if len(words) < 2 or any(word.startswith("<<") for word in words):
+            raise self._wrong(line, f"COPY {rest}")
+        *given, target = words
+        found = [path for name in given for path in self._matching(line, name)]
+        where = self._inside(target)
+        several = len(found) > 1 or target.endswith("/") or target in (".", "./")
+        into = several or where in _FOLDERS or self._is_folder(where)
+        for path in found:
+            if path.is_dir() and not path.is_symlink():
+                self._made(where)
+                self._copy_folder(path, where, mode)
+            elif into:
+                self._copy_file(path, f"{where.rstrip('/')}/{path.name}", mode)
+            elif PurePosixPath(where).name == path.name or PurePosixPath(where).suffix:
+                self._copy_file(path, where, mode)
+            else:
+                raise self._wrong(line, f"COPY {rest}: is {target} a folder? Write {target}/")
+
+    def _add(self, line: int, rest: str) -> None:
+        if re.search(r"(^|\s|\")(https?|git|ssh)(://|@)|\.git\b", rest):
+            raise self._wrong(line, f"ADD {rest}: nothing is fetched")
+        if re.search(r"\.(tar|tgz|tar\.\w+|tbz2?|txz)\b", rest):
+            raise self._wrong(line, f"ADD {rest}: archives are not unpacked")
+        self._copy(line, rest)
+
+    def _copy_folder(self, source: Path, target: str, mode: int | None) -> None:
+        for path in sorted(source.iterdir()):
+            where = f"{target.rstrip('/')}/{path.name}"
+            if path.is_dir() and not path.is_symlink():
+                self._made(where)
+                self._copy_folder(path, where, mode)
+            else:
+                self._copy_file(path, where, mode)
+
+    def _copy_file(self, path: Path, where: str, mode: int | None) -> None:
+        kind = path.lstat().st_mode
+        if stat.S_ISLNK(kind):
+            self.entries[where] = _Entry(str(path.readlink()).encode("utf-8", "surrogateescape"), 0o777, link=True)
+        elif stat.S_ISREG(kind):
+            self.entries[where] = _Entry(path.read_bytes(), stat.S_IMODE(kind) if mode is None else mode)
+        else:
+            raise TaskError(f"{path} is neither a file nor a folder")
+
+    def _matching(self, line: int, name: str) -> list[Path]:
+        """What a name with wildcards stands for, in the folder of the Dockerfile."""
+        parts = [part for part in name.split("/") if part not in ("", ".")]
+        if ".." in parts:
+            raise self._wrong(line, f"COPY {name}: outside of the folder")
+        found = [self.folder]
+        for part in parts:
+            within = [each for folder in found if folder.is_dir() for each in sorted(folder.iterdir())]
+            found = [each for each in within if fnmatchcase(each.name, part)]
+            if any(each.is_symlink() for each in found):
+                raise self._wrong(line, f"COPY {name}: a link is on the way")
+        if not found:
+            raise self._wrong(line, f"COPY {name}: there is no such file")
+        return found
+
+    def _is_folder(self, where: str) -> bool:
+        known = self.entries.get(where)
+        return (known is not None and known.data is None) or any(each.startswith(f"{where}/") for each in self.entries)
+
+    def _made(self, where: str) -> None:
+        for each in (where, *map(str, PurePosixPath(where).parents)):
+            self.entries.setdefault(each, _Entry(None))
+
+    def _inside(self, path: str) -> str:
+        """A path of the image, from its root."""
+        here: list[str] = []
+        for part in f"{'' if path.startswith('/') else self._workdir}/{path}".split("/"):
+            if part == "..":
+                del here[-1:]
+            elif part not in ("", "."):
+                here.append(part)
+        return "/" + "/".join(here)
+
+    def _words(self, line: int, rest: str) -> list[str]:
+        try:
+            return shlex.split(self._expanded(rest))
+        except ValueError as error:
+            raise self._wrong(line, f"{rest}: {error}") from None
+
+    def _expanded(self, text: str) -> str:
+        known = self._arguments | getattr(self, "_env", {})
+
+        def value(match: re.Match[str]) -> str:
+            if match["plain"]:
+                return "$"
+            found = known.get(match["braced"] or match["bare"], "")
+            if match["how"] == ":-":
+                return found or match["word"]
+            return match["word"] if match["how"] == ":+" and found else "" if match["how"] else found
+
+        return _VARIABLE.sub(value, text)
+
+    def _wrong(self, line: int, problem: str) -> TaskError:
+        shown = problem if len(problem) <= 200 else f"{problem[:200]}..."
+        return TaskError(f"{self.folder / NAME}, line {line}: {shown}", fix=_FIX)
+
+
+_STEPS: dict[str, Any] = {
+    "ARG": None,
+    "ENV": Recipe._set,
+    "WORKDIR": Recipe._go,
+    "USER": Recipe._become,
+    "COPY": Recipe._copy,
+    "ADD": Recipe._add,
+    "RUN": Recipe._run,
+}
+
+
+def _folders_made(command: str) -> list[str]:
+    """The folders that a command makes which does nothing else; none if it does more."""
+    match = _MKDIR.fullmatch(command.strip())
+    words = match["folders"].split() if match else []
+    return [] if any(word.startswith("-") for word in words) else words
+
+
+def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, instruction (capitals) and the rest of it."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path} cannot be read: {error}", fix="write a Dockerfile in UTF-8") from error
+    whole, began = "", 0
+    for number, line in enumerate(lines, start=1):
+        if re.match(r"#\s*escape\s*=", line) and not whole:
+            raise TaskError(f"{path}, line {number}: another escape than a backslash")
+        if line.lstrip().startswith("#") or (not line.strip()):
+            continue
+        began = began or number
+        if line.rstrip().endswith("\\"):
+            whole += line.rstrip()[:-1] + " "
+            continue
+        instruction, _, rest = (whole + line).strip().partition(" ")
+        yield began, instruction.upper(), rest.strip()
+        whole, began = "", 0
+    if whole:
+        raise TaskError(f"{path}: it ends in the middle of an instruction")
+
+
+def _layer(entries: Mapping[str, _Entry]) -> bytes:
+    """The archive of a layer; nothing in it depends on clock or user.
+
+    A folder is there by the whiteout of nothing in it: an entry of its own would change one that the base has.
+    """
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for where, about in sorted(entries.items()):
+            entry = tarfile.TarInfo(where.strip("/"))
+            entry.mtime = _THEN
+            if about.data is None:
+                if where == "/":
+                    continue
+                entry.name += f"/{layers.HIDDEN}crrl"
+                archive.addfile(entry)
+            elif about.link:
+                entry.type, entry.linkname = tarfile.SYMTYPE, about.data.decode("utf-8", "surrogateescape")
+                archive.addfile(entry)
+            else:
+                entry.size, entry.mode = len(about.data), about.mode
+                archive.addfile(entry, io.BytesIO(about.data))
+    return made.getvalue()
+
+
+def _state(folder: Path) -> str:
+    """A name for the files that are in `folder` now: their paths, modes and contents."""
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(folder.rglob("*")):
+            kind = path.lstat().st_mode
+            data = str(path.readlink()).encode() if stat.S_ISLNK(kind) else path.read_bytes() if path.is_file() else b""
+            about = [str(path.relative_to(folder)), stat.S_IFMT(kind), kind & 0o111, hashlib.sha256(data).hexdigest()]
+            digest.update(json.dumps(about).encode())
+    except OSError as error:
+        raise TaskError(f"{folder} cannot be read: {error}", fix="check its permissions") from error
+    return digest.hexdigest()[:16]

@@ -1,0 +1,143 @@
+"""Our tasks as folders in Harbor's format (harbor 0.25.0, schema 1.4), which the source `harbor` reads back.
+
+Each has the workspace's files and a Dockerfile that copies them into ``/workspace`` of an image; ``tests/test.sh``,
+which puts the checks' own files back, runs the commands and writes 1 or 0; and ``solution/solve.sh``, which applies the
+reference. Harbor judges the machine as an agent left it: what a fresh sandbox keeps from a patch here (files that steer
+test runners, modules in the place of Python's own) it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.sandbox.workspace import prepare
+from coderepairrl.types import Checks, Task
+
+IMAGE = "python:3.12"
+"""Has Python, git and a shell."""
+WORKDIR = "/workspace"
+_PLAIN = ("", "pytest", "unittest", "cargo", "go", "node")
+"""Formats of results whose commands end with another code than 0 where a test fails."""
+_SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=nowarn /solution/fix.patch\n"
+_FIX = "leave it out (select), or write another format"
+
+
+def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
+    """Write each task of `source` to a folder of its own in `target`, which is made; all of them or none.
+
+    `image` is what the workspaces of folders and commits are copied onto. Returns how many there are. Raises
+    `UsageError` where `target` is there or cannot be written, `TaskError` for a task that the format cannot express.
+    """
+    if target.exists():
+        raise UsageError(f"{target} exists already", fix="remove it, or name another folder")
+    names: set[str] = set()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+            made = Path(scratch) / "tasks"
+            made.mkdir()
+            for task in source:
+                name = _named(task.id)
+                if name in names:
+                    raise TaskError(f"two tasks would have the folder {name}", fix="give tasks ids of their own")
+                names.add(name)
+                _write(task, made / name, image)
+            made.rename(target)
+    except OSError as error:
+        raise UsageError(f"{target}: {error}", fix="name a folder in one that you may write to") from error
+    return len(names)
+
+
+def _named(task_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "__", task_id).lstrip("._-") or "task"
+
+
+def _write(task: Task, folder: Path, image: str) -> None:
+    if not task.checks or not task.workspace:
+        raise TaskError(f"task {task.id} has no {'checks' if task.workspace else 'workspace'}", fix=_FIX)
+    if task.environment.startswith(("venv:", "python:")):
+        raise TaskError(f"task {task.id} needs an environment of this machine, which no image has", fix=_FIX)
+    for part in ("environment", "tests", "solution"):
+        (folder / part).mkdir(parents=True)
+    settings = ""
+    if task.workspace.startswith("image:"):
+        name = task.workspace.removeprefix("image:")
+        if name.startswith(("oci:", "docker-archive:", "dockerfile:")):
+            raise TaskError(f"task {task.id}: its image {name} is of this machine, and in no registry", fix=_FIX)
+        settings = f"docker_image = {_toml(name)}\n"
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            prepare(task.workspace, Path(scratch) / "made")
+            ignored = shutil.ignore_patterns(".git")
+            shutil.copytree(
+                Path(scratch) / "made/tree", folder / "environment/workspace", symlinks=True, ignore=ignored
+            )
+        text = f"FROM {image}\nWORKDIR {WORKDIR}\nCOPY workspace/ {WORKDIR}/\n"
+        (folder / "environment/Dockerfile").write_text(text)
+    (folder / "instruction.md").write_text(task.prompt.rstrip("\n") + "\n", encoding="utf-8")
+    _tests(task, folder / "tests")
+    if task.reference:
+        (folder / "solution/fix.patch").write_bytes(task.reference)
+        _script(folder / "solution/solve.sh", f"set -e\n{_SOLVE}")
+    seconds = math.ceil(sum(command.timeout for command in task.checks.commands)) + 60
+    (folder / "task.toml").write_text(_settings(task, settings, seconds), encoding="utf-8")
+
+
+def _settings(task: Task, environment: str, seconds: int) -> str:
+    """``task.toml``. Fields of a task that Harbor has none for are in its free table ``[metadata]``."""
+    known = {
+        "language": task.language,
+        "split": task.split,
+        "license": task.licence,
+        "repository": task.repository,
+        "created": task.created,
+        "kind": task.kind,
+        "reference": "solution/fix.patch" if task.reference else "",
+    }
+    lines = [f"{name} = {_toml(value)}" for name, value in known.items() if value]
+    lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
+    org, _, name = task.id.partition("/")
+    named = "/".join(map(_named, (org, name))) if name else f"coderepairrl/{_named(org)}"
+    text = (
+        f'schema_version = "1.4"\n\n[task]\nname = {_toml(named)}\n\n[metadata]\n' + "\n".join(lines) + "\n\n"
+        f"[verifier]\ntimeout_sec = {float(seconds)}\n\n[environment]\n{environment}"
+    )
+    tomllib.loads(text)
+    return text
+
+
+def _toml(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _tests(task: Task, folder: Path) -> None:
+    checks: Checks = task.checks
+    odd = [command for command in checks.commands if command.results not in _PLAIN or "{results}" in str(command.argv)]
+    if checks.named or odd:
+        raise TaskError(f"task {task.id} is judged by single tests, not by how its commands end", fix=_FIX)
+    lines = ["fail() { echo 0 > /logs/verifier/reward.txt; exit 0; }", "mkdir -p /logs/verifier"]
+    for name, content in checks.restore.items():
+        kept = folder / "restore" / name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(content.encode("utf-8", "surrogateescape"))
+        at, parent = shlex.quote(name), shlex.quote(str(Path(name).parent))
+        lines += [f"rm -rf {at} || fail", f"mkdir -p {parent} || fail"]
+        lines += [f"cp {shlex.quote(f'/tests/restore/{name}')} {at} || fail"]
+    for command in checks.commands:
+        lines.append(f"timeout {math.ceil(command.timeout)} {shlex.join(command.argv)} </dev/null || fail")
+    lines.append("echo 1 > /logs/verifier/reward.txt")
+    _script(folder / "test.sh", "\n".join(lines) + "\n")
+
+
+def _script(path: Path, text: str) -> None:
+    path.write_bytes(b"#!/bin/sh\n" + text.encode("utf-8", "surrogateescape"))
+    path.chmod(0o755)

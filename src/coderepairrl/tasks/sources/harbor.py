@@ -1,0 +1,283 @@
+"""`harbor`: tasks in the format of Harbor (laude-institute/harbor, now harbor-framework/harbor), a folder each.
+
+Layout and rules are those of the package harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``,
+``verifier/verifier.py``, ``agents/oracle.py``, ``environments/definition.py``. A task has ``task.toml``,
+``instruction.md``, ``environment/`` (with a ``Dockerfile``, unless ``environment.docker_image`` is prebuilt),
+``tests/test.sh``, which is run as ``/tests/test.sh`` in the working folder and leaves a number in
+``/logs/verifier/reward.txt`` or an object of numbers in ``reward.json``, and perhaps ``solution/solve.sh``, run as
+``/solution/solve.sh``. Exit codes of both scripts do not count.
+
+No published task with its own image has been run from where this was written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.environments import dockerfile
+from coderepairrl.errors import TaskError
+from coderepairrl.processes.caches import user_cache
+from coderepairrl.tasks.benchmark import Benchmark, image_workspace
+from coderepairrl.tasks.patches import language
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Checks, Command, Task
+
+VERIFIER_SECONDS, SOLUTION_SECONDS = 600.0, 900.0
+"""Time limits of tasks that set none: Harbor's for tests; solutions have none there."""
+RESULTS = "harbor"
+FOLDER = ".crrl-harbor"
+"""Where in the workspace the tests' files are put before they are moved to ``/tests``."""
+_LEVELS = {"easy": 1.0, "medium": 2.0, "hard": 3.0}
+_CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_RUN = """
+if [ -f /logs/verifier/reward.json ]; then cp /logs/verifier/reward.json "$1"
+elif [ -f /logs/verifier/reward.txt ]; then cp /logs/verifier/reward.txt "$1"
+fi
+exit 0
+"""
+
+
+class Harbor(Benchmark):
+    """Tasks of `path`: one task's folder, or a folder with some in it, six levels down at most.
+
+    A workspace is the prebuilt image of the task, or the one that its Dockerfile makes (`environments.dockerfile`).
+    The checks are its ``tests/test.sh``: a reward of 1 or more passes. `split` is that of all tasks, in place of what
+    their ``[metadata]`` says; `kind` chooses agent, limits and reward of a run. What of ``task.toml`` a task has no
+    field for (limits, resources, tags) is in `row`; which of it is refused, docs/guides/harbor.md says.
+    """
+
+    name = "harbor"
+
+    def __init__(self, path: str, *, split: str = "", kind: str = "harbor") -> None:
+        super().__init__(path)
+        self.split, self.kind = split, kind
+
+    def task(self, row: Row) -> Task:
+        """The task of a folder."""
+        folder = Path(row.text("folder"))
+        about = _Settings(row)
+        about.check(folder)
+        metadata = about.table("metadata")
+        reference = _bytes(folder / str(metadata["reference"])) if "reference" in metadata else b""
+        return Task(
+            id=str(about.table("task").get("name") or folder.name),
+            prompt=_instruction(folder / "instruction.md"),
+            language=str(metadata.get("language") or language(reference, "text")),
+            workspace=_workspace(folder, about),
+            reference=reference,
+            checks=Checks(*_tests(folder, about)),
+            split=self.split or str(metadata.get("split") or "train"),
+            licence=str(metadata.get("license") or ""),
+            difficulty=_difficulty(metadata.get("difficulty")),
+            repository=str(metadata.get("repository") or ""),
+            created=str(metadata.get("created") or ""),
+            kind=str(metadata.get("kind") or self.kind),
+        )
+
+    def oracle(self, task_id: str) -> Checks | None:
+        """Checks of the task of that id that run its solution first; None for one without. Raises KeyError."""
+        row = self.row(task_id)
+        folder = Path(str(row["folder"]))
+        if not (folder / "solution/solve.sh").is_file():
+            return None
+        about = _Settings(Row(self.name, str(folder), row))
+        files, script = _moved(folder / "solution", "/solution")
+        script += f"{_exports(about, 'solution')}export DEBIAN_FRONTEND=noninteractive\n/solution/solve.sh\nexit 0\n"
+        seconds = float(about.table("agent").get("timeout_sec") or SOLUTION_SECONDS)
+        first = Command(("sh", f"{FOLDER}/solve"), seconds)
+        commands, restore = _tests(folder, about)
+        return Checks((first, *commands), {**files, f"{FOLDER}/solve": script, **restore})
+
+    def _read(self) -> list[Row]:
+        assert self.path is not None
+        found = [self.path] if (self.path / "task.toml").is_file() else _below(self.path)
+        if not found:
+            raise TaskError(f"harbor: {self.path} has no folder with a task.toml", fix="name a folder of Harbor tasks")
+        return [_row(folder.absolute()) for folder in found]
+
+
+class _Settings:
+    """What ``task.toml`` says. Raises `TaskError` for what is no table, and for what cannot be kept here."""
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+
+    def table(self, *names: str) -> Mapping[str, Any]:
+        """The table of that name, empty where there is none."""
+        found: Any = self.row.values
+        for name in names:
+            found = found.get(name) or {}
+            if not isinstance(found, Mapping):
+                raise self.row.wrong(f"[{'.'.join(names)}] is no table")
+        checked: Mapping[str, Any] = found
+        return checked
+
+    def check(self, folder: Path) -> None:
+        """That nothing is asked for without which the task would be another one."""
+        environment, verifier = self.table("environment"), self.table("verifier")
+        wrong = {
+            "several steps": self.row.values.get("steps"),
+            "Windows": str(environment.get("os", "linux")).lower() != "linux",
+            "a separate environment of the verifier": verifier.get("environment")
+            or str(verifier.get("environment_mode", "shared")) != "shared",
+            "commands of verifier.collect": verifier.get("collect"),
+            "GPUs": environment.get("gpus") or environment.get("tpu"),
+            "MCP servers": environment.get("mcp_servers"),
+            "a health check": environment.get("healthcheck"),
+            "docker-compose.yaml": (folder / "environment/docker-compose.yaml").exists(),
+        }
+        if asked := [name for name, there in wrong.items() if there]:
+            raise TaskError(
+                f"harbor: {folder} needs {', '.join(asked)}, which is not there", fix="leave the task's folder out"
+            )
+
+
+def _below(root: Path) -> list[Path]:
+    """Folders of tasks, without those that are hidden or inside of one."""
+    found = []
+    for parent, folders, files in os.walk(root):
+        here = Path(parent)
+        if "task.toml" in files:
+            found.append(here)
+            folders.clear()
+        deep = len(here.relative_to(root).parts) >= 6
+        folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
+    return found
+
+
+def _row(folder: Path) -> Row:
+    path = folder / "task.toml"
+    try:
+        return Row("harbor", str(folder), {**tomllib.loads(path.read_text(encoding="utf-8")), "folder": str(folder)})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise TaskError(f"harbor: {path}: {error}", fix="write TOML") from error
+
+
+def _instruction(path: Path) -> str:
+    """The text, without the lines before it that mark benchmarks for those who filter training data."""
+    lines = _bytes(path).decode("utf-8", "replace").split("\n")
+    while lines and _CANARY.fullmatch(lines[0].strip()):
+        del lines[0]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _difficulty(given: object) -> float | None:
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return float(given)
+    return _LEVELS.get(str(given).lower())
+
+
+# -- the workspace
+
+
+def _workspace(folder: Path, about: _Settings) -> str:
+    """Harbor's own order: a prebuilt image wins; without a Dockerfile the environment's files go to its workdir."""
+    settings, context = about.table("environment"), folder / "environment"
+    prebuilt = str(settings.get("docker_image") or "")
+    written = (context / dockerfile.NAME).is_file()
+    if not prebuilt and not written:
+        raise TaskError(f"harbor: {folder} has neither environment/Dockerfile nor docker_image")
+    lines = [f"ENV {name}={_quoted(value)}" for name, value in _variables(about, "environment").items()]
+    lines += [f"WORKDIR {settings['workdir']}"] if settings.get("workdir") else []
+    lines += [f"USER {user}"] if (user := about.table("agent").get("user")) is not None else []
+    copied = bool(prebuilt and not written and context.is_dir() and any(context.iterdir()))
+    if prebuilt:
+        lines = [f"FROM {prebuilt}", *lines, *(["COPY . ./"] if copied else [])]
+        if len(lines) == 1:
+            return image_workspace(prebuilt)
+    elif lines:
+        lines.insert(0, _bytes(context / dockerfile.NAME).decode("utf-8", "surrogateescape"))
+    else:
+        dockerfile.base_of(context)
+        return image_workspace(dockerfile.named(context))
+    made = _context(context if copied or not prebuilt else None, "\n".join(lines) + "\n")
+    dockerfile.base_of(made)
+    return image_workspace(dockerfile.named(made))
+
+
+def _context(files: Path | None, text: str) -> Path:
+    """A folder in the cache with these files and that Dockerfile, named by what is in it."""
+    home = user_cache() / "benchmarks/harbor"
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home, prefix=".making-") as scratch:
+            partial = Path(scratch) / "environment"
+            shutil.copytree(files, partial, symlinks=True) if files else partial.mkdir()
+            (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
+            state = dockerfile.named(partial).rpartition(":")[2]
+            if not (home / state).exists():
+                partial.rename(home / state)
+    except OSError as error:
+        raise TaskError(f"harbor: {home} cannot be written: {error}", fix="set CRRL_CACHE") from error
+    return home / state
+
+
+def _variables(about: _Settings, section: str) -> dict[str, str]:
+    found = {str(name): str(value) for name, value in about.table(section, "env").items()}
+    for name, value in found.items():
+        if not _NAME.fullmatch(name):
+            raise about.row.wrong(f"[{section}.env] {name!r} is no name of a variable")
+        if "${" in value or "\n" in value:
+            raise TaskError(
+                f"harbor: {about.row.where}: [{section}.env] {name} is a variable of the host: {value!r}",
+                fix="write its value into task.toml: no variable of the host is shown to a sandbox",
+            )
+    return found
+
+
+def _quoted(value: str) -> str:
+    return '"' + re.sub(r'([\\"$])', r"\\\1", value) + '"'
+
+
+def _exports(about: _Settings, section: str) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in _variables(about, section).items())
+
+
+# -- tests and solution
+
+
+def _tests(folder: Path, about: _Settings) -> tuple[tuple[Command, ...], dict[str, str]]:
+    """The command that runs the tests, and the files that are put into the workspace for it."""
+    if not (folder / "tests/test.sh").is_file():
+        raise TaskError(f"harbor: {folder} has no tests/test.sh")
+    files, script = _moved(folder / "tests", "/tests")
+    script += f"rm -rf {FOLDER} /logs/verifier\nmkdir -p /logs/verifier /logs/agent /logs/artifacts || exit 1\n"
+    script += f"{_exports(about, 'verifier')}/tests/test.sh{_RUN}"
+    seconds = float(about.table("verifier").get("timeout_sec") or VERIFIER_SECONDS)
+    command = Command(("sh", f"{FOLDER}/test", "{results}"), seconds, RESULTS)
+    return (command,), {**files, f"{FOLDER}/test": script}
+
+
+def _moved(source: Path, target: str) -> tuple[dict[str, str], str]:
+    """The files below `source`, for the workspace; and the script that puts these, and no others, into `target`."""
+    files, lines = {}, [f"rm -rf {target}", f"mkdir -p {target} || exit 1"]
+    for path in sorted(source.rglob("*")):
+        name = str(path.relative_to(source))
+        at = shlex.quote(f"{target}/{name}")
+        if path.is_symlink():
+            raise TaskError(f"harbor: {path} is a link", fix="put the file itself there")
+        if path.is_dir():
+            lines.append(f"mkdir -p {at}")
+            continue
+        here = f"{FOLDER}{target}/{name}"
+        files[here] = _bytes(path).decode("utf-8", "surrogateescape")
+        lines.append(f"cp {shlex.quote(here)} {at} || exit 1")
+        if path.stat().st_mode & 0o100 or path.suffix == ".sh":
+            lines.append(f"chmod +x {at}")
+    return files, "\n".join(lines) + "\n"
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TaskError(f"harbor: {path}: {error.strerror}", fix="name a whole Harbor task") from error

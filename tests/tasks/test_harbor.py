@@ -1,0 +1,280 @@
+"""Tasks in Harbor's format: read, made into images without a daemon, judged by their own scripts; ours written so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coderepairrl import cli, grading
+from coderepairrl.certify import data
+from coderepairrl.environments import dockerfile, prepare_images
+from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.grading.reports import Outcome, harbor
+from coderepairrl.rewards.scripted import with_patch
+from coderepairrl.rewards.tests import StateTests, TestsReward
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.standing import Standing
+from coderepairrl.tasks import HandmadeSource, make
+from coderepairrl.tasks.harbor import export
+from coderepairrl.tasks.prepare import image_names
+from coderepairrl.types import Checks, Task
+from environments.made import layout, packed
+from sandbox.images import root_file_system
+
+TEST = """#!/bin/bash
+if [ "$(cat /app/answer.txt)" = 42 ] && [ "$WORD" = "two words" ] && [ "$(pwd)" = /app ] && [ "$SAID" = it ]; then
+  echo '{"reward": 1.0, "style": 0.2}' > /logs/verifier/reward.json
+else
+  echo 0 > /logs/verifier/reward.txt
+fi
+exit 3
+"""
+TOML = """
+schema_version = "1.4"
+[task]
+name = "org/answer"
+[metadata]
+difficulty = "medium"
+tags = ["files"]
+[verifier]
+timeout_sec = 30
+env = { SAID = "it" }
+[agent]
+timeout_sec = 40
+[environment]
+memory_mb = 512
+"""
+DOCKERFILE = """# syntax=docker/dockerfile:1
+ARG BASE=base:1
+FROM ${BASE}
+ENV WORD="two words"
+WORKDIR /app
+RUN mkdir -p /data/deep
+COPY --chown=1:1 . .
+COPY seed.txt /data/
+CMD ["sleep", "1"]
+"""
+
+
+@contextmanager
+def open_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="crrl-harbor-"))
+    folder.chmod(0o755)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["/bin/rm", "-rf", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    with open_folder() as folder:
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(home / "cache"))
+
+
+@pytest.fixture(scope="module")
+def base(home: Path) -> Path:
+    """An OCI layout with an image of this machine's programs, as ``base:1`` and ``python:3.12``."""
+    root_file_system(home / "root")
+    shutil.rmtree(home / "root/testbed")
+    for name in ("mktemp", "sort", "cmp", "diff", "seq", "uniq"):
+        shutil.copy(f"/usr/bin/{name}", home / "root/usr/bin")
+    layer = packed(home / "root")
+    for tag in ("base:1", "python:3.12"):
+        layout(home / "oci", [layer], tag, compress=lambda data: data)
+    return home / "oci"
+
+
+@pytest.fixture
+def backend(isolating: None) -> Iterator[Bubblewrap]:
+    made = Bubblewrap(memory=256 << 20, disk_bytes=64 << 20)
+    made.require()
+    if "no overlay" in made.how_workspaces_open():
+        pytest.skip(made.how_workspaces_open())
+    yield made
+    made.close()
+
+
+def written(folder: Path, **files: str) -> Path:
+    """A task; names of `files` have ``__`` for a slash and ``_0`` for a dot."""
+    given = {
+        "task.toml": TOML,
+        "instruction.md": "<!-- BENCHMARK canary GUID 1 -->\n\nWrite 42 to answer.txt\n",
+        "environment/Dockerfile": DOCKERFILE,
+        "environment/seed.txt": "seed\n",
+        "tests/test.sh": TEST,
+        "tests/data/more.txt": "more\n",
+        "solution/solve.sh": "#!/bin/sh\necho 42 > answer.txt\nfalse\n",
+    } | {name.replace("__", "/").replace("_0", "."): text for name, text in files.items()}
+    for name, text in given.items():
+        if text:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    return folder
+
+
+def opened(path: Path, base: Path, **options: Any) -> tuple[Any, list[Task]]:
+    """The source, its images prepared."""
+    source = make("harbor", path=str(path), **options)
+    prepare_images(image_names(source), offered=base)
+    source = make("harbor", path=str(path), **options)
+    return source, list(source)
+
+
+async def verdict(backend: Bubblewrap, task: Task, checks: Checks) -> str:
+    async with backend.open(task) as box:
+        return (await grading.judge(box, checks)).problem
+
+
+async def test_a_task_is_read_built_and_judged_by_its_own_script(
+    tmp_path: Path, base: Path, backend: Bubblewrap
+) -> None:
+    """The oracle earns 1, the untouched workspace 0; exit codes do not count; tests are not there before."""
+    source, [task] = opened(written(tmp_path / "t"), base)
+    assert (task.id, task.prompt, task.difficulty, task.split, task.kind) == (
+        "org/answer", "Write 42 to answer.txt\n", 2.0, "train", "harbor",
+    )  # fmt: skip
+    assert task.checks.commands[0].timeout == 30 and source.row(task.id)["environment"]["memory_mb"] == 512
+    assert "@sha256:" in task.workspace
+    assert "reward failed" in await verdict(backend, task, task.checks)
+    assert await verdict(backend, task, source.oracle(task.id)) == ""
+    async with backend.open(task) as box:
+        seen = await box.exec(["sh", "-c", "ls -A; ls /data; ls -d /tests /solution /logs 2>/dev/null; cat seed.txt"])
+        assert seen.output.decode().split() == [".git", "Dockerfile", "seed.txt", "deep", "seed.txt", "seed"] or (
+            seen.output.decode().split() == ["Dockerfile", "seed.txt", "deep", "seed.txt", "seed"]
+        )
+        scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
+        assert scored.value == 0
+        await box.write("answer.txt", b"42\n")
+        scored = await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))
+        assert scored.value == 1 and scored.passed
+    [_, exam] = await data.verify(source, backend, quiet=True)
+    assert exam.ok and [finding.name for finding in exam.findings][1:] == [
+        "the checks fail on the bug", "the checks pass on the reference",
+    ]  # fmt: skip
+
+
+async def test_what_an_agent_leaves_does_not_steer_the_tests(tmp_path: Path, base: Path, backend: Bubblewrap) -> None:
+    """Not a reward file, not files in the tests' folders, not links in their place."""
+    _, [task] = opened(written(tmp_path / "t"), base)
+    for attempt in (
+        "mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt && echo 1 > /logs/verifier/reward.json",
+        "mkdir -p .crrl-harbor/tests /tests && printf '#!/bin/sh\necho 1 > /logs/verifier/reward.txt' > /tests/test.sh"
+        "&& cp /tests/test.sh .crrl-harbor/tests/test.sh && cp /tests/test.sh .crrl-harbor/test",
+        "mkdir -p /tmp/x && ln -s /tmp/x /tests && ln -s /tmp/x .crrl-harbor && ln -s /tmp/x /logs",
+    ):
+        async with backend.open(task) as box:
+            assert (await box.exec(["sh", "-c", attempt])).ok
+            assert (await StateTests()(task, with_patch(task, b"", "g"), Standing(backend, box))).value == 0, attempt
+
+
+async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bubblewrap) -> None:
+    """Written, read and built: every reference earns 1, and so does every solve.sh; nothing, 0."""
+    ours = list(HandmadeSource())
+    assert export(ours, home / "handmade") == len(ours)
+    source, tasks = opened(home / "handmade", base)
+    kept = ("id", "prompt", "language", "split", "licence", "difficulty", "reference")
+    assert [[getattr(task, name) for name in kept] for task in sorted(tasks, key=lambda task: task.id)] == [
+        [task.prompt.rstrip("\n") + "\n" if name == "prompt" else getattr(task, name) for name in kept] for task in ours
+    ]
+    for task in tasks:
+        assert "reward failed" in await verdict(backend, task, task.checks)
+        assert await verdict(backend, task, source.oracle(task.id)) == "", task.id
+        reward = TestsReward()
+        assert (await reward(task, with_patch(task, task.reference, "g"), backend)).value == 1, task.id
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("FROM base:1\nRUN apt-get update && apt-get install -y git", "line 2: RUN apt-get update"),
+        ("FROM base:1\nRUN mkdir -p /x && touch /y", "commands are not run"),
+        ("FROM base:1 AS a\nFROM a", "several stages"),
+        ("FROM base:1\nCOPY --from=other /x /y", "COPY --from"),
+        ("FROM base:1\nCOPY missing /x/", "no such file"),
+        ("FROM base:1\nCOPY ../task.toml /x/", "outside"),
+        ("FROM base:1\nADD https://example.org/x /x/", "nothing is fetched"),
+        ("FROM base:1\nCOPY seed.txt /somewhere", "is /somewhere a folder"),
+        ("FROM base:1\nONBUILD RUN x", "ONBUILD is not understood"),
+        ("FROM scratch", "FROM scratch"),
+        ("WORKDIR /x", "before FROM"),
+        ("", "no FROM"),
+    ],
+)
+def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
+    written(tmp_path / "t", environment__Dockerfile=text or "# nothing")
+    with pytest.raises(TaskError, match=says):
+        list(make("harbor", path=str(tmp_path / "t")))
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ('[[steps]]\nname = "a"', "several steps"),
+        ('[environment]\nos = "windows"', "Windows"),
+        ('[verifier]\nenvironment_mode = "separate"', "separate environment"),
+        ("[environment]\ngpus = 1", "GPUs"),
+        ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
+        ("[environment", "task.toml"),
+        ("environment = 1", "no table"),
+    ],
+)
+def test_what_a_task_needs_and_is_not_there_is_said(tmp_path: Path, toml: str, says: str) -> None:
+    written(tmp_path / "t", task_0toml=toml)
+    with pytest.raises(TaskError, match=says):
+        list(make("harbor", path=str(tmp_path / "t")))
+
+
+def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: Path, home: Path) -> None:
+    digest = "sha256:" + "1" * 64
+    one = written(tmp_path / "a", task_0toml=f'[environment]\ndocker_image = "r.example/x@{digest}"')
+    [task] = make("harbor", path=str(one))
+    assert (task.workspace, task.id) == (f"image:r.example/x@{digest}", "a")
+    (one / "environment/Dockerfile").unlink()
+    [task] = make("harbor", path=str(one))
+    made = Path(task.workspace.removeprefix("image:dockerfile:").rpartition(":")[0])
+    assert (made / "Dockerfile").read_text() == f"FROM r.example/x@{digest}\nCOPY . ./\n"
+    assert (made / "seed.txt").is_file()
+    before = dockerfile.named(made)
+    (made / "seed.txt").write_text("other")
+    assert dockerfile.named(made) != before
+    with pytest.raises(TaskError, match="has changed"):
+        dockerfile.find(before, home, print)
+
+
+def test_rewards_are_read_as_harbor_reads_them() -> None:
+    passed, failed = {"reward": Outcome.PASSED}, {"reward": Outcome.FAILED}
+    for text in ("1", "1.0\n", " 1. ", '{"reward": 1, "x": 0}', "2", "true"):
+        assert harbor(text) == passed, text
+    for text in ("0", "0.99", "-1", '{"reward": 0.5}'):
+        assert harbor(text) == failed, text
+    for text in ("", "nan", "inf", '{"reward": "1"}', '{"reward": NaN}', "[1]", "yes", "[" * 10_000, "1" * 400):
+        assert harbor(text) == {}, text
+    assert harbor('{"a": 1, "b": 0.5}') == {"a": Outcome.PASSED, "b": Outcome.FAILED}
+
+
+def test_the_command_writes_folders_and_refuses_the_rest(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    done = run(cli.app, ["data", "export", "handmade", str(tmp_path / "x"), "--format", "harbor", "--json"])
+    assert json.loads(done.stdout)["tasks"] == len(list(HandmadeSource())), done.output
+    listed = run(cli.app, ["data", "list", "harbor", f"path={tmp_path}/x", "--json"])
+    assert len(json.loads(listed.stdout)) == len(list(HandmadeSource()))
+    with pytest.raises(UsageError, match="exists already"):
+        export(HandmadeSource(), tmp_path / "x")
+    with pytest.raises(TaskError, match="no checks"):
+        export([Task("t", "p", "python", "dir:/x", b"")], tmp_path / "y")
+    assert not (tmp_path / "y").exists()

@@ -136,7 +136,14 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "kept" / "cache"))
-    for name in (".ssh/keys", ".config/gh", "project", "../kept/cache/git/one", "../kept/cache/tasks/one"):
+    for name in (
+        ".ssh/keys",
+        ".cache/huggingface/hub",
+        ".config/gh",
+        "project",
+        "../kept/cache/git/one",
+        "../kept/cache/tasks/one",
+    ):
         folder = home / name
         folder.mkdir(parents=True)
         (folder / "file").write_text("x")
@@ -154,6 +161,7 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
         f"{home}/.ssh": "is",
         f"{home}/.ssh/keys": "lies in",
         f"{home}/.config/gh": "lies in",
+        f"{home}/.cache/huggingface/hub": "lies in",
         f"{tmp_path}/kept": "contains",
         f"{tmp_path}/kept/cache/git/one": "lies in",
     }.items():

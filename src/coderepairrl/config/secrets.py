@@ -15,7 +15,10 @@ FIX = (
 )
 
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+(?![a-z])")
-_ALWAYS = frozenset({"password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential"})
+_ALWAYS = frozenset(
+    {"password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential"}
+    | {"passwords", "credentials", "pwd"}
+)
 _MOSTLY = frozenset({"key", "apikey", "token"})
 """Numbers under these names count or order something."""
 _NAMES_ELSEWHERE = frozenset({"env", "var", "variable", "file", "path"})
@@ -27,7 +30,8 @@ _FILLED_IN = re.compile(r"(\s*(Bearer\s+)?(\{[A-Za-z_]+\}|\$\{?[A-Za-z_][A-Za-z0
 _LOGIN = re.compile(r"://[^/?#\s@:]*:[^/?#\s@]+@|\bhttps?://[^/?#\s@]+@", re.IGNORECASE)
 _KNOWN = re.compile(
     r"\bsk-(?=[\w-]*[0-9])[\w-]{20,}|\bhf_[A-Za-z0-9]{30,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}"
-    r"|\bglpat-[\w-]{20,}|\b[Bb]earer\s+[\w.~+/-]{12,}"
+    r"|\bAKIA[A-Z0-9]{16}\b|\bAIza[\w-]{35}|\bxox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|[?&](api_?key|access_token|token)=[^&{$\s]|\bglpat-[\w-]{20,}|\b[Bb]earer\s+[\w.~+/-]{12,}"
 )
 """Keys that look like those of well-known services."""
 
@@ -76,4 +80,6 @@ def _argument(word: Any, before: Any) -> bool:
 
 def _named(key: str, last: frozenset[str]) -> bool:
     words = [word.lower() for word in _WORD.findall(key.rpartition(".")[2])]
+    while words and words[-1].isdigit():  # API_KEY_2
+        words.pop()
     return bool(words) and words[-1] in last and not {*words[:-1]} & (_NAMES_ELSEWHERE | _OF_TEXT)

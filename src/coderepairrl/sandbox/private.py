@@ -4,6 +4,7 @@ be shown all that is in them."""
 from __future__ import annotations
 
 import contextlib
+import pwd
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -13,7 +14,18 @@ _SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
 """Closed with all that is in them."""
 _WHOLE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
 """Closed as a whole: what is in them may be a project."""
-_OF_A_USER = (".aws", ".azure", ".config", ".docker", ".gnupg", ".kube", ".local/share/keyrings", ".ssh")
+_OF_A_USER = (
+    ".aws",
+    ".azure",
+    ".cache/huggingface",
+    ".config",
+    ".docker",
+    ".gnupg",
+    ".kube",
+    ".local/share/keyrings",
+    ".password-store",
+    ".ssh",
+)
 """In a home, with all that is in them."""
 
 
@@ -25,9 +37,11 @@ def check_shown(folder: Path) -> None:
     """
     place = folder.resolve()
     whole, closed = [Path(name) for name in _WHOLE], [Path(name) for name in _SYSTEM]
+    homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     with contextlib.suppress(RuntimeError):  # there is no home
         whole.append(Path.home())
-        closed += [Path.home() / name for name in _OF_A_USER]
+        homes.append(Path.home())
+    closed += [home / name for home in homes for name in _OF_A_USER]
     with contextlib.suppress(PrerequisiteError):  # nor a cache
         whole += folders()
         closed.append(git_cache())

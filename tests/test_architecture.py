@@ -133,3 +133,10 @@ def test_the_wire_stands_alone() -> None:
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
+
+
+def test_files_of_tests_outside_packages_have_names_of_their_own() -> None:
+    """Else pytest refuses to collect the whole suite, though each folder passes alone."""
+    tests = Path(__file__).parent.rglob("test_*.py")
+    names = [path.name for path in tests if not (path.parent / "__init__.py").exists()]
+    assert sorted(names) == sorted(set(names))

@@ -30,7 +30,7 @@ from aiohttp import web
 
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, chat
-from coderepairrl.gateway.request import Digest, Names
+from coderepairrl.gateway.request import Digest, PrefixKeys
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Limits, Sampling
 
@@ -178,9 +178,9 @@ def _parts(codec: tokens.Codec, reply: list[int], calls: int) -> None:
     print(f"of a call with {len(raw)} bytes and {len(before)} recorded tokens, alone and at its best:")
     report("parsing and checking the body", lambda: chat.parse(raw))
     report("naming the request, to know its retries", lambda: _name(raw))
-    names = Names()
-    names.of(tuple(messages), [TOOL])
-    report("naming its conversation, to find it", lambda: names.of((*messages[:-1], *new(messages[-1:])), [TOOL]))
+    keys = PrefixKeys()
+    keys.of(tuple(messages), [TOOL])
+    report("naming its conversation, to find it", lambda: keys.of((*messages[:-1], *new(messages[-1:])), [TOOL]))
     extending = report("extending by the last message", lambda: codec.extend(before, output, new(messages[-1:])))
     report("  of it, tokenizing", lambda: codec.encode(next(fresh) + messages[-1]["content"]))
     report("reading the reply", read)

@@ -221,6 +221,17 @@ def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, sa
         list(make("harbor", path=str(tmp_path / "t")))
 
 
+def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path / "all/a")
+    written(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN make")
+    with pytest.raises(TaskError, match="RUN make"):
+        list(make("harbor", path=str(tmp_path / "all")))
+    [task] = make("harbor", path=str(tmp_path / "all"), usable=True)
+    assert task.id == "org/answer" and "RUN make" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("toml", "says"),
     [

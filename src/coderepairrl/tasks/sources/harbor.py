@@ -12,6 +12,7 @@ No published task with its own image has been run from where this was written.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -30,6 +31,7 @@ from coderepairrl.tasks.patches import language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
+_log = logging.getLogger(__name__)
 VERIFIER_SECONDS, SOLUTION_SECONDS = 600.0, 900.0
 """Time limits of tasks that set none: Harbor's for tests; solutions have none there."""
 RESULTS = "harbor"
@@ -52,14 +54,15 @@ class Harbor(Benchmark):
     A workspace is the prebuilt image of the task, or the one that its Dockerfile makes (`environments.dockerfile`).
     The checks are its ``tests/test.sh``: a reward of 1 or more passes. `split` is that of all tasks, in place of what
     their ``[metadata]`` says; `kind` chooses agent, limits and reward of a run. What of ``task.toml`` a task has no
-    field for (limits, resources, tags) is in `row`; which of it is refused, docs/guides/harbor.md says.
+    field for (limits, resources, tags) is in `row`; which of it is refused, docs/guides/harbor.md says:
+    an error, or, with `usable`, left out with a warning.
     """
 
     name = "harbor"
 
-    def __init__(self, path: str, *, split: str = "", kind: str = "harbor") -> None:
+    def __init__(self, path: str, *, split: str = "", kind: str = "harbor", usable: bool = False) -> None:
         super().__init__(path)
-        self.split, self.kind = split, kind
+        self.split, self.kind, self.usable = split, kind, usable
 
     def task(self, row: Row) -> Task:
         """The task of a folder."""
@@ -102,7 +105,16 @@ class Harbor(Benchmark):
         found = [self.path] if (self.path / "task.toml").is_file() else _below(self.path)
         if not found:
             raise TaskError(f"harbor: {self.path} has no folder with a task.toml", fix="name a folder of Harbor tasks")
-        return [_row(folder.absolute()) for folder in found]
+        rows = [_row(folder.absolute()) for folder in found]
+        return [row for row in rows if self._can(row)] if self.usable else rows
+
+    def _can(self, row: Row) -> bool:
+        try:
+            self.task(row)
+        except TaskError as error:
+            _log.warning("left out: %s", error)
+            return False
+        return True
 
 
 class _Settings:

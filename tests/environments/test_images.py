@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import prepare_images, sources
-from coderepairrl.environments.images import Ready
+from coderepairrl.environments import fetch, prepare_images
+from coderepairrl.environments.images import ReadyImage
 from coderepairrl.errors import PrerequisiteError, Several, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
@@ -30,12 +30,12 @@ LAYERS = [
 ]  # fmt: skip
 
 
-def prepare(name: str, **options: Path) -> Ready:
+def prepare(name: str, **options: Path) -> ReadyImage:
     [ready] = prepare_images([name], **options)  # type: ignore[arg-type]
     return ready
 
 
-def tree_of(ready: Ready) -> Path:
+def tree_of(ready: ReadyImage) -> Path:
     where, _ = rootfs.find(ready.pinned, USER)
     return where / "tree"
 
@@ -199,7 +199,7 @@ def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -
 
 def test_a_disk_without_room_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
-    monkeypatch.setattr(sources, "SPARE", 1 << 60)
+    monkeypatch.setattr(fetch, "SPARE", 1 << 60)
     with pytest.raises(PrerequisiteError, match="MiB left"):
         prepare(f"oci:{tmp_path}/oci:x")
 
@@ -208,7 +208,7 @@ def test_a_disk_without_room_is_said_before(tmp_path: Path, monkeypatch: pytest.
 def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     large = archive([folder("testbed"), *(entry(f"testbed/{n}", os.urandom(1 << 20)) for n in range(12))])
     layout(tmp_path / "oci", [large], "x", WorkingDir="/testbed")
-    monkeypatch.setattr(sources, "SPARE", -(1 << 40))
+    monkeypatch.setattr(fetch, "SPARE", -(1 << 40))
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tmpfs", cache], check=True)
     try:
         with pytest.raises(PrerequisiteError, match="room|space") as refused:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import manifests, sources, trees
+from coderepairrl.environments import fetch, manifests, trees
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
 from .made import archive, entry, folder, hard, layout, link
@@ -77,7 +77,7 @@ def test_equal_to_podman(podman: list[str], programs: bytes, tmp_path: Path, cac
     ours, shares = store / "tree", store / "shares"
     for each in (ours, shares):
         trees.owned(each, user)
-    found = sources.from_layout(tmp_path / "oci", manifests.Reference("oci", f"{tmp_path}/oci", "", made), "x")
+    found = fetch.from_layout(tmp_path / "oci", manifests.Reference("oci", f"{tmp_path}/oci", "", made), "x")
     unpacking = trees.Unpacking(found, ours, shares, trees.folder(store / "work"), user, 0, lambda _: None)
     reports = unpacking.all_layers()
     expected, differences = tree(theirs), []

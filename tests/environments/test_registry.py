@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.environments import prepare_images
-from coderepairrl.environments.images import Ready
+from coderepairrl.environments.images import ReadyImage
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
@@ -75,7 +75,7 @@ def push(oci: Path, place: str, form: str) -> str:
     return said.read_text().strip()
 
 
-def prepare(name: str) -> Ready:
+def prepare(name: str) -> ReadyImage:
     [ready] = prepare_images([name])
     return ready
 

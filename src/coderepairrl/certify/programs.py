@@ -145,9 +145,9 @@ _Opening = tuple[bool, str, str]
 
 def _opening(request: Request) -> _Opening:
     """What requests of a conversation have in common: tools or none, how the system prompt begins, what is asked."""
-    said = [(message["role"], str(message.get("content"))) for message in request["messages"]]
-    system = next((text for role, text in said if role in ("system", "developer")), "")
-    asked = next((text for role, text in said if role == "user"), "")
+    texts = [(message["role"], str(message.get("content"))) for message in request["messages"]]
+    system = next((text for role, text in texts if role in ("system", "developer")), "")
+    asked = next((text for role, text in texts if role == "user"), "")
     return bool(request.get("tools")), system[:_SYSTEM_CHARS], asked
 
 

@@ -2,8 +2,7 @@
 daemon or root. Sandboxes are shown both read-only."""
 
 from coderepairrl.environments.build import KIND, Environment, Specification, build
-from coderepairrl.environments.images import Ready as ReadyImage
-from coderepairrl.environments.images import prepare_images
+from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.prepare import prepare_environments
 from coderepairrl.environments.records import Difference, differences, record
 from coderepairrl.environments.verify import check_unchanged, states

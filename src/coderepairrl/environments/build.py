@@ -278,12 +278,12 @@ def _hostile(what: str) -> TaskError:
 
 def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> Exception:
     """Why a build failed, from what it printed and which hosts it wanted."""
-    said = result.output.decode("utf-8", "replace").strip()
+    printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
-        said = f"no end within {_SECONDS:.0f} s; {said}"
-    if "dns error" in said or "502 Bad Gateway" in said or ("tunnel" in said and not refused):
+        printed = f"no end within {_SECONDS:.0f} s; {printed}"
+    if "dns error" in printed or "502 Bad Gateway" in printed or ("tunnel" in printed and not refused):
         return PrerequisiteError(
-            f"the package index cannot be reached from here: {printable(said[-_SHOWN:])}",
+            f"the package index cannot be reached from here: {printable(printed[-_SHOWN:])}",
             fix="prepare on a machine with a network; UV_DEFAULT_INDEX names another index",
         )
     wanted = (
@@ -292,6 +292,6 @@ def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> Exc
         else ""
     )
     return TaskError(
-        f"no environment can be built for {spec.workspace}{wanted}: {printable(said[-_SHOWN:])}",
+        f"no environment can be built for {spec.workspace}{wanted}: {printable(printed[-_SHOWN:])}",
         fix="correct its specification, or use its image",
     )

@@ -25,9 +25,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from coderepairrl.environments import layers, sources
+from coderepairrl.environments import fetch, layers
+from coderepairrl.environments.fetch import Say
 from coderepairrl.environments.manifests import Found, Layer, Reference, digest_of
-from coderepairrl.environments.sources import Say
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
@@ -55,15 +55,15 @@ def named(folder: Path) -> str:
 
 
 def find(where: str, store: Path, say: Say, offered: Path | None = None) -> Found:
-    """As `sources.find`, and images of Dockerfiles by `named`. Raises `TaskError`, `PrerequisiteError`."""
+    """As `fetch.find`, and images of Dockerfiles by `named`. Raises `TaskError`, `PrerequisiteError`."""
     reference = Reference.of(where)
     if reference.transport != TRANSPORT:
-        return sources.find(where, store, say, offered)
+        return fetch.find(where, store, say, offered)
     folder = Path(reference.name)
     if (state := _state(folder)) != reference.tag:
         raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
     recipe = Recipe(folder)
-    base = sources.find(recipe.base, store, say, offered)
+    base = fetch.find(recipe.base, store, say, offered)
     settings = recipe.run(base.config.get("config") or {})
     added = _layer(recipe.entries)
     layer = Layer("", len(added), digest_of(added))

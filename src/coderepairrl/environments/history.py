@@ -49,8 +49,8 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
     home = resolve(tree, ".git", where)
     if home is None:
         return Reduced("", ())
-    if (said := text(tree, home)).startswith("gitdir: "):
-        home = resolve(tree, said.removeprefix("gitdir: ").rstrip("\r\n"), where)
+    if (pointer := text(tree, home)).startswith("gitdir: "):
+        home = resolve(tree, pointer.removeprefix("gitdir: ").rstrip("\r\n"), where)
     common = home and resolve(tree, text(tree, f"{home}/commondir").strip() or ".", home)
     if not home or not common or not (tree / home).is_dir() or not (tree / common).is_dir():
         raise TaskError(f"the repository in /{where} has no git directory in the image")
@@ -109,8 +109,8 @@ def _look(place: _Place, home: str, common: str) -> None:
         config = BARE_CONFIG.replace("= 0", "= 1") + "[extensions]\n" + "".join(lines)
         (view / "config").write_text(config)
     for name in ("packed-refs", "shallow"):
-        if said := text(place.tree, f"{common}/{name}", longest=1 << 28):
-            (view / name).write_text(said, errors="surrogateescape")
+        if content := text(place.tree, f"{common}/{name}", longest=1 << 28):
+            (view / name).write_text(content, errors="surrogateescape")
     for name in ("refs", "reftable"):
         if (old / name).is_dir():
             shutil.copytree(old / name, view / name, symlinks=True, dirs_exist_ok=True)
@@ -161,8 +161,8 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     new = bare(place.new)
     (new / "info" / "attributes").unlink()
     (new / "config").write_text(_config(place))
-    said = (place.tree / home / "HEAD").read_text().strip()
-    branch = said.removeprefix("ref: ") if said.startswith("ref: refs/heads/") else ""
+    checked_out = (place.tree / home / "HEAD").read_text().strip()
+    branch = checked_out.removeprefix("ref: ") if checked_out.startswith("ref: refs/heads/") else ""
     (new / "HEAD").write_text(f"ref: {branch}\n" if branch else f"{head}\n")
     rows = sorted((name, id_) for id_, name in [*tags, *([[head, branch]] if branch else [])])
     (new / "packed-refs").write_text("".join(f"{id_} {name}\n" for name, id_ in rows), errors="surrogateescape")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.environments import dockerfile, trees
-from coderepairrl.environments.sources import Say
+from coderepairrl.environments.fetch import Say
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.installs import check_reachable
@@ -18,7 +18,7 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import Image, find, pinned, record_of
 
 
-class Ready(NamedTuple):
+class ReadyImage(NamedTuple):
     """An image that sandboxes can open: what it was asked for by, the name with its digest, and what is known of it."""
 
     name: str
@@ -28,7 +28,7 @@ class Ready(NamedTuple):
 
 def prepare_images(
     names: Iterable[str], *, offered: Path | None = None, jobs: int = 2, say: Say = lambda _: None
-) -> list[Ready]:
+) -> list[ReadyImage]:
     """Fetch and unpack the images `names` (``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``,
     ``dockerfile:FOLDER:STATE``) for sandboxes of this user, `jobs` at a time; those that are ready are left alone.
 
@@ -45,7 +45,7 @@ def prepare_images(
     check_reachable(home / "blobs")
     problems: list[CodeRepairError] = []
 
-    def attempt(name: str) -> Ready | None:
+    def attempt(name: str) -> ReadyImage | None:
         try:
             return _prepare(name, user, offered, say)
         except CodeRepairError as error:
@@ -59,10 +59,10 @@ def prepare_images(
     return [ready for ready in made if ready is not None]
 
 
-def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Ready:
+def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> ReadyImage:
     try:
         _, image = find(name, user)
-        return Ready(name, pinned(name), image)
+        return ReadyImage(name, pinned(name), image)
     except TaskError:
         pass
     home = images_cache()
@@ -79,7 +79,7 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Rea
             image = trees.build(found, user, say)
         for key in {name, found.pinned, *(f"@{digest}" for digest in found.digests.values())}:
             _note(record_of(f"image{key}" if key.startswith("@") else key), found.pinned, image.id)
-    return Ready(name, found.pinned, image)
+    return ReadyImage(name, found.pinned, image)
 
 
 def _note(record: Path, named: str, image: str) -> None:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from coderepairrl.environments import history, layers
+from coderepairrl.environments.fetch import Say, check_room
 from coderepairrl.environments.manifests import Found, Layer
-from coderepairrl.environments.sources import Say, check_room
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import bare, git
 from coderepairrl.sandbox import inside
@@ -63,8 +63,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
     with alone(home / found.id) as lock:
         done = home / found.id
         if (done / "image.json").is_file():
-            said = json.loads((done / "image.json").read_text())
-            return Image(**said | {"hidden": tuple(said["hidden"])})
+            return Image.read(done)
         partial = home / f".partial-{found.id}"
         shutil.rmtree(partial, ignore_errors=True)
         check_room(home, _GROWTH * sum(layer.size for layer in found.layers), f"unpacking image {found.name}")
@@ -158,9 +157,9 @@ class Unpacking:
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
         """Apply one archive; what happened, and its digest. Raises `TaskError`, `PrerequisiteError`."""
         digest = hashlib.sha256()
-        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             child = subprocess.Popen(
-                self.argv, stdin=subprocess.PIPE, stdout=said, stderr=errors, cwd="/", env={}, pass_fds=[self.lock]
+                self.argv, stdin=subprocess.PIPE, stdout=output, stderr=errors, cwd="/", env={}, pass_fds=[self.lock]
             )
             assert child.stdin is not None
             try:
@@ -176,7 +175,7 @@ class Unpacking:
                 child.wait()
                 raise
             code = child.wait()
-            said.seek(0)
+            output.seek(0)
             errors.seek(0)
             words = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
             if code == layers.NO_ROOM:
@@ -185,7 +184,7 @@ class Unpacking:
                 )
             if code != 0:
                 raise TaskError(f"image {self.found.name} has a layer that is refused: {words or f'exit code {code}'}")
-            return json.loads(said.read()), f"sha256:{digest.hexdigest()}"
+            return json.loads(output.read()), f"sha256:{digest.hexdigest()}"
 
 
 def plain(blob: IO[bytes]) -> IO[bytes]:

@@ -23,10 +23,10 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, (CodeRepairError, *allowed)):
             raise
-        said = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+        message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise SandboxFault(
-            f"the sandbox {what} raised {said} ({place.filename}, line {place.lineno})",
+            f"the sandbox {what} raised {message} ({place.filename}, line {place.lineno})",
             fix="repair the class; `crrl check sandbox module:Class` asks what it must do",
         ) from error
 

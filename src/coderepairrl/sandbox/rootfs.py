@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import images_cache
@@ -57,6 +57,12 @@ class Image:
     report: Mapping[str, Any] | None = None
     """How it was made, what was left out."""
 
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The image that was unpacked to `folder`. Raises FileNotFoundError where none was, or not to its end."""
+        values = json.loads((folder / "image.json").read_text())
+        return cls(**values | {"hidden": tuple(values["hidden"])})
+
 
 def store(user: int | None) -> Path:
     """Where the images of sandboxes that run as `user` (None: as we do) lie."""
@@ -91,10 +97,9 @@ def find(where: str, user: int | None) -> tuple[Path, Image]:
         raise TaskError(f"image {where} was not prepared on this machine", fix=_PREPARE) from None
     folder = store(user) / record["id"]
     try:
-        said = json.loads((folder / "image.json").read_text())
+        return folder, Image.read(folder)
     except FileNotFoundError:
         raise TaskError(f"image {where} was not prepared for sandboxes of this user", fix=_PREPARE) from None
-    return folder, Image(**said | {"hidden": tuple(said["hidden"])})
 
 
 def prepared(where: str, root: Path, user: int | None, *, packed: bool) -> Prepared:

@@ -37,8 +37,8 @@ def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
     The module `guest` lies where `user` can read it. Raises `PrerequisiteError` where no interpreter can be taken
     apart so.
     """
-    _, said = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
-    found = json.loads(said)
+    _, printed = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
+    found = json.loads(printed)
     program = Path(found["program"]).resolve()
     for source, cached in found["modules"]:
         for path in (Path(name) for name in (source, cached) if name):

@@ -83,14 +83,14 @@ def check(records: Records, run: Run) -> list[Alarm]:
     return found
 
 
-def untold(records: Records, told: Container[str], run: Run) -> list[Alarm]:
+def unannounced(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
     """The alarms of the newest of `records`, where one stopped the run and no process lived to say so.
 
-    `told` are the reasons for which processes have stopped since that record. Nobody could mend anything after a stop
-    that was never announced: it is announced now, by the settings `run`, and only then does the count begin again.
+    `announced` are the reasons for which processes have stopped since that record. Nobody could act on a stop that no
+    process lived to announce: it is announced now, by the settings `run`, and only then does the count begin again.
     """
     stops = [alarm for record in records[-1:] for alarm in record.get("alarms", ()) if alarm["stops"]]
-    if not stops or any(alarm["text"].partition("\n")[0] in told for alarm in stops):
+    if not stops or any(alarm["text"].partition("\n")[0] in announced for alarm in stops):
         return []
     return check([*records[:-1], {**records[-1], "alarms": []}], run)
 

@@ -68,7 +68,7 @@ async def restore(parts: Parts, history: History) -> References:
     if history.steps:
         newest = consumed(parts.folder, history.steps[-1:])[history.step]
         await export(parts, history, newest, references)
-        raise_alarms(parts, gates.untold(history.steps, history.stopped, parts.config.run))
+        raise_alarms(parts, gates.unannounced(history.steps, history.stopped, parts.config.run))
     return references
 
 

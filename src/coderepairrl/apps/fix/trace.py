@@ -62,11 +62,11 @@ class Trace:
         self._print(Text(_indented(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
 
     def _message(self, message: Mapping[str, Any]) -> None:
-        said = message.get("content")
-        if said and message.get("role") == "assistant":
-            self._print(Text("\n".join(f"> {line}" for line in beginning(said).split("\n")), "italic"))
-        elif said:
-            self._print(Text(_indented(beginning(said)), "dim"))
+        content = message.get("content")
+        if content and message.get("role") == "assistant":
+            self._print(Text("\n".join(f"> {line}" for line in beginning(content).split("\n")), "italic"))
+        elif content:
+            self._print(Text(_indented(beginning(content)), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(Text.assemble(("* ", "bold cyan"), *_call(function.get("name"), function.get("arguments"))))

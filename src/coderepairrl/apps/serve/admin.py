@@ -110,8 +110,8 @@ class Admin:
             return web.json_response({"error": {"code": code, "message": error.reason, "fix": ""}}, status=error.status)
         except CodeRepairError as error:
             code = f"{error.boundary}_fault" if isinstance(error, Fault) else "failed"
-            told = {"code": code, "message": str(error), "fix": error.fix}
-            return web.json_response({"error": told}, status=503)
+            about = {"code": code, "message": str(error), "fix": error.fix}
+            return web.json_response({"error": about}, status=503)
 
     async def _open(self, request: web.Request) -> web.Response:
         asked = await _body(request, Asked)
@@ -123,7 +123,7 @@ class Admin:
         return web.json_response({"sessions": self._sessions.summary()})
 
     async def _tell(self, request: web.Request) -> web.Response:
-        return await _json(await self._sessions.told(self._named(request)))
+        return await _json(await self._sessions.describe(self._named(request)))
 
     async def _close(self, request: web.Request) -> web.Response:
         return await _json(await self._sessions.close(self._named(request)))

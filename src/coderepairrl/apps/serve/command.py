@@ -132,9 +132,9 @@ async def _serve(
         where = await host_only.start(socket=None if by_port else address, port=places.admin_port)
         if not by_port:
             parts.callback(address.unlink, missing_ok=True)
-        told = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
-        told |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
-        ready({name: value for name, value in told.items() if value})
+        about = {"gateway": server.url, "socket": str(places.socket or ""), "admin": where, "token": token}
+        about |= {"chat": f"{server.url}/v1" if chat else "", "model": plan.model.name, "log": str(log or "")}
+        ready({name: value for name, value in about.items() if value})
         try:
             await asyncio.Event().wait()
         finally:

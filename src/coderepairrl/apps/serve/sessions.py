@@ -1,4 +1,4 @@
-"""The sessions of a served model: opened, told of as plain data, closed, and in a log if one is asked for."""
+"""The sessions of a served model: opened, described as plain data, closed, and in a log if one is asked for."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Asked(_Given):
 
 
 class Sessions:
-    """The open sessions of `server` by id. A session that is closed is told of once more, and forgotten."""
+    """The open sessions of `server` by id. A session that is closed is described a last time, and forgotten."""
 
     def __init__(
         self, server: Gateway, limits: Limits, log: Log | None = None, *, side_calls: SideCalls | None = None
@@ -103,14 +103,14 @@ class Sessions:
             {"id": name, "turns": len(session.turns), **_state(session)} for name, (session, _) in self._open.items()
         ]
 
-    async def told(self, name: str) -> dict[str, Any]:
+    async def describe(self, name: str) -> dict[str, Any]:
         """Everything about the session `name`, put together beside the serving of agents. Raises KeyError."""
-        return await asyncio.to_thread(_told, *self._open[name], self._side_calls)
+        return await asyncio.to_thread(_described, *self._open[name], self._side_calls)
 
     async def close(self, name: str) -> dict[str, Any]:
-        """End the session `name`, its running calls aborted: `told` for the last time. Raises KeyError.
+        """End the session `name`, its running calls aborted, and `describe` it a last time. Raises KeyError.
 
-        Who closes it at the same time is told the same.
+        Several that close it at the same time all get the same description.
         """
         entry = self._open[name]
         session, _ = entry
@@ -120,7 +120,7 @@ class Sessions:
             if self._log is not None:
                 self._log.append("verdict", verdict=replace(_episode(session, turns, self._side_calls), turns=()))
                 self._log.sync()
-        return await asyncio.to_thread(_told, *entry, self._side_calls)
+        return await asyncio.to_thread(_described, *entry, self._side_calls)
 
     async def close_all(self) -> None:
         """End every session."""
@@ -128,7 +128,7 @@ class Sessions:
             await self.close(name)
 
 
-def _told(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
+def _described(session: Session, sampling: Sampling, side_calls: SideCalls) -> dict[str, Any]:
     turns, most = session.turns, session.limits.tokens
     episode = _episode(session, turns, side_calls)
     rows, account = stitch(episode, 1.0, max_tokens=most)

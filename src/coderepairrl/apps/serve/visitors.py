@@ -58,14 +58,15 @@ class Visitors:
         return [each for each in found if each is not None and not each.spent]
 
     def _replied(self, messages: Sequence[Any], reply: Any) -> Session | None:
-        """The newest of them that replied so and has not gone on from there; else that replied so; else that is."""
+        """The newest session with these messages that replied so and whose conversation has not gone on since; else the
+        newest that replied so, else the newest."""
         able = self._asked_so(messages)
-        said = {
+        replies = {
             each.episode_id: [turn.index for turn in each.turns if _text(turn.messages[-1]) == _text(reply)]
             for each in able
         }
-        rested = [each for each in able if {*said[each.episode_id]} - {turn.base for turn in each.turns}]
-        return next(iter(rested or [each for each in able if said[each.episode_id]] or able), None)
+        latest = [each for each in able if {*replies[each.episode_id]} - {turn.base for turn in each.turns}]
+        return next(iter(latest or [each for each in able if replies[each.episode_id]] or able), None)
 
     def _begin(self) -> Session:
         there = {name: session for name in self._open if (session := self._sessions.session(name)) is not None}

@@ -274,6 +274,6 @@ def _memory() -> float | None:
     if shutil.which("nvidia-smi") is None:
         return None
     query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-    said = subprocess.run(query, capture_output=True, text=True, check=False)
-    sizes = [int(line) for line in said.stdout.split() if line.isdigit()]
+    listed = subprocess.run(query, capture_output=True, text=True, check=False)
+    sizes = [int(line) for line in listed.stdout.split() if line.isdigit()]
     return min(sizes) * float(1 << 20) if sizes else None

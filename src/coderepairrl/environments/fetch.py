@@ -142,9 +142,10 @@ def from_archive(path: Path, reference: Reference, where: str) -> Found:
     """The image in the archive at `path` that has the id (SHA-256 of the configuration) or the tag of `reference`."""
     try:
         with tarfile.open(path) as archive:
-            said = b'{"images":' + _member(archive, "manifest.json") + b"}"
+            listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
             configs = [
-                (entry, _member(archive, entry["Config"])) for entry in _asked(parsed(said, where)["images"], reference)
+                (entry, _member(archive, entry["Config"]))
+                for entry in _asked(parsed(listing, where)["images"], reference)
             ]
             chosen = next((each for each in configs if reference.digest in ("", digest_of(each[1]))), None)
             if chosen is None:
@@ -230,7 +231,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
         raise TaskError(f"image {where}: the registry answered another manifest, {digest_of(data)}")
     path = store / digest_of(data).replace(":", "/")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")  # several processes may fetch it at a time
     partial.write_bytes(data)
     partial.replace(path)
     return data
@@ -267,13 +268,13 @@ def _skopeo(arguments: list[str], where: str) -> bytes:
         raise _explained(Path(errors.name).read_text(errors="replace"), where)
 
 
-def _explained(said: str, where: str) -> CodeRepairError:
+def _explained(printed: str, where: str) -> CodeRepairError:
     """The error that a failed skopeo stands for."""
-    lines = [line for line in said.strip().splitlines() if line.strip()]
-    words = lines[-1] if lines else "skopeo said nothing"
+    lines = [line for line in printed.strip().splitlines() if line.strip()]
+    words = lines[-1] if lines else "skopeo printed nothing"
     if found := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
         words = found[1].replace('\\"', '"')
-    lower = said.lower()
+    lower = printed.lower()
     host = where.partition("/")[0]
     if re.search(r"too ?many ?requests|(status|code):? 429\b", lower):
         fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_AGAIN}"

@@ -48,7 +48,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def nearest_run(folder: Path) -> str:
-    """`nearest` among the runs beside the run `folder`, which is not there; empty if there are none."""
+    """Which run may be meant by `folder`, which is none: those in it, or the `nearest` beside it if it is not there.
+
+    Empty if there are none.
+    """
+    if folder.exists():
+        inside = sorted(str(each.parent) for each in folder.glob("*/run.json"))
+        return f"name one of the runs in it: {', '.join(inside)}" if inside else ""
     runs = [each.parent.name for each in folder.parent.glob("*/run.json")]
     return nearest(folder.name, runs) if runs else ""
 
@@ -91,15 +97,20 @@ def _own(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def check_options(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` with the nearest option for one in `options` that `call` does not take by keyword."""
+def check_options(
+    kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any], also: Iterable[str] = ()
+) -> None:
+    """Raise `ConfigError` with the nearest option for one in `options` that `call` does not take by keyword.
+
+    `also` are options that were taken before `call`, and that a misspelt one may have meant.
+    """
     parameters = inspect.signature(call).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return
     keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     for option in options:
         if option not in keywords:
-            raise ConfigError(f"{kind} {name!r} has no option {option!r}", fix=nearest(option, keywords))
+            raise ConfigError(f"{kind} {name!r} has no option {option!r}", fix=nearest(option, [*keywords, *also]))
 
 
 def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping[str, Any]) -> None:

@@ -495,7 +495,7 @@ def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) 
 
 def test_a_source_without_rows_says_where_they_are() -> None:
     for source in ("quixbugs", "defects4j", "bugsinpy", "gitbug_java", "humaneval_java", "aider_polyglot"):
-        with pytest.raises(ConfigError, match="needs its rows") as caught:
+        with pytest.raises(ConfigError, match="needs its data") as caught:
             make(source).prepare()
         assert "benchmarks.md" in caught.value.fix
     with pytest.raises(ConfigError, match="nam"):

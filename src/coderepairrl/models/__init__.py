@@ -97,8 +97,8 @@ def _shown(path: str, found: Path) -> str:
 def _advice(path: str) -> str:
     """What to do about a `path` where there is no model."""
     found = Path(path).expanduser()
-    if not found.exists() and (advice := nearest_run(found)):
-        return f"there is no such run: {advice}"
+    if advice := nearest_run(found):
+        return advice if found.exists() else f"there is no such run: {advice}"
     if not found.exists() and found.parent.name == "runs":
         return f"there is no run in {found.parent}"
     if not found.exists() and _HUB_NAME.fullmatch(path):
@@ -108,7 +108,7 @@ def _advice(path: str) -> str:
         )
     return (
         "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), a run, a checkpoint, a "
-        "folder of adapters, or builtin:tiny"
+        "folder of adapters, or builtin:tiny (crrl fix and crrl serve also take the URL of an API: https://.../v1)"
     )
 
 

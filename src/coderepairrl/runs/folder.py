@@ -203,10 +203,10 @@ def open_run(path: Path) -> RunFolder:
     try:
         about: object = folder.about()
     except (OSError, ValueError) as error:
-        advice = "" if path.exists() else nearest_run(path)
+        why = "it has no run.json" if isinstance(error, FileNotFoundError) else error
         raise UsageError(
-            f"{path} is not a run folder ({error})" if path.exists() else f"there is no run {path}",
-            fix=advice or "name a folder that `crrl train` made: it has a run.json",
+            f"{path} is not a run folder ({why})" if path.exists() else f"there is no run {path}",
+            fix=nearest_run(path) or "name a folder that `crrl train` made: it has a run.json",
         ) from error
     schema = about.get("schema") if isinstance(about, dict) else None
     if schema not in _READABLE:

@@ -81,7 +81,8 @@ class Benchmark(TaskSource, ABC):
             return read(self.name, self.path, self.split)
         if not self.hub:
             raise ConfigError(
-                f"the task source {self.name} needs its rows", fix="path=FOLDER: docs/guides/benchmarks.md says which"
+                f"the task source {self.name} needs its data, which does not ship with the package",
+                fix="download it and give path=FOLDER: what the folder is, docs/guides/benchmarks.md says",
             )
         return from_hub(self.name, self.hub, self.split, self.revision)
 

@@ -46,7 +46,9 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
             f"{source} is no task source: a file of tasks is read by `jsonl`",
             fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
         )
-    made: TaskSource = registry.make(_KIND, source, SHIPPED, TaskSource, options)
+    found = registry.resolve(_KIND, source, SHIPPED)
+    registry.check_options(_KIND, source, found, options, also=["select"])
+    made: TaskSource = registry.instance(_KIND, source, found, TaskSource, options)
     if not select:
         return made
     if not isinstance(select, Mapping):

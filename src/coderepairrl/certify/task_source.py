@@ -8,6 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from coderepairrl import grading
+from coderepairrl.errors import TaskError
 from coderepairrl.grading import Verdict, lacking
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
@@ -55,7 +56,7 @@ class Study(NamedTuple):
 
 
 async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
-    """Of a task with a reference: it applies, and if there are checks, they fail without it and pass with it.
+    """Of a task with a reference: it can be opened, the reference applies, and checks fail without it and pass with it.
 
     The checks run `repeat` times on both sides, each in a fresh sandbox, and must say the same of every test that
     counts: one that does not is flaky. Raises `SandboxFault`.
@@ -64,8 +65,11 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     findings = [Finding("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
     if not task.reference:
         return Study(findings, task if judged and findings[0].ok else None)
-    async with backend.open(task) as fresh:
-        refused = await grading.apply(fresh, task.reference)
+    try:
+        async with backend.open(task) as fresh:
+            refused = await grading.apply(fresh, task.reference)
+    except TaskError as error:  # its commit or environment is not there: the others may be sound
+        return Study([*findings, Finding("can be opened", False, str(error))], None)
     findings.append(Finding("the reference applies", not refused, refused))
     settled: Task | None = task
     lacks = ""

@@ -95,7 +95,9 @@ def data_verify(
     backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
     verdicts = run(data.verify(made, backend, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
     if output is not None:
-        data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
+        count = data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
+        why = "; ".join(f"{number} {reason}" for reason, number in data.left_out(verdicts).items())
+        _progress(f"{output}: {counted(count, 'task')}; left out: {why or 'none'}")
     show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
     if any(entry.lacks for entry in verdicts):
         raise typer.Exit(ExitCode.PREREQUISITE)

@@ -56,6 +56,12 @@ BYTES_AS_THEY_ARE = "* -text -ident !eol !filter !diff !merge !working-tree-enco
 """For ``info/attributes``, which overrides every ``.gitattributes`` in the tree."""
 BARE_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 
+DIFF = (
+    "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv",
+    "--no-renames", "--unified=3", "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/",
+)  # fmt: skip
+"""The command that compares two commits as every diff here is written: without renames, blobs in full."""
+
 _KEPT = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
 """Settings in ``core`` without which unchanged files could look modified."""
 _FORMATS = ("objectformat", "refstorage")

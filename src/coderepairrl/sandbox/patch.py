@@ -20,14 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
-from coderepairrl.processes.hostgit import git, reason
+from coderepairrl.processes.hostgit import DIFF, git, reason
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, quoted
-
-_DIFF = (
-    "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv",
-    "--no-renames", "--unified=3", "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/",
-)  # fmt: skip
 
 
 def compose(
@@ -50,7 +45,7 @@ def compose(
         if user is not None:
             os.chown(scratch, user, user)
         stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
-        comparison = (*_DIFF, prepared.base, ref)
+        comparison = (*DIFF, prepared.base, ref)
         folder = prepared.attempts
         who = command_as(user, [])
         return git("fast-import", "--quiet", then=comparison, folder=folder, stdin=stream, prefix=who, env=objects)

@@ -48,6 +48,7 @@ def shipped() -> list[Listing]:
         Listing("handmade", splits(tasks.make("handmade")), "small repositories with a bug each, in several languages"),
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
         Listing("jsonl", {}, "your own, one JSON object per line: path=FILE"),
+        Listing("git_history", {}, "commits of your repository that repaired something with tests: path=FOLDER n=50"),
         *(Listing(name, {}, about) for name, about in BENCHMARKS.items()),
     ]
 

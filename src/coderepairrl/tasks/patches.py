@@ -33,6 +33,14 @@ _PAIRS = (("--- ", "+++ "), ("old mode ", "new mode "), ("rename from ", "rename
 _SINGLE = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
 
 
+_TEST_FOLDERS = {"test", "tests", "testsuite", "__tests__", "spec", "specs", "testdata", "test_data"}
+_TEST_MODULE = re.compile(
+    r"test_.*\.pyi?|.*_test\.(py|go|rb|cc|cpp|c|rs|dart)|tests?\.(py|rs)|.*[._](test|spec)\.[cm]?[jt]sx?|.*_spec\.rb"
+    r"|.*Tests?\.(java|kt|php|scala|swift|cs)|Test[A-Z].*\.java|.*Spec\.(scala|kt|swift)",
+    re.DOTALL,
+)
+
+
 class Size(NamedTuple):
     """How much a patch changes. `lines` are those added and removed."""
 
@@ -73,6 +81,26 @@ def language(patch: bytes, default: str = "text") -> str:
     return max(sorted(count), key=count.__getitem__) if count else default
 
 
+def is_test_module(path: str) -> bool:
+    """Whether test runners would take the file at `path` for tests, by the conventions of its language.
+
+    >>> [is_test_module(path) for path in ("a/test_b.py", "tests/b.py", "b_test.go", "src/b.test.ts", "BTest.java")]
+    [True, False, True, True, True]
+    """
+    return _TEST_MODULE.fullmatch(PurePosixPath(path).name) is not None
+
+
+def is_test(path: str) -> bool:
+    """Whether the file at `path` belongs to tests: a module of them, or whatever lies in a folder of tests.
+
+    >>> [is_test(path) for path in ("tests/data/a.txt", "a/conftest.py", "src/a/testing.py", "latest/a.py")]
+    [True, True, False, False]
+    """
+    place = PurePosixPath(path)
+    folders = {part.lower() for part in place.parts[:-1]}
+    return place.name == "conftest.py" or is_test_module(path) or bool(folders & _TEST_FOLDERS)
+
+
 def _files(patch: bytes) -> Iterator[_File]:
     lines = patch.decode("utf-8", "replace").split("\n")
     path, hunks, changed = "", 0, 0
@@ -88,7 +116,8 @@ def _files(patch: bytes) -> Iterator[_File]:
         if line.startswith("--- ") and at + 1 < len(lines) and lines[at + 1].startswith("+++ "):
             if path:
                 yield _File(path, hunks, changed)
-            old, new = (each[4:].split("\t")[0].strip() for each in lines[at : at + 2])
+            # git's quotes go, its escapes stay: names are compared, and their endings read
+            old, new = (each[4:].split("\t")[0].strip().strip('"') for each in lines[at : at + 2])
             path = old.removeprefix("a/") if new == "/dev/null" else new.removeprefix("b/")
             hunks = changed = 0
             at += 1

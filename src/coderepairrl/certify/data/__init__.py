@@ -1,7 +1,7 @@
 """``crrl data``: which tasks there are; prepare, verify and export them (docs/guides/tasks.md)."""
 
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
-from coderepairrl.certify.data.verify import TaskExam, table, verify
+from coderepairrl.certify.data.verify import TaskExam, left_out, table, verify
 from coderepairrl.tasks.catalog import Listing, export, listed, load, shipped, splits
 from coderepairrl.tasks.harbor import IMAGE
 from coderepairrl.tasks.harbor import export as export_harbor
@@ -18,6 +18,7 @@ __all__ = [
     "export",
     "export_harbor",
     "figure",
+    "left_out",
     "listed",
     "load",
     "overlap",

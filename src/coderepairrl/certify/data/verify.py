@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.rewards.verify import Trial, answers, measuring_repair
 from coderepairrl.types import Task
+
+_UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 
 class TaskExam(NamedTuple):
@@ -111,6 +114,18 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
             begun += 1
 
         yield on_task
+
+
+def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
+    """Of the tasks that may not be trained on, how many failed at which question first; the most frequent first.
+
+    >>> from coderepairrl.registry import Finding
+    >>> left_out([TaskExam("", ()), TaskExam("a", (Finding("the reference applies", False, ""),))])
+    {'the reference applies: no': 1}
+    """
+    lost = [exam for exam in exams if exam.task and exam.settled is None]
+    firsts = (next((one.name for one in exam.findings if not one.ok), "") for exam in lost)
+    return dict(Counter(f"{name}: no" if name else _UNSTEADY for name in firsts).most_common())
 
 
 def table(exams: Sequence[TaskExam]) -> str:

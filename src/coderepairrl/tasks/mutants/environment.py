@@ -12,12 +12,9 @@ import os
 import re
 import shutil
 import subprocess
-import tomllib
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from configparser import ConfigParser
-from configparser import Error as ConfigParserError
+from collections.abc import Mapping, Sequence
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -28,14 +25,9 @@ from coderepairrl.processes.children import run
 from coderepairrl.processes.installs import alone, check_reachable, make_venv, pip, python
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.tasks.folders import write_tree
+from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
 
 _DONE = "environment.json"
-_GROUPS = ("test", "tests", "testing", "dev")
-"""Names of the extra and of the dependency group that tests need; the first of them that there is counts."""
-_FILES = re.compile(
-    r"(test|tests|testing|dev)[-_]requirements\.txt|requirements[-_](test|tests|testing|dev)\.txt"
-    r"|requirements/(test|tests|testing|dev)\.txt|tests?/requirements\.txt"
-)
 _ITSELF = re.compile(rb"^[ \t]*((-e|--editable)[ \t=]+)?\.(\[.*\])?[ \t]*$", re.MULTILINE)
 """A line of a requirement file that is the project itself."""
 _OFFLINE = re.compile(r"Failed to establish a new connection|name resolution|ConnectTimeoutError|ProxyError")
@@ -56,18 +48,6 @@ class Environment(NamedTuple):
     """Files that only the project's build makes (``_version.py``, compiled modules), by their path in the tree."""
 
 
-class _Needs(NamedTuple):
-    """What to install: whether the project can be built, and what pip is given besides."""
-
-    project: bool
-    requirements: tuple[str, ...]
-    files: tuple[str, ...]
-
-    def __str__(self) -> str:
-        own = ("what the project declares",) if self.project else ()
-        return ", ".join((*own, *self.requirements, *self.files))
-
-
 def build(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Environment | None:
     """The environment of the project `files` (contents by path) for the tests that `command` runs; None without needs.
 
@@ -76,7 +56,7 @@ def build(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequ
     when a file changes that is not Python code. Raises `TaskError` where pip cannot build or install, and
     `PrerequisiteError` where it reaches no package index or no environment can be made.
     """
-    needs = _needs(files, command, requirements)
+    needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):
         return None
     target = environments_cache() / _digest(files, needs)
@@ -102,52 +82,7 @@ def source_folder(files: Mapping[str, bytes]) -> str:
     return "src" if found and "src/__init__.py" not in files else ""
 
 
-def _needs(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> _Needs:
-    project = _pyproject(files)
-    declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
-    pytest = ["pytest"] if any(PurePosixPath(word).name in ("pytest", "py.test") for word in command) else []
-    groups = project.get("dependency-groups", {})
-    name = next((name for name in _GROUPS if name in groups), "")
-    own = [path for path in files if _FILES.fullmatch(path)]
-    if len(own) > 1:  # linters stand beside them
-        own = [path for path in own if "dev" not in path] or own
-    return _Needs(
-        declared or "setup.py" in files or _has_metadata(files),
-        tuple(dict.fromkeys([*pytest, *(_group(groups, name) if name else ()), *requirements])),
-        tuple(sorted(own)),
-    )
-
-
-def _pyproject(files: Mapping[str, bytes]) -> dict[str, Any]:
-    try:
-        return tomllib.loads(files.get("pyproject.toml", b"").decode("utf-8"))
-    except ValueError as error:
-        raise TaskError(f"pyproject.toml cannot be read: {error}", fix="repair it, or environment=false") from error
-
-
-def _has_metadata(files: Mapping[str, bytes]) -> bool:
-    parser = ConfigParser(interpolation=None)
-    try:
-        parser.read_string(files.get("setup.cfg", b"").decode("utf-8", "replace"))
-    except ConfigParserError as error:
-        raise TaskError(f"setup.cfg cannot be read: {error}", fix="repair it, or environment=false") from error
-    return parser.has_section("metadata")
-
-
-def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
-    """The requirements of a dependency group and of those that it includes (PEP 735).
-
-    >>> list(_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
-    ['pytest', 'six']
-    """
-    for entry in groups.get(name, ()):
-        if isinstance(entry, str):
-            yield entry
-        elif (included := entry.get("include-group", "")) not in (*around, name):
-            yield from _group(groups, included, (*around, name))
-
-
-def _digest(files: Mapping[str, bytes], needs: _Needs) -> str:
+def _digest(files: Mapping[str, bytes], needs: Needs) -> str:
     """Changes with everything that the build reads, which is all but the content of modules."""
     matter = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()
@@ -156,7 +91,7 @@ def _digest(files: Mapping[str, bytes], needs: _Needs) -> str:
     return hashlib.sha256(json.dumps([str(python()), needs, matter]).encode()).hexdigest()[:16]
 
 
-def _build(target: Path, files: Mapping[str, bytes], needs: _Needs) -> dict[str, Any]:
+def _build(target: Path, files: Mapping[str, bytes], needs: Needs) -> dict[str, Any]:
     """Make the environment at `target`; its record for `_DONE`, as plain data."""
     inside = make_venv(target, stdout=subprocess.DEVNULL)
     with scratch("environment") as work:
@@ -180,7 +115,7 @@ def _build(target: Path, files: Mapping[str, bytes], needs: _Needs) -> dict[str,
     return record
 
 
-def _pip(inside: Path, needs: _Needs, *arguments: str, versioned: Mapping[str, str] = {}, **options: Any) -> None:
+def _pip(inside: Path, needs: Needs, *arguments: str, versioned: Mapping[str, str] = {}, **options: Any) -> None:
     done = pip(inside, *arguments, "--retries=2", stdout=subprocess.PIPE, env={**os.environ, **versioned}, **options)
     if done.returncode == 0:
         return
@@ -204,7 +139,7 @@ def _extra(wheel: Path) -> str:
     with zipfile.ZipFile(wheel) as archive:
         [name] = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
         there = Parser().parsestr(archive.read(name).decode("utf-8")).get_all("Provides-Extra", [])
-    found = next((name for name in _GROUPS if name in there), "")
+    found = next((name for name in GROUPS if name in there), "")
     return f"[{found}]" if found else ""
 
 

@@ -23,16 +23,12 @@ from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, m
 from coderepairrl.tasks.mutants.environment import Environment, build, source_folder
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
+from coderepairrl.tasks.needs import PYTEST
 from coderepairrl.types import Checks, Command, Task
 
 CHECK_SECONDS = 5.0
 BUGS = 16
 """How many are looked for in a package, if `n` does not say."""
-PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
-"""The tests of a package, without what the project adds to every call: its plugins may not be there, nor be wanted.
-
-All of them (no ``-x``): what comes after the first failure would count as failing, too.
-"""
 LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"

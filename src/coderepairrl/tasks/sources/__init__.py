@@ -16,6 +16,7 @@ SHIPPED = {
     "jsonl": "coderepairrl.tasks.jsonl:JsonlSource",
     "handmade": "coderepairrl.tasks.handmade:HandmadeSource",
     "mutants": "coderepairrl.tasks.mutants:MutantSource",
+    "git_history": "coderepairrl.tasks.sources.git_history:GitHistory",
     "swe_bench": "coderepairrl.tasks.sources.swe_bench:SweBench",
     "swe_gym": "coderepairrl.tasks.sources.swe_gym:SweGym",
     "swe_smith": "coderepairrl.tasks.sources.swe_smith:SweSmith",

@@ -1,0 +1,153 @@
+"""Commits of a local repository, read from its objects: nothing is checked out and none of its settings are used."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from coderepairrl.errors import TaskError
+from coderepairrl.processes import hostgit
+from coderepairrl.processes.hostgit import DIFF, git, reason
+
+_LINK, _SUBMODULE = "120000", "160000"
+_CHANGES = (
+    "diff-tree", "--stdin", "-r", "-z", "--raw", "--numstat", "--no-abbrev", "--no-renames", "--no-ext-diff",
+    "--no-textconv",
+)  # fmt: skip
+_LATEST = 253_402_300_799
+"""The last second of the year 9999: what a broken commit may exceed."""
+_SECONDS = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit with one parent. `when` is the committer's date, in Unix seconds."""
+
+    sha: str
+    parent: str
+    when: int
+    message: str
+
+    @property
+    def day(self) -> str:
+        """`when` as ``YYYY-MM-DD``, in UTC."""
+        return datetime.fromtimestamp(self.when, UTC).date().isoformat()
+
+
+class Change(NamedTuple):
+    """A file that a commit changes. `blob` is its content afterwards, empty if there is none."""
+
+    path: str
+    blob: str
+    lines: int
+    """Lines added and removed."""
+    binary: bool
+    special: bool
+    """Whether it is, or was, a symbolic link or a submodule."""
+
+
+class History:
+    """The history of HEAD of a repository; `folder` is a git directory of ours that sees its objects."""
+
+    def __init__(self, name: Path, folder: Path) -> None:
+        self.name, self.folder = name, folder
+
+    def commits(self) -> list[Commit]:
+        """Those with one parent, the newest first. Messages are UTF-8, by the encoding that a commit names."""
+        asked = ("log", "-z", "--min-parents=1", "--max-parents=1", "--no-notes", "--no-mailmap", "--encoding=UTF-8")
+        entries = self._git(*asked, "--format=%H%n%P%n%ct%n%B", "HEAD").decode("utf-8", "replace").split("\0")
+        found = []
+        for entry in filter(None, entries):
+            sha, parent, when, message = entry.split("\n", 3)
+            found.append(Commit(sha, parent, min(int(when or 0), _LATEST), message))
+        return sorted(found, key=lambda commit: (commit.when, commit.sha), reverse=True)
+
+    def changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
+        """What each of `commits` changes, by its id; one that changes nothing is missing."""
+        listed = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
+        tokens = iter(self._git(*_CHANGES, stdin=listed).split(b"\0")[:-1])
+        found: dict[str, list[Change]] = {}
+        modes: dict[bytes, tuple[str, bool]] = {}
+        ids = {commit.sha.encode() for commit in commits}
+        own: list[Change] = []
+        for token in tokens:
+            if token in ids:
+                own = found.setdefault(token.decode(), [])
+                modes = {}
+            elif token.startswith(b":"):
+                before, after, _, blob, _ = token[1:].decode().split()
+                gone = after == "000000"
+                modes[next(tokens)] = "" if gone else blob, bool({before, after} & {_LINK, _SUBMODULE})
+            else:
+                added, removed, path = token.split(b"\t", 2)
+                binary = added == b"-"
+                lines = 0 if binary else int(added) + int(removed)
+                own.append(Change(os.fsdecode(path), modes[path][0], lines, binary, modes[path][1]))
+        return found
+
+    def patch(self, commit: Commit, paths: Sequence[str]) -> bytes:
+        """The diff of `paths` that `commit` makes, as a sandbox would write it."""
+        return self._git("--literal-pathspecs", *DIFF, commit.parent, commit.sha, "--", *paths)
+
+    def files(self, commit: str) -> dict[str, str]:
+        """The blobs of the plain files in `commit`, by path."""
+        rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
+        split = (row.partition(b"\t") for row in rows if row)
+        told = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
+        return {path: blob for path, mode, kind, blob in told if kind == "blob" and mode != _LINK}
+
+    def contents(self, blobs: Sequence[str]) -> list[bytes]:
+        """The contents of `blobs`."""
+        answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs).encode())
+        found, at = [], 0
+        for blob in blobs:
+            end = answer.index(b"\n", at)
+            if answer.endswith(b" missing", at, end):
+                raise self._refused(f"the object {blob} is missing")
+            size = int(answer[at:end].split()[2])
+            found.append(answer[end + 1 : end + 1 + size])
+            at = end + 1 + size + 1
+        return found
+
+    def version(self, commit: str) -> str:
+        """The number in the last tag before `commit`; ``0`` where there is none."""
+        try:
+            tag = git("describe", "--tags", "--abbrev=0", "--match=*[0-9].[0-9]*", commit, folder=self.folder)
+        except subprocess.CalledProcessError:  # no tag
+            return "0"
+        found = re.search(r"\d+(\.\d+)+", tag.decode("utf-8", "replace"))
+        return found[0] if found else "0"
+
+    def _git(self, *args: str, stdin: bytes = b"") -> bytes:
+        try:
+            return git(*args, folder=self.folder, stdin=stdin, timeout=_SECONDS)
+        except subprocess.CalledProcessError as error:
+            raise self._refused(reason(error)) from error
+        except subprocess.TimeoutExpired as error:
+            raise self._refused(f"git took more than {error.timeout:.0f} s") from error
+
+    def _refused(self, why: str) -> TaskError:
+        return TaskError(f"the history of {self.name} cannot be read: {why}", fix="clone it whole: without a filter")
+
+
+@contextmanager
+def history(path: Path) -> Iterator[History]:
+    """The history of the repository at `path`, with or without a working tree.
+
+    Raises `TaskError` where there is none, it is shallow, or git would follow links out of it (`hostgit.find`).
+    """
+    found = hostgit.find_local(str(path))
+    if found is None or not path.exists():
+        raise TaskError(f"{path} is no git repository", fix="name a clone")
+    if (found.common / "shallow").exists():
+        raise TaskError(f"{path} is a shallow clone: most of its history is not there", fix="git fetch --unshallow")
+    with hostgit.view(found) as view:
+        view.head()  # refused without any commit
+        yield History(found.name, view.folder)

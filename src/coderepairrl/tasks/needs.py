@@ -1,0 +1,98 @@
+"""What a Python project declares that its tests need, by its files alone: none of its code runs."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigParserError
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from coderepairrl.errors import TaskError
+
+PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
+"""The tests of a package, without what the project adds to every call: its plugins may not be there, nor be wanted.
+
+All of them (no ``-x``): what comes after the first failure would count as failing, too.
+"""
+GROUPS = ("test", "tests", "testing", "dev")
+"""Names of the extra and of the dependency group that tests need; the first of them that there is counts."""
+_FILES = re.compile(
+    r"(test|tests|testing|dev)[-_]requirements\.txt|requirements[-_](test|tests|testing|dev)\.txt"
+    r"|requirements/(test|tests|testing|dev)\.txt|tests?/requirements\.txt"
+)
+
+
+class Needs(NamedTuple):
+    """What to install: whether the project can be built, and what pip is given besides."""
+
+    project: bool
+    requirements: tuple[str, ...]
+    files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        own = ("what the project declares",) if self.project else ()
+        return ", ".join((*own, *self.requirements, *self.files))
+
+
+def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Needs:
+    """What the tests that `command` runs need of the project `files` (contents by path), and `requirements`.
+
+    It is the project itself, its dependency group and its requirement files for tests, and pytest if `command` names
+    it. Raises `TaskError` for a ``pyproject.toml`` or ``setup.cfg`` that cannot be read.
+    """
+    project = _pyproject(files)
+    declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
+    pytest = ["pytest"] if any(PurePosixPath(word).name in ("pytest", "py.test") for word in command) else []
+    groups = project.get("dependency-groups", {})
+    name = next((name for name in GROUPS if name in groups), "")
+    own = [path for path in files if _FILES.fullmatch(path)]
+    if len(own) > 1:  # linters stand beside them
+        own = [path for path in own if "dev" not in path] or own
+    return Needs(
+        declared or "setup.py" in files or _has_metadata(files),
+        tuple(dict.fromkeys([*pytest, *(_group(groups, name) if name else ()), *requirements])),
+        tuple(sorted(own)),
+    )
+
+
+def extra_of(files: Mapping[str, bytes]) -> str:
+    """The project's extra for tests, in brackets, where ``pyproject.toml`` names one; or nothing.
+
+    >>> extra_of({"pyproject.toml": b"[project.optional-dependencies]\\ntests = []"}), extra_of({})
+    ('[tests]', '')
+    """
+    there = _pyproject(files).get("project", {}).get("optional-dependencies", {})
+    found = next((name for name in GROUPS if name in there), "")
+    return f"[{found}]" if found else ""
+
+
+def _pyproject(files: Mapping[str, bytes]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(files.get("pyproject.toml", b"").decode("utf-8"))
+    except ValueError as error:
+        raise TaskError(f"pyproject.toml cannot be read: {error}", fix="repair it, or environment=false") from error
+
+
+def _has_metadata(files: Mapping[str, bytes]) -> bool:
+    parser = ConfigParser(interpolation=None)
+    try:
+        parser.read_string(files.get("setup.cfg", b"").decode("utf-8", "replace"))
+    except ConfigParserError as error:
+        raise TaskError(f"setup.cfg cannot be read: {error}", fix="repair it, or environment=false") from error
+    return parser.has_section("metadata")
+
+
+def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
+    """The requirements of a dependency group and of those that it includes (PEP 735).
+
+    >>> list(_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
+    ['pytest', 'six']
+    """
+    for entry in groups.get(name, ()):
+        if isinstance(entry, str):
+            yield entry
+        elif (included := entry.get("include-group", "")) not in (*around, name):
+            yield from _group(groups, included, (*around, name))

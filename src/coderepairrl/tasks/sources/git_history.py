@@ -1,0 +1,292 @@
+"""`git_history`: bugs of a repository on this machine, mined from commits that repair it and touch tests.
+
+The idea is SWE-bench's (arXiv 2310.06770) and SWE-Gym's (arXiv 2412.21139), without issues and pull requests: the
+prompt is the message of the commit, which was written by somebody who knew the repair.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path, PurePosixPath
+
+from coderepairrl.environments import Specification
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.grading import results_of
+from coderepairrl.printable import counted
+from coderepairrl.processes.installs import python as sandbox_python
+from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.commits import Change, Commit, History, history
+from coderepairrl.tasks.needs import PYTEST, extra_of, needs_of
+from coderepairrl.tasks.patches import is_test, is_test_module, language
+from coderepairrl.types import Checks, Command, Task
+
+TESTS = "{tests}"
+"""In a command: the modules of tests that the commit touches."""
+COMMAND = shlex.join((*PYTEST, TESTS))
+MATCH = r"(?i)\b(fix|fixe[sd]|fixing|bug|bugs|bugfix|bugfixes|issues?|regress\w*)\b|#\d+|\bgh-\d+"
+"""Messages of commits that repair something, or name an issue."""
+LONGEST = 86_400.0
+_TRAILERS = re.compile(
+    r"^([A-Z][\w-]*-by|change-id|cc|reviewed-on|git-svn-id|gitorigin-revid|signed-off|(co-)?author(ed)?)\s*:.*$"
+    r"|^\(cherry picked from commit [0-9a-f]+\)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_REVERTS = re.compile(r"\bThis reverts commit ([0-9a-f]{7,64})")
+_TAKEN_UP = {
+    "3.6": "2019-03-01", "3.7": "2019-03-01", "3.8": "2020-04-14", "3.9": "2021-04-05", "3.10": "2022-04-04",
+    "3.11": "2023-04-24", "3.12": "2024-04-02", "3.13": "2025-04-07", "3.14": "2026-04-07",
+}  # fmt: skip
+"""Half a year after the release of each Python, when packages worked with it; none is before the first setuptools that
+builds without ``pyproject.toml`` (40.8)."""
+_READ = ("pyproject.toml", "setup.cfg")
+_TEST_BYTES = 8 << 20
+_AT_ONCE = 64
+"""Commits whose changes are listed by one git."""
+_log = logging.getLogger(__name__)
+
+
+class _LeftOut(Exception):
+    pass
+
+
+class GitHistory(TaskSource):
+    """A task for each commit of a local repository that repairs something, by its message, and changes tests and code.
+
+    `path` is a repository, bare or not; the commits are those that its HEAD reaches, with one parent, committed on the
+    day `since` or later and earlier than the day `before` (``YYYY-MM-DD``), whose message the regular expression
+    `match` finds something in; the newest `n` that can be used (0: all). Their changes beside tests are the reference:
+    at most `max_files` files and `max_lines` lines added and removed. The workspace is the parent.
+
+    `command` runs the tests, with those modules of tests that the commit touches in place of ``{tests}``; within
+    `timeout` seconds. For a command that starts Python an environment is specified (unless `environment` is false):
+    that version `python` (the sandbox's), what the parent declares for its tests, `requirements`, `extras` of the
+    project (``test``), `edits` before its build (`environments.Specification`), of packages that were there on the
+    day of the commit (or when packages had taken that Python up, if that was later), or on the day `packages_before`.
+
+    The newest quarter is ``test``, the others ``train``. `repository` is its name in ids and reports, that of the
+    folder if not given. Why commits are left out is counted in `left_out`.
+    """
+
+    name = "git_history"
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        since: str | date = "",
+        before: str | date = "",
+        n: int = 0,
+        match: str = MATCH,
+        max_files: int = 10,
+        max_lines: int = 500,
+        command: str = COMMAND,
+        timeout: float = 600.0,
+        environment: bool = True,
+        python: str = "",
+        requirements: str | Sequence[str] = (),
+        extras: str = "",
+        edits: str | Sequence[str] = (),
+        packages_before: str | date = "",
+        repository: str = "",
+    ) -> None:
+        for name, day in (("since", since), ("before", before), ("packages_before", packages_before)):
+            _check_day(name, str(day))
+        if min(n, max_files - 1, max_lines - 1) < 0:
+            raise ConfigError("tasks.options.n, max_files and max_lines count: n from 0, the others from 1")
+        if not 0 < timeout <= LONGEST:
+            raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
+        try:
+            self.match = re.compile(match)
+            self.command = shlex.split(command)
+        except (re.error, ValueError) as error:
+            raise ConfigError(f"tasks.options: match or command cannot be read: {error}") from None
+        if not self.command:
+            raise ConfigError("tasks.options.command is empty", fix=f"leave it out, or for example '{COMMAND}'")
+        self.path = Path(path).expanduser().resolve()
+        self.since, self.before, self.n = str(since), str(before), n
+        self.max_files, self.max_lines, self.timeout = max_files, max_lines, timeout
+        self.python = python
+        self.in_python = _starts_python(self.command)
+        self.environment = environment and self.in_python
+        self.requirements = tuple(requirements.split() if isinstance(requirements, str) else requirements)
+        self.extras = f"[{extras.strip('[]')}]" if extras else ""
+        self.edits = (edits,) if isinstance(edits, str) and edits else tuple(edits)
+        self.packages_before = str(packages_before)
+        self.repository = repository
+        self.left_out = Counter[str]()
+        self._tasks: list[Task] | None = None
+
+    def prepare(self) -> None:
+        """Read the history. Raises `TaskError`, also where no commit can be used."""
+        if self._tasks is not None:
+            return
+        with history(self.path) as known:
+            name = self.repository or known.name.name.removesuffix(".git")
+            found = list(self._mined(known, name))
+        reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
+        if not found:
+            raise TaskError(
+                f"{self.path}: no commit can be used ({reasons or 'none is of that time'})",
+                fix="other dates, match='' for all messages, larger max_files and max_lines",
+            )
+        _log.warning("%s: %s; left out: %s", name, counted(len(found), "commit"), reasons or "none")
+        test = len(found) // 4
+        self._tasks = [replace(task, split="test" if at < test else "train") for at, task in enumerate(found)]
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return iter(self._tasks or ())
+
+    def _mined(self, known: History, name: str) -> Iterator[Task]:
+        """Tasks, the newest first."""
+        commits = known.commits()
+        reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
+        recent = [commit for commit in commits if self._of_that_time(commit)]
+        patches = set[bytes]()
+        taken = 0
+        for start in range(0, len(recent), _AT_ONCE):
+            some = [commit for commit in recent[start : start + _AT_ONCE] if self._matches(commit, reverted)]
+            changes = known.changes(some)
+            for commit in some:
+                try:
+                    task = self._task(known, commit, changes.get(commit.sha, []), name)
+                    if task.reference in patches:
+                        raise _LeftOut("repeat another commit")
+                except _LeftOut as left:
+                    self.left_out[str(left)] += 1
+                    continue
+                patches.add(task.reference)
+                yield task
+                taken += 1
+                if taken == self.n:
+                    return
+
+    def _of_that_time(self, commit: Commit) -> bool:
+        return commit.day >= self.since and (not self.before or commit.day < self.before)
+
+    def _matches(self, commit: Commit, reverted: tuple[str, ...]) -> bool:
+        reason = ""
+        if _REVERTS.search(commit.message) or commit.message.startswith('Revert "'):
+            reason = "revert others"
+        elif commit.sha.startswith(reverted):
+            reason = "were reverted later"
+        elif not self.match.search(commit.message):
+            reason = "have no such message"
+        self.left_out.update([reason] if reason else [])
+        return not reason
+
+    def _task(self, known: History, commit: Commit, changes: Sequence[Change], name: str) -> Task:
+        tests = [change for change in changes if is_test(change.path)]
+        rest = [change for change in changes if not is_test(change.path)]
+        self._check(tests, rest)
+        modules = [change.path for change in tests if change.blob and is_test_module(change.path)]
+        if TESTS in self.command:
+            modules = [path for path in modules if not self.in_python or path.endswith(".py")]
+            if not modules:
+                raise _LeftOut("touch no module of tests that the command could run")
+        prompt = cleaned(commit.message)
+        if not prompt:
+            raise _LeftOut("have no message")
+        reference = known.patch(commit, [change.path for change in rest])
+        if not (main := language(reference, "")):
+            raise _LeftOut("change tests and no other code")
+        argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
+        return Task(
+            id=f"{name}/{commit.sha[:12]}",
+            prompt=prompt,
+            language=main,
+            workspace=f"git:{self.path}@{commit.parent}",
+            reference=reference,
+            checks=Checks((Command(argv, self.timeout, results_of(argv)),), _restored(known, commit, tests)),
+            environment=self._specified(known, commit) if self.environment else "",
+            repository=name,
+            created=commit.day,
+        )
+
+    def _check(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
+        """Raise `_LeftOut` for what these changes say alone."""
+        if not tests:
+            raise _LeftOut("change no tests")
+        if not rest:
+            raise _LeftOut("change tests and no other code")
+        if any(change.special for change in (*tests, *rest)):
+            raise _LeftOut("change a symbolic link or a submodule")
+        if any(change.binary for change in rest):
+            raise _LeftOut("change a binary file")
+        if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
+            raise _LeftOut("are larger than max_files or max_lines")
+
+    def _specified(self, known: History, commit: Commit) -> str:
+        """`Task.environment`: what the parent declares, and what the options add."""
+        blobs = known.files(commit.parent)
+        read = [path for path in _READ if path in blobs]
+        contents = dict(zip(read, known.contents([blobs[path] for path in read]), strict=True))
+        python = self.python or _version_of_sandbox()
+        taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
+        try:
+            files = {path: contents.get(path, b"") for path in blobs}
+            needs = needs_of(files, self.command, self.requirements)
+            extras = self.extras or extra_of(files)
+        except TaskError as error:
+            raise _LeftOut("follow a state whose pyproject.toml or setup.cfg cannot be read") from error
+        return str(
+            Specification(
+                workspace=f"git:{self.path}@{commit.parent}",
+                python=python,
+                requirements=needs.requirements,
+                files=needs.files,
+                extras=extras,
+                before=self.packages_before or max(commit.day, taken_up),
+                edits=self.edits,
+                version=known.version(commit.parent),
+            )
+        )
+
+
+def cleaned(message: str) -> str:
+    r"""A commit's message without trailers (sign-offs, reviewers); links to issues stay.
+
+    >>> cleaned("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
+    'Fix add()\n\nIt subtracted. Closes #3'
+    """
+    return re.sub(r"\n{3,}", "\n\n", _TRAILERS.sub("", message)).strip()
+
+
+def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
+    """The tests as the commit leaves them, and what code lies among tests that is no module of them: they may use it.
+
+    Bytes that are no UTF-8 are surrogate escapes, as `Checks.restore` has them.
+    """
+    blobs = {change.path: change.blob for change in tests if change.blob}
+    for path, blob in known.files(commit.sha).items():
+        if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
+            blobs.setdefault(path, blob)
+    contents = known.contents(list(blobs.values()))
+    if sum(map(len, contents)) > _TEST_BYTES:
+        raise _LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
+    return {path: data.decode("utf-8", "surrogateescape") for path, data in zip(blobs, contents, strict=True)}
+
+
+def _starts_python(command: Sequence[str]) -> bool:
+    names = [PurePosixPath(word).name for word in command]
+    return bool(results_of(command)) or any(name.startswith("python") for name in names[:1])
+
+
+def _version_of_sandbox() -> str:
+    found = re.fullmatch(r"python(3\.\d+)", sandbox_python().name)
+    if found is None:
+        raise ConfigError("which Python the sandbox has is not clear", fix="name a version, for example python=3.12")
+    return found[1]
+
+
+def _check_day(name: str, day: str) -> None:
+    try:
+        _ = day and date.fromisoformat(day)
+    except ValueError:
+        raise ConfigError(f"tasks.options.{name}={day!r}: no date", fix="write YYYY-MM-DD") from None

@@ -281,7 +281,9 @@ def _starts_python(command: Sequence[str]) -> bool:
 def _version_of_sandbox() -> str:
     found = re.fullmatch(r"python(3\.\d+)", sandbox_python().name)
     if found is None:
-        raise ConfigError("which Python the sandbox has is not clear", fix="name a version, for example python=3.12")
+        raise ConfigError(
+            "which Python the sandbox has is not clear", fix="name a version, for example python='\"3.12\"'"
+        )
     return found[1]
 
 

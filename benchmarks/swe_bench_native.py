@@ -1,9 +1,10 @@
-"""Does SWE-bench without Docker give the benchmark's own verdicts? (docs/measurements/swe_bench.md)
+"""Does SWE-bench without Docker give the benchmark's own verdicts? (docs/measurements/benchmarks.md)
 
     python benchmarks/swe_bench_native.py instances --rows swebench_verified.jsonl.gz --out held.jsonl
     python benchmarks/swe_bench_native.py predictions --rows swebench_lite.jsonl.gz --name lite --held held.jsonl \\
         --pairs swebench_pairs.jsonl.gz --out predictions.jsonl
     python benchmarks/swe_bench_native.py table held.jsonl predictions.jsonl
+    python benchmarks/swe_bench_native.py held held.jsonl >src/coderepairrl/tasks/sources/swe_bench_native.txt
 
 `instances`: each instance of ``--repository`` (all that have a specification, if none is named), its reference and no
 patch at all, in its native environment (``workspace=native``), judged by the harness. `predictions`: real patches with
@@ -134,7 +135,7 @@ def table(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("instances", "predictions", "table"))
+    parser.add_argument("what", choices=("instances", "predictions", "table", "held"))
     parser.add_argument("results", nargs="*", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--name", default="verified")
@@ -146,6 +147,9 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "table":
         table(given)
+        return
+    if given.what == "held":
+        print("\n".join(sorted(each["id"] for path in given.results for each in lines(path) if holds(each))))
         return
     backend = sandbox.make("bwrap", **ROOM)
     asyncio.run({"instances": instances, "predictions": predictions}[given.what](given, backend))

@@ -128,6 +128,19 @@ def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> Non
         make("swe_bench", path=str(path), workspace="nativ")
 
 
+def test_a_specification_is_the_same_however_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    asked = Specification(workspace=f"dir:{tmp_path}", python="3.9")
+    spaced = 'python: {"python": "3.9", "extras": "", "workspace": "dir:' + str(tmp_path) + '"}'
+    about = {"id": "t", "prompt": "p", "language": "python", "workspace": f"dir:{tmp_path}", "environment": spaced}
+    path.write_text(json.dumps(about) + "\n")
+    [task] = make("jsonl", path=str(path))
+    assert task.environment == str(asked)
+    path.write_text(json.dumps(about | {"environment": 'python:{"pyton": "3.9"}'}) + "\n")
+    with pytest.raises(TaskError, match="environment"):
+        list(make("jsonl", path=str(path)))
+
+
 def test_a_task_whose_environment_is_not_built_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     asked = Specification(workspace=f"dir:{tmp_path}", python="3.9", requirements=("never-built",))

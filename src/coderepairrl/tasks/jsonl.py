@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from coderepairrl.environments import KIND, Specification
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import HARNESS, RESULTS, results_of
 from coderepairrl.protocols import TaskSource
@@ -116,6 +117,17 @@ class _Task(_Record):
             return created and date.fromisoformat(created).isoformat()
         except ValueError:
             raise ValueError(f"{created!r} is no date: write YYYY-MM-DD") from None
+
+    @field_validator("environment")
+    @classmethod
+    def _specified(cls, environment: str) -> str:
+        """A specification in the one way it is written: sandboxes look for what is built by its text."""
+        if not environment.startswith(f"{KIND}:"):
+            return environment
+        try:
+            return str(Specification.parse(environment))
+        except (TaskError, UnicodeEncodeError) as error:
+            raise ValueError(str(error)) from error
 
     @field_validator("workspace")
     @classmethod

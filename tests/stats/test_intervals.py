@@ -166,3 +166,13 @@ def test_values_that_hardly_differ_have_no_interval_without_width(least: float) 
         moved = paired_difference([values[0]] * 4, values, "abcd", share=True)
         assert moved.low is not None and moved.high is not None
         assert moved.low < -0.4 < 0.4 < moved.high
+
+
+def test_the_order_of_episodes_changes_no_bit() -> None:
+    """A run sees them as they end, and its report as the log has them."""
+    random = np.random.default_rng(0)
+    values, clusters = random.random(24), np.arange(24) % 6
+    for share in (True, False):
+        orders = [random.permutation(24) for _ in range(50)]
+        found = {mean_interval([float(v) for v in values[o]], clusters[o].tolist(), share=share) for o in orders}
+        assert len(found) == 1

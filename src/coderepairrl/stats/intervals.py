@@ -203,11 +203,12 @@ class _Estimate(NamedTuple):
 
 def _estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float) -> _Estimate:
     sums, counts = _by_cluster(values, clusters)
-    mean, size, number = float(sums.sum() / counts.sum()), len(values), len(sums)
+    mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
     if max(values) - min(values) <= max(alike, _ROUNDING * max(1.0, abs(mean))):
         return _Estimate(mean, 0.0, number)
-    independent = sum((value - mean) ** 2 for value in values)
-    between = float(((sums - mean * counts) ** 2).sum()) * number / max(1, number - 1)
+    # exact sums, which do not depend on the order of the values: that in which episodes ended
+    independent = math.fsum((value - mean) ** 2 for value in values)
+    between = math.fsum((sums - mean * counts) ** 2) * number / max(1, number - 1)
     return _Estimate(mean, max(independent, between) / size**2, number)
 
 
@@ -247,4 +248,6 @@ def _by_cluster(
     rows: dict[Hashable, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         rows.setdefault(cluster, []).append(value)
-    return np.array([sum(row) for row in rows.values()]), np.array([len(row) for row in rows.values()], dtype=float)
+    return np.array([math.fsum(row) for row in rows.values()]), np.array(
+        [len(row) for row in rows.values()], dtype=float
+    )

@@ -5,6 +5,7 @@ An episode void after all retries is counted and not measured: an infrastructure
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -142,6 +143,6 @@ def _by_task(episodes: Iterable[Episode]) -> dict[str, dict[str, float]]:
             for name, value in measures(episode).items():
                 columns.setdefault(name, []).append(value)
     return {
-        task: {name: sum(values) / len(values) for name, values in columns.items()}
+        task: {name: math.fsum(values) / len(values) for name, values in columns.items()}
         for task, columns in collected.items()
     }

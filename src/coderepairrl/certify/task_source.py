@@ -69,7 +69,8 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
         async with backend.open(task) as fresh:
             refused = await grading.apply(fresh, task.reference)
     except TaskError as error:  # its commit or environment is not there: the others may be sound
-        return Study([*findings, Finding("can be opened", False, f"{error}: {error.fix}" if error.fix else str(error))], None)
+        why = f"{error}: {error.fix}" if error.fix else str(error)
+        return Study([*findings, Finding("can be opened", False, why)], None)
     findings.append(Finding("the reference applies", not refused, refused))
     settled: Task | None = task
     lacks = ""

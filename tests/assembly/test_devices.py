@@ -36,7 +36,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.toml"
-    file.write_text('engine = "vllm"\n[run]\nname = "devices"\n[tasks]\nsource = "handmade"\n')
+    file.write_text('engine = "vllm"\nagent = "direct"\n[run]\nname = "devices"\n[tasks]\nsource = "handmade"\n')
     return load(file, overrides)
 
 

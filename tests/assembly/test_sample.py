@@ -48,6 +48,7 @@ def test_a_run_samples_by_its_seed_the_same_tasks_for_all_of_its_evaluations() -
                 {
                     "run": {"name": "x", "seed": seed},
                     "tasks": {"source": "handmade"},
+                    "agent": {"name": "direct"},
                     "eval": {"split": "train", "tasks": tasks, "also": {"greedy": {"temperature": 0}}},
                 }
             )

@@ -115,14 +115,14 @@ def test_what_a_task_has_no_field_for_is_in_its_row() -> None:
 def test_lite_and_verified_are_not_trained_on_unless_asked_for_by_name() -> None:
     for name in ("verified", "lite", "full"):
         with pytest.raises(ConfigError, match="evaluation set") as caught:
-            tasks.check_trainable("swe_bench", {"name": name, "select": {"n": 3}})
+            tasks.check_trainable(make("swe_bench", name=name, select={"n": 3}).evaluation_set)
         assert "for_training=true" in caught.value.fix
     for source in ("swe_bench_pro", "multi_swe_bench"):
         with pytest.raises(ConfigError, match="evaluation set"):
-            tasks.check_trainable(source, {})
-    tasks.check_trainable("swe_bench", {"name": "lite", "for_training": True})
-    tasks.check_trainable("swe_bench", {"name": "multilingual"})
-    tasks.check_trainable("handmade", {})
+            tasks.check_trainable(make(source).evaluation_set)
+    tasks.check_trainable(make("swe_bench", name="lite", for_training=True).evaluation_set)
+    tasks.check_trainable(make("swe_bench", name="multilingual").evaluation_set)
+    tasks.check_trainable(make("handmade").evaluation_set)
     path = data(REAL["lite"][1])
     assert {task.split for task in make("swe_bench", name="lite", path=path, for_training=True)} == {"train"}
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl import tasks
 from coderepairrl.assembly.place import Place
@@ -29,7 +29,7 @@ def read_tasks(
     config: Config, problems: Problems, *, training: bool = True
 ) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
     """Training tasks by source, and held-out ones by evaluation. Each source is read once for the same options."""
-    here, known = config.tasks, dict[str, Made[list[Task]]]()
+    here, known = config.tasks, dict[str, Made[_Source]]()
     sources = here.sources or (Source(source=here.source, options=here.options, split=here.split),)
 
     def key(source: str, options: Mapping[str, Any]) -> str:
@@ -37,7 +37,7 @@ def read_tasks(
 
     kinds = {key(each.source, each.options): each.kind for each in sources}
 
-    def read(source: str, options: Mapping[str, Any]) -> Made[list[Task]]:
+    def read(source: str, options: Mapping[str, Any]) -> Made[_Source]:
         at = key(source, options)
         if at not in known:
             known[at] = problems.attempt(lambda: _read(source, options, kinds.get(at, "")))
@@ -46,8 +46,9 @@ def read_tasks(
     def train() -> tuple[Share, ...]:
         shares = []
         for each in sources:
-            tasks.check_trainable(each.source, each.options)
-            everything = read(each.source, each.options).value
+            there = read(each.source, each.options).value
+            tasks.check_trainable(there.evaluation_set)
+            everything = there.tasks
             found = _split(everything, each.split)
             if not found:
                 splits = ", ".join(sorted({task.split for task in everything}))
@@ -66,7 +67,7 @@ def read_tasks(
             if not there.source:  # that of the training tasks, or all of them
                 named = [(each.source, there.options or each.options) for each in sources]
             named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
-            everything = [task for source, options in named for task in read(source, options).value]
+            everything = [task for source, options in named for task in read(source, options).value.tasks]
             found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
             _once(found[name])
         return found
@@ -74,10 +75,18 @@ def read_tasks(
     return problems.attempt(train) if training else Made([]), problems.attempt(held_out)
 
 
-def _read(source: str, options: Mapping[str, Any], kind: str) -> list[Task]:
+class _Source(NamedTuple):
+    """The tasks of a source, and what it is called if it is there to be measured on (`TaskSource.evaluation_set`)."""
+
+    tasks: list[Task]
+    evaluation_set: str
+
+
+def _read(source: str, options: Mapping[str, Any], kind: str) -> _Source:
     made = tasks.make(source, **options)
     made.prepare()
-    return [replace(task, kind=task.kind or kind) for task in made] if kind else list(made)
+    found = [replace(task, kind=task.kind or kind) for task in made] if kind else list(made)
+    return _Source(found, made.evaluation_set)
 
 
 def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:

@@ -59,11 +59,11 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
     return Selected(made, Selection(**{key: _frozen(value) for key, value in select.items()}))
 
 
-def check_trainable(source: str, options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for a benchmark that is there to be measured on (`TaskSource.evaluation_set`)."""
-    if there := make(source, **options).evaluation_set:
+def check_trainable(evaluation_set: str) -> None:
+    """Raise `ConfigError` for a source that is there to be measured on (`TaskSource.evaluation_set`)."""
+    if evaluation_set:
         raise ConfigError(
-            f"{there} is an evaluation set: what is trained on it cannot be measured by it",
+            f"{evaluation_set} is an evaluation set: what is trained on it cannot be measured by it",
             fix="train on another source; if you mean it, for_training=true among the options of this one",
         )
 

@@ -90,9 +90,10 @@ def test_no_other_module_starts_git() -> None:
     starts = {}
     for path in sorted(root.rglob("*.py")):
         tree = ast.parse(path.read_text())
-        inside = {id(node) for call in ast.walk(tree) if _by_sandbox(call) for node in ast.walk(call)}
+        inside = {id(node) for call in ast.walk(tree) if _by_sandbox(call) or _is_type(call) for node in ast.walk(call)}
         if found := [node.lineno for node in ast.walk(tree) if _names_git(node) and id(node) not in inside]:
             starts[str(path.relative_to(root))] = found
+    assert starts.pop("certify/attacks/naive_diff.py"), "an attack, which runs in a sandbox"
     assert list(starts) == ["grading/checks.py", "processes/hostgit.py"], starts
     assert "sandbox.exec([*_APPLY" in (root / "grading/checks.py").read_text()
 
@@ -103,6 +104,10 @@ def _names_git(node: ast.AST) -> bool:
         return bool(node.elts) and isinstance(node.elts[0], ast.Constant) and node.elts[0].value == "git"
     asks = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("which", "run", "system", "Popen")
     return asks and any(isinstance(arg, ast.Constant) and str(arg.value).split()[:1] == ["git"] for arg in node.args)
+
+
+def _is_type(node: ast.AST) -> bool:
+    return isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
 
 
 def _by_sandbox(node: ast.AST) -> bool:

@@ -19,8 +19,9 @@ from coderepairrl.runs.storage import SUMS
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_killed_and_resumed_a_run_comes_to_the_same_weights(isolating: None) -> None:
-    """Nothing is lost, nothing trained twice, nothing left."""
+    """Nothing is lost, nothing trained twice, nothing left. `make crash` asks the same with three times the kills."""
     command = [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "each", "kills=4", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

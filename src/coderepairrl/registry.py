@@ -143,7 +143,11 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, (option, *first["loc"])))
-            raise ConfigError(f"{kind} {name!r}: option {where}: {first['msg']}, not {first['input']!r}") from None
+            quoted = f"""quote it: {where} = "..." in a file, {where}='"..."' on the command line"""
+            raise ConfigError(
+                f"{kind} {name!r}: option {where}: {first['msg']}, not {first['input']!r}",
+                fix=quoted if first["type"] == "string_type" else "",
+            ) from None
 
 
 def make(kind: str, name: str, shipped: Mapping[str, str], protocol: type, options: Mapping[str, Any]) -> Any:
@@ -163,7 +167,8 @@ def instance(kind: str, name: str, found: Any, protocol: type, options: Mapping[
         inspect.signature(found).bind(**options)
     except TypeError as error:
         section = "tasks" if kind == "task source" else kind
-        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options") from None
+        given = ", or as OPTION=VALUE after the source's name" if section == "tasks" else ""
+        raise ConfigError(f"{kind} {name!r}: {error}", fix=f"name it in {section}.options{given}") from None
     check_types(kind, name, found, options)
     made = found(**options)
     members = [member for member in protocol_members(protocol) if not hasattr(made, member)]

@@ -77,6 +77,15 @@ def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, mess
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+@pytest.mark.parametrize("text", ["", "[run]\nsteps = 3\n"])
+def test_a_run_without_a_name_is_told_how_to_get_one(tmp_path: Path, text: str) -> None:
+    file = write(tmp_path / "a.toml", text)
+    with pytest.raises(ConfigError, match="run.*: Field required") as caught:
+        load(file)
+    assert "run.name=" in caught.value.fix and "[run]" in caught.value.fix
+    assert load(file, ["run.name=b"]).run.name == "b"
+
+
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
     file = write(tmp_path / "a.toml", '[run]\nnmae = "a"\nstps = 3\n[train]\nlr = "fast"\n')
     with pytest.raises(Several) as caught:

@@ -197,7 +197,7 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"args": ["--hf-overrides", "{}"]}, "args has --hf-overrides", "engine.options.head=model"),
     ({"args": ["--hf_overrides.head_dtype=model"]}, "args has --hf-overrides", "engine.options.head=model"),
     ({"url": "http://localhost:1", "head": "model"}, "head is for a server", ""),
-    ({"python": 3}, "python: Input should be a valid string, not 3", ""),
+    ({"python": 3}, "python: Input should be a valid string, not 3", """python='"..."'"""),
     ({"env": {"A": 1}}, "env.A: Input should be a valid string, not 1", ""),
     ({"url": "somewhere"}, "no address", "http://"),
     ({"url": "http://localhost:1", "args": ["--x"]}, "args is for a server that is started here", ""),

@@ -72,6 +72,15 @@ def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert hostile.ran == set()
 
 
+def test_a_folder_that_is_not_there_is_not_to_be_initialised(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="there is no such folder") as caught:
+        hostgit.find(tmp_path / "absent")
+    assert "init" not in caught.value.fix
+    with pytest.raises(TaskError, match="there is none") as caught:
+        hostgit.find(tmp_path)
+    assert "init" in caught.value.fix
+
+
 def test_an_object_that_is_promised_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", ["a promised object"])

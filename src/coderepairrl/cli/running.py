@@ -35,7 +35,8 @@ def train(
     if dry_run:
         plan, problem = stages.dry_run(resolved, folder)
         if plan:  # what is known, though the rest is refused
-            show(json.dumps(plan) if as_json else f"{config.to_toml(resolved)}\n{table(plan)}")
+            settings = "" if problem else f"{config.to_toml(resolved)}\n"  # they would hide the mistake
+            show(json.dumps(plan) if as_json else f"{settings}{table(plan)}")
         if problem is not None:
             raise problem
         return

@@ -102,7 +102,10 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
             origin = _origin(key or what, where, overrides)
             found.setdefault(origin, []).append(f"{key}: {what}" if key else what)
         if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in found.items()]:
-            wrong.append(ConfigError("; ".join(lines), fix="see docs/reference/config.md"))
+            missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}
+            unnamed = missing & {("run",), ("run", "name")}
+            fix = "name the run: run.name=... on the command line, or [run] and name = in the file; " if unnamed else ""
+            wrong.append(ConfigError("; ".join(lines), fix=f"{fix}see docs/reference/config.md"))
         raise several(wrong) from None
     if wrong:
         raise several(wrong)

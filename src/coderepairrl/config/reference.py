@@ -25,10 +25,10 @@ One TOML file with the sections below. Everything can be overridden on the comma
 file, one level deep, `extends = "thesis-8b"` from a shipped configuration. What a file says replaces what it extends,
 setting by setting; `reward` and the tables of `options` are replaced as a whole, and another task source than the one
 that is extended starts without that one's options, those of `eval` included. An unknown key is an error that names
-the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan,
-and `crrl config FILE` every setting with its value, its default and what set it. All that is wrong or missing
-is reported together, each with its fix; the exit code is that of the first: mistakes (2) come before what the machine
-lacks (3).
+the nearest known one. `crrl train FILE --dry-run` prints the resolved configuration and the plan (of what is
+refused only the plan, as far as it is known), and `crrl config FILE` every setting with its value, its default and
+what set it. All that is wrong or missing is reported together, each with its fix; the exit code is that of the
+first: mistakes (2) come before what the machine lacks (3).
 
 A configuration is printed and kept in the run folder, so a secret in clear is refused: a value in `options` whose name
 ends in `key`, `token`, `password`, `secret` or `authorization` (`api_key`, `env.GITHUB_TOKEN`, the word behind

@@ -160,6 +160,8 @@ def find(path: Path, *, around: bool = False) -> Repository:
         git_path = root / ".git"
         if git_path.is_file() or _is_git_directory(git_path):
             return _checked(root, git_path)
+    if not path.exists():
+        _refuse(path, "there is no such folder", fix="name the folder of a git repository")
     _refuse(
         path,
         "there is none",

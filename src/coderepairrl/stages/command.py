@@ -192,7 +192,7 @@ def summary(folder: RunFolder) -> dict[str, Any]:
         "metrics": history.steps[-1]["metrics"] if history.steps else {},
         "evaluations": _by_name(history),
         "account": {**asdict(account), "balanced": account.balanced},
-        "kinds": {kind: {**asdict(own), "balanced": own.balanced} for kind, own in kinds.items()},
+        "kinds": {kind: {**asdict(own), "balanced": own.balanced} for kind, own in kinds.items() if any(kinds)},
     }
 
 

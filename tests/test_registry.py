@@ -77,6 +77,16 @@ class Red:
         self.watts = watts
 
 
+def lamp_of_a_function() -> None: ...
+
+
+@pytest.mark.parametrize(("name", "meant"), [("Rde", "Red"), ("lamp_of_function", "lamp_of_a_function")])
+def test_a_misspelt_part_of_a_module_may_be_a_class_or_a_function(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        registry.resolve("lamp", f"{__name__}:{name}", {})
+    assert caught.value.fix == f"did you mean {meant!r}?"
+
+
 def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:
     shipped = {"red": f"{__name__}:Red", "path": "pathlib:PurePath"}
     assert registry.make("lamp", "red", shipped, Lamp, {"watts": 9}).watts == 9

@@ -56,12 +56,13 @@ class Several(CodeRepairError):
 
 
 def several(problems: Sequence[CodeRepairError]) -> CodeRepairError:
-    """One error for `problems` (at least one), the user's own mistakes before what the machine lacks.
+    """One error for `problems` (at least one), each once, the user's own mistakes before what the machine lacks.
 
     >>> several([PrerequisiteError("no sandbox works here"), ConfigError("no such reward")]).exit_code
     <ExitCode.USAGE: 2>
     """
     flat = [part for each in problems for part in (each.problems if isinstance(each, Several) else (each,))]
+    flat = list({(type(each), str(each), each.fix): each for each in flat}.values())
     flat.sort(key=lambda each: each.exit_code)
     return flat[0] if len(flat) == 1 else Several(flat)
 

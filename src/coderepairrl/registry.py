@@ -79,8 +79,8 @@ def resolve(kind: str, name: str, shipped: Mapping[str, str]) -> Any:
         raise ConfigError(f"{kind} {name!r}: there is no module {error.name}", fix=_TO_FIND) from error
     found = getattr(module, attribute, None)
     if found is None:
-        classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=nearest(attribute, classes))
+        parts = [key for key, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
+        raise ConfigError(f"{kind} {name!r}: {module_name} has no {attribute!r}", fix=nearest(attribute, parts))
     return found
 
 

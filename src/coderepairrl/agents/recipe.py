@@ -92,7 +92,9 @@ def read(name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the recipe {name} cannot be read: {error}") from error
+        raise ConfigError(
+            f"the recipe {name} cannot be read: {error}", fix="name a file, or a recipe of `crrl agents list`"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"the recipe {name} is no TOML: {error}") from error
 

@@ -20,7 +20,7 @@ hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; fai
 hello-short: .venv/.base  ## two seeds, a few steps, quoted issues: has anything been learned?
 	$(BIN)/python -m workshop.tiny.bar --short --seeds 0 1
 
-test-protocols: .venv/.dev  ## the exams of engines and sandboxes, each part held to its protocol
+test-protocols: .venv/.dev  ## the exams of engines, each part held to its protocol (of sandboxes: make test-slow)
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/test_protocols.py
 
 crash: .venv/.base  ## kill a small run twelve times, resume it, compare its weights (50 times: crrl check crash)

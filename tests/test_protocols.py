@@ -221,6 +221,7 @@ async def test_attacks_use_no_more(made: list[str], isolating: None, family: str
 
 
 @pytest.mark.slow
+@pytest.mark.by_hand  # two minutes; their exams are asked in tests/sandbox, the chosen one's behind proxies above
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [found.name for found in sandbox.available() if found.ok])
 async def test_the_whole_exam_of_sandboxes_uses_no_more(made: list[str], name: str) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import grading, sandbox
+from coderepairrl.errors import GraderFault
 from coderepairrl.grading import Outcome, harness
+from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Checks, Command, Task
 
 RESULTS = "swebench:parse_log_pytest?eval_type=pass_and_fail&instance_id=a__b-1&version=1.0"
@@ -100,3 +102,17 @@ async def test_a_parser_that_there_is_not_is_no_verdict_on_a_patch(task: Task, i
         verdict = await grading.grade(box, asked, b"")
     assert verdict.doubtful and "KeyError: 'parse_log_nonsense'" in verdict.problem
     backend.close()
+
+
+async def test_preparing_installs_the_harness_without_which_nothing_is_judged(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A harness that is not there is a fault of the grader, never a zero and not the end of a run."""
+    await prepare([task])
+    assert (harness.install() / "bin/python").exists()
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(GraderFault, match="harness of SWE-bench is not there") as caught:
+        harness.report("PASSED t.py::a\n", RESULTS, task.checks)
+    assert "crrl data prepare" in caught.value.fix

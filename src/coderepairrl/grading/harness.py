@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import json
 import subprocess
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from coderepairrl.errors import SandboxFault
+from coderepairrl.errors import GraderFault, PrerequisiteError, SandboxFault
 from coderepairrl.grading import programs
 from coderepairrl.grading.reports import Outcome, Outcomes
 from coderepairrl.processes.installs import tool
@@ -60,6 +61,11 @@ class Report(NamedTuple):
     as with a log without results, the control decides whose doing it is."""
 
 
+def install() -> Path:
+    """The environment of the harness, from the cache or made now. Raises `PrerequisiteError`."""
+    return tool("swebench", PACKAGES)
+
+
 def judges(checks: Checks) -> bool:
     """Whether the harness judges these checks."""
     return any(command.results.startswith(PREFIX) for command in checks.commands)
@@ -81,7 +87,7 @@ async def apply(sandbox: Sandbox, patch: bytes) -> str:
 async def run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Report, bool]:
     """Run `command` and let the harness judge its log; and whether it ran out of time.
 
-    Raises `SandboxFault` and, where the harness is not installed, `PrerequisiteError`.
+    Raises `SandboxFault`, and `GraderFault` where the harness is not installed and cannot be.
     """
     result = await sandbox.exec(command.argv, timeout=command.timeout, max_bytes=_LOG_BYTES)
     if result.timed_out:
@@ -93,12 +99,18 @@ async def run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Repor
 def report(log: str, results: str, checks: Checks) -> Report:
     """The harness's verdict on `log`: the output of a script with the harness's marks, or of the test command alone.
 
-    Raises `PrerequisiteError`.
+    Raises `GraderFault` where the harness is not installed and cannot be.
     """
     parser, _, more = results.removeprefix(PREFIX).partition("?")
     asked: dict[str, Any] = {"log": log, "parser": parser, **_DEFAULTS, **dict(parse_qsl(more))}
     asked |= {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}
-    inside = tool("swebench", PACKAGES) / "bin/python"
+    try:
+        inside = install() / "bin/python"
+    except PrerequisiteError as error:
+        raise GraderFault(
+            f"the harness of SWE-bench is not there: {error}",
+            fix="prepare the tasks on a machine with a network (crrl data prepare)",
+        ) from error
     try:
         done = subprocess.run(
             [str(inside), "-I", "-c", programs.SWEBENCH_REPORT],

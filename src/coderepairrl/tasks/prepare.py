@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from coderepairrl.environments import Environment, ReadyImage, prepare_environments, prepare_images
 from coderepairrl.errors import CodeRepairError, several
+from coderepairrl.grading import harness
 from coderepairrl.sandbox.workspace import commit_folder
 from coderepairrl.types import Task
 
@@ -27,6 +28,7 @@ async def prepare(
     tasks: Iterable[Task], *, images: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> Prerequisites:
     """Fetch the commits and images of `tasks` and build their environments, `jobs` at a time; what is there is kept.
+    The harness that judges them is installed, too.
 
     `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. All is tried;
     raises what cannot be had together, as a `CodeRepairError`.
@@ -43,6 +45,11 @@ async def prepare(
         problems.append(error)
     try:
         environments = await prepare_environments(wanted, jobs=jobs, say=say)
+    except CodeRepairError as error:
+        problems.append(error)
+    try:
+        if any(harness.judges(task.checks) for task in wanted):
+            await asyncio.to_thread(harness.install)
     except CodeRepairError as error:
         problems.append(error)
     if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import lzma
 import os
@@ -20,7 +19,7 @@ from coderepairrl.errors import PrerequisiteError, Several, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
-from .made import archive, configuration, digest, entry, folder, hard, layout, link, saved
+from .made import archive, configuration, digest, entry, folder, gzipped, hard, layout, link, saved
 
 USER = SANDBOX_USER if os.geteuid() == 0 else None
 LAYERS = [
@@ -40,7 +39,7 @@ def tree_of(ready: ReadyImage) -> Path:
     return where / "tree"
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, lambda data: data, "zstd"])
+@pytest.mark.parametrize("compress", [gzipped, lzma.compress, lambda data: data, "zstd"])
 def test_a_layout_is_unpacked(tmp_path: Path, compress: object) -> None:
     if compress == "zstd":
         if shutil.which("zstd") is None:
@@ -103,13 +102,13 @@ def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     asked = layout(tmp_path / "oci", LAYERS, WorkingDir="/testbed")
     name = f"oci:{tmp_path}/oci@{asked}"
     config = configuration(LAYERS, WorkingDir="/testbed")
-    for data, word in ((gzip.compress(LAYERS[1]), "corrupt"), (config, "corrupt")):
+    for data, word in ((gzipped(LAYERS[1]), "corrupt"), (config, "corrupt")):
         path = blob_of(tmp_path / "oci", data)
         path.write_bytes(data[:-3] + b"xxx")
         with pytest.raises(TaskError, match=word):
             prepare(name)
         path.write_bytes(data)
-    gone = blob_of(tmp_path / "oci", gzip.compress(LAYERS[0]))
+    gone = blob_of(tmp_path / "oci", gzipped(LAYERS[0]))
     gone.rename(tmp_path / "away")
     with pytest.raises((TaskError, PrerequisiteError)):
         prepare(name)
@@ -120,7 +119,7 @@ def test_what_is_corrupt_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
 
 def test_a_layer_that_is_not_what_the_configuration_says(tmp_path: Path) -> None:
     """Its blob is whole, by the manifest's digest: but it is another one."""
-    layout(tmp_path / "oci", LAYERS, "x", lambda data: gzip.compress(LAYERS[0]), WorkingDir="/testbed")
+    layout(tmp_path / "oci", LAYERS, "x", lambda data: gzipped(LAYERS[0]), WorkingDir="/testbed")
     with pytest.raises(TaskError, match="its archive is"):
         prepare(f"oci:{tmp_path}/oci:x")
 
@@ -183,7 +182,7 @@ def test_the_wrong_machine_and_names_that_are_none(tmp_path: Path) -> None:
     config = json.loads(configuration(LAYERS)) | {"architecture": "s390x"}
     whole = json.dumps(config).encode()
     manifest = {"schemaVersion": 2, "config": {"digest": digest(whole), "size": len(whole)},
-                "layers": [{"digest": digest(gzip.compress(layer)), "size": 1} for layer in LAYERS]}  # fmt: skip
+                "layers": [{"digest": digest(gzipped(layer)), "size": 1} for layer in LAYERS]}  # fmt: skip
     for data in (whole, json.dumps(manifest).encode()):
         blob_of(oci, data).write_bytes(data)
     with pytest.raises(TaskError, match="s390x"):

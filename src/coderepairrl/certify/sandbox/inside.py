@@ -48,7 +48,7 @@ def hog(mebibytes: str) -> None:
     kept = bytearray(int(mebibytes) << 20)
     print("got it", flush=True)
     time.sleep(10)
-    del kept
+    print("kept", len(kept), flush=True)
 
 
 def fill(size: str, each: str) -> None:

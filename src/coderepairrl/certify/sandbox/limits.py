@@ -44,9 +44,10 @@ async def memory(scene: Scene) -> str:
         expect(not one.ok and b"got it" not in one.output, "one process got twice the limit")
         share = f"for i in 1 2 3; do {shlex.join(program('hog', str(limit * 6 // 10)))} & done; wait"
         many = await box.exec(["bash", "-c", share], timeout=60)
-        # The guest ends the command; if the kernel is first, it takes only as many processes as it must.
-        kept = many.exit_code == 137 or many.output.splitlines().count(b"got it") < 3
-        expect(kept and not many.timed_out, f"three processes got 1.8 times the limit: {many.output!r}")
+        # The guest ends the command; if the kernel is first, it takes only as many processes as it must, and maybe one
+        # that had got its share to let the last one have it.
+        bounded = many.exit_code == 137 or sum(line.startswith(b"kept ") for line in many.output.splitlines()) < 3
+        expect(bounded and not many.timed_out, f"three processes kept 1.8 times the limit: {many.output!r}")
     return f"{limit} MiB"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 
 from coderepairrl import grading, sandbox
 from coderepairrl.errors import GraderFault
-from coderepairrl.grading import Outcome, harness
+from coderepairrl.grading import Outcome, harness, programs
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Checks, Command, Task
 
@@ -42,6 +45,56 @@ def test_a_log_that_breaks_a_parser_is_a_failed_attempt(line: str) -> None:
     results = RESULTS.replace("parse_log_pytest", "parse_log_django")
     found = harness.report(f"a ... ok\n{line}\n", results, checks(fail_to_pass=("a",)))
     assert not found.resolved and not found.found and found.failed == ["a"] and "IndexError" in found.broken
+
+
+ORACLE = """
+import importlib.util, json, sys, types
+[root] = importlib.util.find_spec("swebench").submodule_search_locations
+sys.modules["swebench.harness"] = bare = types.ModuleType("swebench.harness")  # its own imports docker and more
+bare.__path__ = [root + "/harness"]
+from swebench.harness.grading import EvalType, get_eval_tests_report, get_resolution_status
+for line in sys.stdin:
+    asked = json.loads(line)
+    names = {"FAIL_TO_PASS": asked["fail_to_pass"], "PASS_TO_PASS": asked["pass_to_pass"]}
+    report = get_eval_tests_report(asked["map"], names, eval_type=EvalType(asked["eval_type"]))
+    print(get_resolution_status(report), flush=True)
+"""
+
+
+def random_case(draw: random.Random) -> dict[str, object]:
+    """Named tests, whole or cut within their brackets, and how some of them ended, beside others."""
+    parts = ["a", "b[x]", "b[x-y]", "b[x-z]", "c[1-[2]]", "c[1-[3]]", "d.e", "f"]
+    tests = [f"t{number}.py::test_{part}" for number in range(2) for part in parts]
+    weights = draw.choice([(1, 1, 1, 1, 1), (30, 1, 1, 3, 3)])
+    statuses = draw.choices(["PASSED", "FAILED", "ERROR", "SKIPPED", "XFAIL"], weights, k=len(tests))
+    found = {name: status for name, status in zip(tests, statuses, strict=True) if draw.random() < 0.95}
+    named = [
+        name.partition("-")[0] if draw.random() < 0.4 else name for name in draw.sample(tests, k=draw.randint(1, 6))
+    ]
+    at = draw.randint(1, len(named))
+    return {"map": found or {"other": "PASSED"}, "fail_to_pass": named[:at], "pass_to_pass": named[at:]}
+
+
+def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
+    """10,000 maps, printed as a log and judged, against its functions on the maps themselves; FAIL_ONLY, too."""
+    draw = random.Random(16)
+    cases = [random_case(draw) | {"eval_type": draw.choice(["pass_and_fail", "fail_only"])} for _ in range(10_000)]
+    about = {"parser": "parse_log_pytest", "instance_id": "a__b-1", "version": "1.0"}
+    logs = ["".join(f"{status} {name}\n" for name, status in case["map"].items()) for case in cases]  # type: ignore[attr-defined]
+    asked = [{**case, **about, "log": log} for case, log in zip(cases, logs, strict=True)]
+
+    def answers(program: str, lines: list[dict[str, object]]) -> list[str]:
+        command = [str(harness.install() / "bin/python"), "-I", "-c", program]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    ours = [json.loads(line) for line in answers(programs.SWEBENCH_REPORT, asked)]
+    real = [line == "RESOLVED_FULL" for line in answers(ORACLE, cases)]
+    assert [each["statuses"] for each in ours] == [case["map"] for case in cases]
+    assert [each["resolved"] for each in ours] == real and len(real) == 10_000
+    for kind in ("pass_and_fail", "fail_only"):
+        share = sum(good for good, case in zip(real, cases, strict=True) if case["eval_type"] == kind) / 10_000
+        assert 0.05 < share < 0.45, "both verdicts occur"
 
 
 def test_other_parsers_get_what_they_ask_for() -> None:

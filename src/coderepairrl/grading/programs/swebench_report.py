@@ -1,9 +1,9 @@
 """The verdict of SWE-bench's harness on the log of an instance's tests, by the harness's own parsers and rules.
 
-Run by the interpreter of an environment that has the package ``swebench``. Reads a JSON object from standard input:
-``log``, ``parser``, ``eval_type``, ``instance_id``, ``version``, ``fail_to_pass`` and ``pass_to_pass``. Prints one:
-``found``, whether the log has results at all; ``resolved``; ``failed``, names that did not pass; ``statuses`` by the
-name of the test.
+Run by the interpreter of an environment that has the package ``swebench``. Reads JSON objects from standard input, one
+a line: ``log``, ``parser``, ``eval_type``, ``instance_id``, ``version``, ``fail_to_pass`` and ``pass_to_pass``. Prints
+one for each: ``found``, whether the log has results at all; ``resolved``; ``failed``, names that did not pass;
+``statuses`` by the name of the test.
 """
 
 import importlib
@@ -31,10 +31,8 @@ def grading() -> Any:
     return importlib.import_module("swebench.harness.grading")
 
 
-def main() -> None:
-    """Read what is asked, and print the verdict."""
-    asked = json.load(sys.stdin)
-    harness = grading()
+def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """What the harness makes of one log."""
     TestSpec = importlib.import_module("swebench.types").TestSpec
 
     spec = TestSpec(
@@ -56,7 +54,14 @@ def main() -> None:
     report = harness.get_eval_tests_report(statuses, expected, eval_type=harness.EvalType(spec.eval_type))
     resolved = found and harness.get_resolution_status(report) == harness.ResolvedStatus.FULL.value
     failed = [name for kind in expected for name in report[kind]["failure"]]
-    json.dump({"found": found, "resolved": resolved, "failed": failed, "statuses": statuses}, sys.stdout)
+    return {"found": found, "resolved": resolved, "failed": failed, "statuses": statuses}
+
+
+def main() -> None:
+    """Read what is asked, and print the verdicts."""
+    harness = grading()
+    for line in sys.stdin:
+        print(json.dumps(verdict(harness, json.loads(line))), flush=True)
 
 
 main()

@@ -21,7 +21,14 @@ from coderepairrl.config import load, shipped
 PRESETS = sorted(set(shipped()) - {"hello"})
 GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2)}
 """That serve, and that learn; the others share one."""
-TASK = {"id": "toy/add", "prompt": "add(2, 3) is -1.", "language": "python", "workspace": "dir:toy"}
+ROW = {
+    "repo": "o/toy",
+    "base_commit": "5" * 40,
+    "patch": "--- a/maths.py\n+++ b/maths.py\n@@ -2 +2 @@\n-    return a - b\n+    return a + b\n",
+    "problem_statement": "add(2, 3) is -1.",
+}
+CURRICULUM = ("tasks.options.swe_gym=gym.jsonl", "tasks.options.multilingual=multilingual.jsonl")
+"""Where the hub is not."""
 
 
 @pytest.fixture
@@ -37,9 +44,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             shutil.copy(file, folder)
         (folder / "config.json").write_text(json.dumps(spec | shape.config | {"dtype": "bfloat16"}))
         (folder / "model.safetensors").touch()
-    (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "maths.py").write_text("def add(a, b):\n    return a - b\n")
-    (tmp_path / "curriculum.jsonl").write_text(json.dumps(TASK))
+    for name, count in (("gym", 800), ("multilingual", 293)):
+        rows = ({**ROW, "instance_id": f"{name}-{number}"} for number in range(count))
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
@@ -83,8 +90,10 @@ def test_the_clip_acts(name: str) -> None:
 def test_a_preset_is_a_run(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert crrl(monkeypatch, "train", name, "--dry-run", "--json") == 0
+    assert crrl(monkeypatch, "train", name, "--dry-run", "--json", *(CURRICULUM if name in GPUS else ())) == 0
     plan: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    if name in GPUS:
+        assert plan["tasks"] == {"train": 1000, "held_out": {"eval": 43}}
     config = load(name)
     assert Path(config.model.path).name in KNOWN
     used = {*config.engine.devices, *config.train.devices}
@@ -108,7 +117,7 @@ def test_the_documented_plan_is_the_plan(
     page = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
     shown, refused = page.partition("$ crrl train thesis --dry-run\n...\n")[2].partition("\n```")[0].split("\n\n$ ")
     command, _, said = refused.partition("\n")
-    assert crrl(monkeypatch, "train", "thesis", "--dry-run") == 0
+    assert crrl(monkeypatch, "train", "thesis", "--dry-run", *CURRICULUM) == 0
     assert shown in capsys.readouterr().out
     assert crrl(monkeypatch, *shlex.split(command)[1:]) == 2
     assert " ".join(said.split()) in " ".join(capsys.readouterr().err.split())
@@ -207,8 +216,11 @@ def test_the_draft() -> None:
 def test_a_plan_needs_nothing_but_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """On a laptop: the numbers on stdout, what is missing on stderr, exit code 2."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     assert crrl(monkeypatch, "train", "thesis", "--dry-run", "--json") == 2
     said = capsys.readouterr()
+    assert "pip install 'coderepairrl[hub]'" in said.err
+    assert all(f"tasks.options.{name}=FILE" in said.err for name in ("swe_gym", "multilingual"))
     needs = json.loads(said.out.splitlines()[-1])["needs"]
     assert needs["parameters"] == KNOWN["Qwen3-14B"].parameters
     assert needs["gpu 1, 2 (learner)"]["weights_gb"] == 29.54

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -554,19 +555,48 @@ def test_an_image_that_was_prepared_is_named_by_its_digest(tmp_path: Path, monke
     assert [task.workspace for task in make("swe_bench", **options)] == ["image:r/i@sha256:" + "7" * 64]
 
 
-def test_the_thesis_curriculum_can_be_made_and_read(tmp_path: Path) -> None:
-    """Its part of Multilingual, from the real rows; the parts share no task, and neither repository nor commit."""
-    path = data(REAL["multilingual"][1])
-    without = {"seed": 42, "without": ["fastlane/fastlane"]}
-    train = make("swe_bench", name="multilingual", path=path, for_training=True, select={"n": 250, **without})
-    held = make("swe_bench", name="multilingual", path=path, select={"skip": 250, **without})
-    file = tmp_path / "curriculum.jsonl"
-    tasks.write_jsonl([*train, *held], file)
-    read = list(make("jsonl", path=str(file)))
-    assert read == [*train, *held]
-    assert Counter(task.split for task in read) == {"train": 250, "test": 43}
-    assert "fastlane/fastlane" not in {task.repository for task in read}
-    assert overlap(list(train), list(held)).clean
+def gym_rows(path: Path, count: int) -> str:
+    """So many rows of SWE-Gym's shape, in two repositories, one after the other."""
+    made = [
+        {**ROW, "instance_id": f"gym-{number}", "repo": "a/first" if number < count // 2 else "a/second"}
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
+    return str(path)
+
+
+def test_the_thesis_curriculum(tmp_path: Path) -> None:
+    """Of the real rows of Multilingual: drawn from all but those of fastlane, or the first as the thesis took them."""
+    options = {"swe_gym": gym_rows(tmp_path / "gym.jsonl", 1500), "multilingual": data(REAL["multilingual"][1])}
+    drawn, again, other = (list(make("thesis", **options, seed=seed)) for seed in (42, 42, 7))
+    assert drawn == again != other
+    first = list(make("thesis", rows="first", **options))
+    for found, trained, held, gym in ((drawn, 1000, 43, 750), (first, 993, 50, 750)):
+        assert Counter(task.split for task in found) == {"train": trained, "test": held}
+        assert len({task.id for task in found}) == trained + held
+        assert "fastlane/fastlane" not in {task.repository for task in found}
+        train, test = ([task for task in found if task.split == split] for split in ("train", "test"))
+        assert sum(task.repository.startswith("a/") for task in train) == gym
+        assert len({task.language for task in train[:100]}) > 4  # shuffled
+        assert not overlap(train, test).commits
+    assert {task.repository for task in drawn} > {"a/first", "a/second"}
+    assert "a/second" not in {task.repository for task in first}  # contiguous
+    of_both = {task.id for task in make("swe_bench", name="multilingual", path=options["multilingual"])}
+    rows = list(make("swe_bench", name="multilingual", path=options["multilingual"]))
+    assert {task.id for task in first if task.split == "test"} == {task.id for task in rows[250:]}
+    assert {task.id for task in drawn if task.split == "test"} < of_both
+
+
+def test_the_curriculum_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the hub both tables are named, each with the option that stands in for it; and too few rows are."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CodeRepairError, match="swe_gym is read from the hub") as found:
+        make("thesis").prepare()
+    assert "pip install 'coderepairrl[hub]'; or name a file of its rows: swe_gym=FILE" in found.value.fix
+    assert "tasks.options.multilingual=FILE" in found.value.fix
+    few = gym_rows(tmp_path / "gym.jsonl", 12)
+    with pytest.raises(TaskError, match="swe_gym has 12 issues to draw from, and 750 are asked for"):
+        make("thesis", swe_gym=few, multilingual=few).prepare()
 
 
 def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:

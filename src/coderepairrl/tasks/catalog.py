@@ -30,6 +30,7 @@ BENCHMARKS = {
     "gitbug_java": "199 recent bugs of Java repositories: path=CHECKOUT",
     "bugsinpy": "501 bugs of 17 Python projects: path=CHECKOUT",
     "harbor": "tasks in Harbor's format (terminal-bench 2 and others): path=FOLDER",
+    "thesis": "the thesis' curriculum: 750 of swe_gym, 250 of swe_bench's multilingual, its other 43 held out",
 }
 """Published benchmarks, whose rows are elsewhere: on the hub of data sets, or in a checkout that ``path`` names."""
 

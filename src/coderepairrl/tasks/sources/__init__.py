@@ -32,6 +32,7 @@ SHIPPED = {
     "gitbug_java": "coderepairrl.tasks.sources.gitbug_java:GitBugJava",
     "bugsinpy": "coderepairrl.tasks.sources.bugsinpy:BugsInPy",
     "harbor": "coderepairrl.tasks.sources.harbor:Harbor",
+    "thesis": "coderepairrl.tasks.sources.thesis:Thesis",
 }
 """The sources that ship, by name."""
 _KIND = "task source"

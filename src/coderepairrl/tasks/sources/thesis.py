@@ -1,0 +1,108 @@
+"""`thesis`: the mixed curriculum of the thesis, 1,000 issues of SWE-Gym and SWE-bench Multilingual, as one source.
+
+The selection is that of its public code (``ASSERT-KTH/CodeRepairRL``, ``src/train_grpo.py``). Not run against the hub.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import Literal
+
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
+from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.select import HELD_OUT, TRAIN
+from coderepairrl.tasks.sources.swe_bench import SweBench
+from coderepairrl.tasks.sources.swe_gym import SweGym
+from coderepairrl.types import Task
+
+DROPPED = "fastlane/fastlane"
+"""Its large files made clones fail, which became rewards of zero."""
+
+
+class Thesis(TaskSource):
+    """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual to train on, shuffled by
+    `seed`; the rest of the latter is held out (split ``test``). None is of `DROPPED`.
+
+    With `rows` ``drawn`` they are drawn by `seed` from all but `DROPPED`: 1,000, and 43 held out. With ``first`` they
+    are the first rows, from which `DROPPED` is taken afterwards, as the thesis did it: 993, and 50 held out. In such
+    rows one repository follows upon another, so that neighbours are alike, and only some projects are seen.
+
+    `swe_gym` and `multilingual` are files or folders of rows; without them they are the hub's, of `swe_gym_revision`
+    and `multilingual_revision`. `workspace` and `clone` are those of `benchmark.Repositories`.
+    """
+
+    name = "thesis"
+
+    def __init__(
+        self,
+        *,
+        swe_gym: str = "",
+        multilingual: str = "",
+        swe_gym_revision: str = "",
+        multilingual_revision: str = "",
+        rows: Literal["drawn", "first"] = "drawn",
+        from_swe_gym: int = 750,
+        from_multilingual: int = 250,
+        seed: int = 42,
+        workspace: Workspace = "git",
+        clone: str = "",
+    ) -> None:
+        self._sources: dict[str, Repositories] = {
+            "swe_gym": SweGym(path=swe_gym, revision=swe_gym_revision, workspace=workspace, clone=clone),
+            "multilingual": SweBench(
+                "multilingual", path=multilingual, revision=multilingual_revision, workspace=workspace, clone=clone
+            ),
+        }
+        self._asked = {"swe_gym": from_swe_gym, "multilingual": from_multilingual}
+        self._drawn, self._seed = rows == "drawn", seed
+        self._tasks: tuple[Task, ...] = ()
+
+    def prepare(self) -> None:
+        """Read both tables, and select. Raises `TaskError` and `PrerequisiteError` that name what to give instead of
+        the hub, and `TaskError` for fewer rows than are asked for."""
+        if self._tasks:
+            return
+        there, problems = dict[str, list[Task]](), list[CodeRepairError]()
+        for name, source in self._sources.items():
+            try:
+                there[name] = list(source)
+            except CodeRepairError as error:
+                problems.append(error if source.path else _without_hub(error, name))
+        if problems:
+            raise several(problems)
+        if self._drawn:
+            there = {name: _without_dropped(tasks) for name, tasks in there.items()}
+            for tasks in there.values():
+                Random(self._seed).shuffle(tasks)
+        for name, tasks in there.items():
+            if len(tasks) < self._asked[name]:
+                raise TaskError(
+                    f"thesis: {name} has {len(tasks)} issues to draw from, and {self._asked[name]} are asked for",
+                    fix=f"name all of its rows, or ask for less: from_{name}={len(tasks)}",
+                )
+        train = [task for name, tasks in there.items() for task in tasks[: self._asked[name]]]
+        Random(self._seed).shuffle(train)
+        held_out = there["multilingual"][self._asked["multilingual"] :]
+        self._tasks = tuple(
+            replace(task, split=split)
+            for split, tasks in ((TRAIN, train), (HELD_OUT, held_out))
+            for task in _without_dropped(tasks)
+        )
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return iter(self._tasks)
+
+
+def _without_hub(error: CodeRepairError, name: str) -> CodeRepairError:
+    """`error`, with what to give in place of the hub's rows."""
+    where = f"name a file of its rows: {name}=FILE (in a run tasks.options.{name}=FILE)"
+    install = isinstance(error, PrerequisiteError)
+    return type(error)(str(error), fix=f"{error.fix if install else 'connect this machine once'}; or {where}")
+
+
+def _without_dropped(tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if task.repository != DROPPED]

@@ -79,7 +79,7 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable], *, shar
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
     """
-    found = _estimate(values, clusters, _ALIKE if share else 0.0)
+    found = estimate(values, clusters, _ALIKE if share else 0.0)
     if share:
         _check_share(values)
     if found.clusters < 2 or (found.variance == 0 and not share):
@@ -106,18 +106,40 @@ def paired_difference(
     differences = [late - early for early, late in zip(before, after, strict=True)]
     if not share:
         return mean_interval(differences, clusters, share=False)
-    found = _estimate(differences, clusters, _ALIKE)
-    _check_share([*before, *after])
+    found = paired_shares(before, after, clusters)
     if found.clusters < 2:
         return Interval(found.mean, None, None)
+    quantile = student(found.freedom) if found.freedom else _Z
+    _, low, high = tango(found.lost, found.gained, found.pairs, quantile)
+    return Interval(found.mean, low, high)
+
+
+class PairedShares(NamedTuple):
+    """Pairs of shares as so many independent ones: those that got worse (`lost`), better (`gained`), and all.
+
+    `freedom` are the degrees of freedom of the variance that says how many; None where all differences are equal.
+    """
+
+    mean: float
+    lost: float
+    gained: float
+    pairs: float
+    clusters: int
+    freedom: int | None
+
+
+def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> PairedShares:
+    """The effective numbers of pairs behind `paired_difference`. Raises what that raises."""
+    differences = [late - early for early, late in zip(before, after, strict=True)]
+    found = estimate(differences, clusters, _ALIKE)
+    _check_share([*before, *after])
     moved = math.fsum(map(abs, differences)) / len(differences)
     lost, gained = (max(0.0, (moved + sign * found.mean) / 2) for sign in (-1, 1))
     if found.variance == 0:
-        effective, quantile = float(found.clusters), _Z
+        effective, freedom = float(found.clusters), None
     else:
-        effective, quantile = (moved - found.mean**2) / found.variance, found.quantile
-    _, low, high = tango(lost * effective, gained * effective, effective, quantile)
-    return Interval(found.mean, low, high)
+        effective, freedom = (moved - found.mean**2) / found.variance, found.clusters - 1
+    return PairedShares(found.mean, lost * effective, gained * effective, effective, found.clusters, freedom)
 
 
 def sign_flip_test(
@@ -162,7 +184,7 @@ def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
 def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Interval:
     """Tango's score interval of ``(gained - lost) / pairs``, a difference of paired proportions.
 
-    It holds all d with ``|estimate - d| <= quantile * sqrt(V(d) / pairs)``, V(d) being the variance of one pair's
+    It holds all d with ``|share - d| <= quantile * sqrt(V(d) / pairs)``, V(d) being the variance of one pair's
     difference under the likeliest probabilities that have d as their difference. Numbers of pairs that got worse, that
     got better, and of all, may be effective ones. Raises ValueError without pairs.
 
@@ -171,15 +193,25 @@ def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Int
     """
     if pairs <= 0:
         raise ValueError("a difference of no pairs has no interval")
-    estimate = (gained - lost) / pairs
+    share = (gained - lost) / pairs
 
     def holds(d: float) -> bool:
-        linear = (2 * pairs + lost - gained) * d - lost - gained
-        root = math.sqrt(max(0.0, linear * linear + 8 * pairs * lost * d * (1 - d)))
-        worse = (root - linear) / (4 * pairs)  # the likeliest probability of getting worse; of getting better: + d
-        return pairs * (estimate - d) ** 2 <= quantile * quantile * max(0.0, 2 * worse + d - d * d)
+        return pairs * (share - d) ** 2 <= quantile * quantile * tango_variance(d, lost, gained, pairs)
 
-    return Interval(estimate, _end(holds, estimate, -1.0), _end(holds, estimate, 1.0))
+    return Interval(share, _end(holds, share, -1.0), _end(holds, share, 1.0))
+
+
+def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
+    """Variance of one pair's difference under the likeliest probabilities that have `d` as their difference: V(d) of
+    `tango`.
+
+    >>> tango_variance(0.0, 3, 9, 50) == 12 / 50
+    True
+    """
+    linear = (2 * pairs + lost - gained) * d - lost - gained
+    root = math.sqrt(max(0.0, linear * linear + 8 * pairs * lost * d * (1 - d)))
+    worse = (root - linear) / (4 * pairs)  # the likeliest probability of getting worse; of getting better: + d
+    return max(0.0, 2 * worse + d - d * d)
 
 
 def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
@@ -190,7 +222,9 @@ def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float
     return inside
 
 
-class _Estimate(NamedTuple):
+class Estimate(NamedTuple):
+    """A mean of values in clusters, and its variance."""
+
     mean: float
     variance: float
     """Of the mean; 0 if all values are equal but for rounding, or alike."""
@@ -198,18 +232,22 @@ class _Estimate(NamedTuple):
 
     @property
     def quantile(self) -> float:
+        """Student's, for a 95 % interval."""
         return student(self.clusters - 1)
 
 
-def _estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float) -> _Estimate:
+def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
+    """The mean of `values`, and its variance from whole `clusters`, but never below that of independent values; 0
+    where they differ by no more than `alike` and rounding. Raises ValueError without values.
+    """
     sums, counts = _by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
     if max(values) - min(values) <= max(alike, _ROUNDING * max(1.0, abs(mean))):
-        return _Estimate(mean, 0.0, number)
+        return Estimate(mean, 0.0, number)
     # exact sums, which do not depend on the order of the values: that in which episodes ended
     independent = math.fsum((value - mean) ** 2 for value in values)
     between = math.fsum((sums - mean * counts) ** 2) * number / max(1, number - 1)
-    return _Estimate(mean, max(independent, between) / size**2, number)
+    return Estimate(mean, max(independent, between) / size**2, number)
 
 
 def student(freedom: int) -> float:

@@ -1,0 +1,120 @@
+"""What several attempts at a task come to: pass@k and pass^k, one policy's or two policies' side by side.
+
+Both are unbiased for k independent attempts, drawn without replacement from the n that were made: pass@k that at least
+one solves the task (Chen et al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all of them do
+(Yao et al. 2024, "tau-bench"). Curves of a policy before and after training tell new skills from sharper ones: a policy
+that only became surer of what it could solve is ahead for few attempts, and no longer for many (Yue et al. 2025, "Does
+Reinforcement Learning Really Incentivize Reasoning Capacity in LLMs Beyond the Base Model?").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from math import comb
+from typing import NamedTuple
+
+from coderepairrl.stats.intervals import Interval, mean_interval, paired_difference
+
+Solved = Mapping[str, Sequence[bool]]
+"""Whether each attempt solved its task, by task."""
+
+
+def pass_at_k(attempts: int, solved: int, k: int) -> float:
+    """Probability that at least one of `k` attempts solves the task, where `solved` of `attempts` did.
+
+    Raises ValueError for a `k` below 1 or above `attempts`, and for more solved than attempts.
+
+    >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 1, 4)
+    (0.25, 0.5, 1.0)
+    """
+    _check(attempts, solved, k)
+    return 1 - comb(attempts - solved, k) / comb(attempts, k)
+
+
+def pass_hat_k(attempts: int, solved: int, k: int) -> float:
+    """Probability that all of `k` attempts solve the task (pass^k), where `solved` of `attempts` did.
+
+    Raises what `pass_at_k` raises.
+
+    >>> pass_hat_k(4, 3, 1), pass_hat_k(4, 3, 2), pass_hat_k(4, 3, 4)
+    (0.75, 0.5, 0.0)
+    """
+    _check(attempts, solved, k)
+    return comb(solved, k) / comb(attempts, k)
+
+
+def _check(attempts: int, solved: int, k: int) -> None:
+    if not 1 <= k <= attempts:
+        raise ValueError(f"k is from 1 to the number of attempts: it is {k}, and there are {attempts}")
+    if not 0 <= solved <= attempts:
+        raise ValueError(f"{solved} of {attempts} attempts cannot have solved it")
+
+
+class CurvePoint(NamedTuple):
+    """pass@k (or pass^k) of two policies at one `k`, with 95 % intervals, pointwise."""
+
+    k: int
+    before: Interval
+    after: Interval
+    change: Interval
+    """Paired by task."""
+
+
+def per_task(solved: Solved, k: int, estimate: Callable[[int, int, int], float] = pass_at_k) -> dict[str, float]:
+    """`estimate` for each task. Raises ValueError, which names the task, where one has fewer than `k` attempts.
+
+    >>> per_task({"a": [True, False], "b": [False, False]}, 1)
+    {'a': 0.5, 'b': 0.0}
+    """
+    if short := next((task for task, attempts in solved.items() if len(attempts) < k), None):
+        raise ValueError(f"{short} has {len(solved[short])} attempts, which is too few for k = {k}")
+    return {task: estimate(len(attempts), sum(attempts), k) for task, attempts in solved.items()}
+
+
+def curve(
+    solved: Solved,
+    clusters: Mapping[str, Hashable],
+    ks: Sequence[int],
+    estimate: Callable[[int, int, int], float] = pass_at_k,
+) -> dict[int, Interval]:
+    """The mean over tasks for each of `ks`, with intervals of whole `clusters` (by task). Raises what `per_task`
+    raises.
+
+    >>> found = curve({"a": [True, False], "b": [False, False], "c": [True, True]}, {"a": 1, "b": 2, "c": 3}, (1, 2))
+    >>> print(found[1], found[2])
+    0.500 [0.036, 0.964] 0.667 [0.044, 0.989]
+    """
+    found = {}
+    for k in ks:
+        values = per_task(solved, k, estimate)
+        found[k] = mean_interval(list(values.values()), [clusters[task] for task in values], share=True)
+    return found
+
+
+def curves(
+    before: Solved,
+    after: Solved,
+    clusters: Mapping[str, Hashable],
+    ks: Sequence[int],
+    estimate: Callable[[int, int, int], float] = pass_at_k,
+) -> list[CurvePoint]:
+    """Both policies at each of `ks` on the same tasks, and how they differ there.
+
+    Raises ValueError for other tasks, and what `per_task` raises.
+    """
+    if set(before) != set(after):
+        raise ValueError("the curves are of different tasks")
+    labels = [clusters[task] for task in before]
+    points = []
+    for k in ks:
+        first, last = per_task(before, k, estimate), per_task(after, k, estimate)
+        early, late = list(first.values()), [last[task] for task in first]
+        points.append(
+            CurvePoint(
+                k,
+                mean_interval(early, labels, share=True),
+                mean_interval(late, labels, share=True),
+                paired_difference(early, late, labels, share=True),
+            )
+        )
+    return points

@@ -1,0 +1,143 @@
+"""What a comparison can show: the smallest difference that it would have found, and the tasks and attempts that it
+takes.
+
+A paired comparison of n tasks tests the mean of their differences D at a two-sided level of 5 %. Its power is that of
+the normal approximation, with the variance that D has without an effect, E[D²], in the test, and with it, E[D²] -
+effect², in what is drawn; for one attempt per task E[D²] is the share of tasks on which the policies disagree, and this
+is Connor's formula for McNemar's test (1987, Biometrics 43, 207). Policies that differ by some share disagree on no
+fewer tasks, so E[D²] is taken to be at least the effect: with no disagreement seen, a difference of 8 tasks of n is the
+smallest to find.
+
+Tasks of one repository are worth less than as many independent ones: the numbers are multiplied by the design effect,
+the variance of whole clusters over that of independent tasks, as long as further tasks come from as many repositories.
+
+Attempts average out what is chance in each: E[D²] at k attempts is ``between + within / k``. Two attempts per task tell
+these apart (both estimates unbiased); one does not, and what is known then is a range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from scipy import special
+
+from coderepairrl.stats.intervals import Interval, estimate, mean_interval
+
+ALPHA, POWER = 0.05, 0.8
+_LEAST = 6
+"""So many tasks that all change for the better are the fewest for a two-sided exact test: 2 * 0.5 ** 6 < 0.05."""
+_HALVINGS = 80
+
+
+def needed(
+    effect: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
+) -> float:
+    """Tasks that show a mean difference of `effect`, where a task's difference has the mean square `square` (E[D²]).
+
+    `design` is the design effect; with `freedom` the test is Student's with so many degrees of freedom. Raises
+    ValueError for an effect that is not from above 0 to 1, a mean square not from 0 to 1, and a power not from 0.05 to
+    below 1.
+    """
+    if not 0 < effect <= 1:
+        raise ValueError(f"an effect to be shown is above 0 and at most 1, not {effect}")
+    if not 0 <= square <= 1:
+        raise ValueError(f"the mean square of a difference of shares is from 0 to 1, not {square}")
+    level, miss = _quantiles(power, freedom)
+    square = max(square, effect)
+    return design * max(_LEAST, ((level * math.sqrt(square) + miss * math.sqrt(square - effect**2)) / effect) ** 2)
+
+
+def detectable(
+    tasks: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
+) -> float | None:
+    """The smallest mean difference of shares that `tasks` tasks would have shown; None where they would have shown
+    none.
+
+    Raises what `needed` raises.
+    """
+    low, high = 0.0, 1.0
+    if needed(high, square, power=power, design=design, freedom=freedom) > tasks:
+        return None
+    for _ in range(_HALVINGS):  # the larger the effect, the fewer tasks
+        middle = (low + high) / 2
+        if middle and needed(middle, square, power=power, design=design, freedom=freedom) <= tasks:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _quantiles(power: float, freedom: int | None) -> tuple[float, float]:
+    if not ALPHA < power < 1:
+        raise ValueError(f"a power is above {ALPHA} and below 1, not {power}")
+    if freedom is None:
+        return float(special.ndtri(1 - ALPHA / 2)), float(special.ndtri(power))
+    return float(special.stdtrit(freedom, 1 - ALPHA / 2)), float(special.stdtrit(freedom, power))
+
+
+class Spread(NamedTuple):
+    """How differences of one metric between two policies vary over tasks."""
+
+    square: Interval
+    """E[D²] as it was measured."""
+    design: float
+    """Design effect: 1 for independent tasks."""
+    clusters: int
+    attempts: tuple[int, int]
+    """The fewest attempts per task, before and after."""
+    within: Sequence[float] | None
+    """Each task's variance of one attempt, before plus after; None where a side has one attempt."""
+    squares: Sequence[float]
+    """Each task's D², less what of it is chance, where `within` is known."""
+    labels: Sequence[Hashable]
+
+    def at(self, attempts: int) -> Interval:
+        """E[D²] for so many attempts per task; `value` is the cautious end where one attempt cannot tell.
+
+        Raises ValueError without an attempt, and where these are fewer than one attempt can tell.
+        """
+        if attempts < 1:
+            raise ValueError(f"attempts per task are at least 1, not {attempts}")
+        if self.within is not None:
+            each = [square + noise / attempts for square, noise in zip(self.squares, self.within, strict=True)]
+            found = mean_interval(each, self.labels, share=False)
+            low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high))
+            return Interval(min(1.0, max(0.0, found.value)), low, high)
+        if attempts == 1 == max(self.attempts) or self.square.low is None:
+            return self.square
+        if max(self.attempts) > 1:
+            raise ValueError("where one side has one attempt per task, other numbers of attempts cannot be planned")
+        return Interval(self.square.value, self.square.low / attempts, self.square.high)
+
+
+def spread(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], clusters: Sequence[Hashable]) -> Spread:
+    """The spread of shares, values by task and attempt, in the same order of tasks.
+
+    Raises ValueError on unequal lengths, without tasks, and for a task without an attempt.
+    """
+    pairs = list(zip(before, after, clusters, strict=True))
+    if not pairs or not all(early and late for early, late, _ in pairs):
+        raise ValueError("a spread needs tasks, and attempts at each")
+    gains = [math.fsum(late) / len(late) - math.fsum(early) / len(early) for early, late, _ in pairs]
+    found = estimate(gains, clusters)
+    independent = math.fsum((gain - found.mean) ** 2 for gain in gains) / len(gains) ** 2
+    # of equal differences nothing is seen of clusters: each is one observation, as for intervals
+    design = found.variance / independent if found.variance else len(gains) / found.clusters
+    least = min(len(early) for early, _, _ in pairs), min(len(late) for _, late, _ in pairs)
+    squares, within = [gain * gain for gain in gains], None
+    if min(least) > 1:
+        noise = [(_variance(early), _variance(late)) for early, late, _ in pairs]
+        within = [first + last for first, last in noise]
+        squares = [
+            square - first / len(early) - last / len(late)
+            for square, (first, last), (early, late, _) in zip(squares, noise, pairs, strict=True)
+        ]
+    square = mean_interval([gain * gain for gain in gains], clusters, share=True)
+    return Spread(square, design, found.clusters, least, within, squares, clusters)
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)

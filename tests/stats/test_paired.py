@@ -1,0 +1,282 @@
+"""Paired tests, effect sizes and power against scipy, statsmodels, brute force and simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint, proportion_effectsize
+from statsmodels.stats.weightstats import ttost_paired
+
+from coderepairrl.stats import Interval, paired_difference, sign_flip_test, wilson
+from coderepairrl.stats.attempts import curve, curves, pass_at_k, pass_hat_k, per_task
+from coderepairrl.stats.effects import bootstrap, cohens_d, cohens_h, difference
+from coderepairrl.stats.paired import equivalence, holm, mcnemar, mcnemar_p
+from coderepairrl.stats.power import detectable, needed, spread
+
+CLOSE = {"rel": 1e-9, "abs": 1e-12}
+
+
+def ends(interval: Interval | None) -> tuple[float, float]:
+    assert interval is not None and interval.low is not None and interval.high is not None
+    return interval.low, interval.high
+
+
+def shares(rng: np.random.Generator, count: int, p: float) -> list[float]:
+    return (rng.random(count) < p).astype(float).tolist()
+
+
+# -- against scipy and statsmodels
+
+
+@pytest.mark.parametrize(("lost", "gained"), [(0, 0), (0, 1), (5, 5), (31, 36), (0, 5), (3, 14), (180, 231)])
+def test_mcnemar_is_that_of_statsmodels_and_scipy(lost: int, gained: int) -> None:
+    exact, mid_p = mcnemar_p(lost, gained)
+    assert exact == pytest.approx(reference_mcnemar([[7, lost], [gained, 9]], exact=True).pvalue, **CLOSE)
+    assert exact == mcnemar_p(gained, lost)[0]
+    if lost + gained:
+        assert exact == pytest.approx(scipy_stats.binomtest(lost, lost + gained).pvalue, **CLOSE)
+    tails = scipy_stats.binom.cdf(min(lost, gained), lost + gained, 0.5)
+    here = scipy_stats.binom.pmf(min(lost, gained), lost + gained, 0.5)
+    assert mid_p == pytest.approx(min(1, 2 * (tails - here / 2)), **CLOSE)
+    assert mid_p <= exact
+
+
+def test_mcnemar_counts() -> None:
+    found = mcnemar([True, True, False, False, True], [True, False, True, False, False])
+    assert found[:4] == (1, 2, 1, 1) and found.exact == 1
+
+
+@pytest.mark.parametrize("p", [(0.01, 0.04, 0.03), (0.5,), (0.2, 0.2, 0.001, 0.9), (1.0, 1.0), ()])
+def test_holm_is_that_of_statsmodels(p: tuple[float, ...]) -> None:
+    expected = multipletests(p, method="holm")[1].tolist() if p else []
+    assert holm(p) == pytest.approx(expected, **CLOSE)
+
+
+@pytest.mark.parametrize(("solved", "tasks"), [(0, 20), (36, 500), (31, 500), (20, 20)])
+def test_wilson_is_that_of_statsmodels_and_scipy(solved: int, tasks: int) -> None:
+    expected = proportion_confint(solved, tasks, method="wilson")
+    assert ends(wilson(solved, tasks)) == pytest.approx(expected, **CLOSE)
+    assert ends(wilson(solved, tasks)) == pytest.approx(
+        tuple(scipy_stats.binomtest(solved, tasks).proportion_ci(method="wilson")), **CLOSE
+    )
+
+
+def test_cohens_h_is_that_of_statsmodels() -> None:
+    before, after = [1.0] * 31 + [0.0] * 469, [1.0] * 36 + [0.0] * 464
+    expected = proportion_effectsize(36 / 500, 31 / 500)
+    assert cohens_h(before, after, range(500)).value == pytest.approx(expected, **CLOSE)
+
+
+def test_cohens_d_is_the_difference_over_the_pooled_deviation() -> None:
+    rng = np.random.default_rng(1)
+    before, after = rng.normal(1e6, 2, 40), rng.normal(1e6 + 1, 3, 40)
+    found = cohens_d(before.tolist(), after.tolist(), range(40))
+    pooled = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / 2)
+    assert found is not None
+    assert found.value == pytest.approx((after.mean() - before.mean()) / pooled, rel=1e-9)
+
+
+@pytest.mark.parametrize("margin", [0.1, 0.4, 2.0])
+def test_equivalence_is_that_of_statsmodels(margin: float) -> None:
+    """Of values that are no shares, in tasks that stand for themselves: there Student's statistic is the textbook's."""
+    rng = np.random.default_rng(2)
+    before, after = rng.normal(5, 1, 30), rng.normal(5.1, 1, 30)
+    found = equivalence(before.tolist(), after.tolist(), range(30), margin, share=False)
+    expected, _, _ = ttost_paired(after, before, -margin, margin)
+    assert found is not None and found.p == pytest.approx(expected, **CLOSE)
+    low, high = scipy_stats.ttest_rel(after, before).confidence_interval(0.9)
+    assert ends(found.interval) == pytest.approx((low, high), **CLOSE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_sign_flip_test_is_scipys_permutation_test(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    before, after = rng.normal(size=9), rng.normal(0.4, 1, 9)
+    expected = scipy_stats.permutation_test(
+        (after - before,), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
+    )
+    assert sign_flip_test(before.tolist(), after.tolist(), range(9)) == pytest.approx(expected.pvalue, **CLOSE)
+
+
+def test_sign_flips_of_tasks_that_stand_for_themselves_are_mcnemars_exact_test() -> None:
+    before, after = [1.0, 0, 0, 0, 0, 1, 1, 0, 0], [0.0, 1, 1, 1, 1, 1, 1, 0, 0]
+    assert sign_flip_test(before, after, range(9)) == pytest.approx(mcnemar_p(1, 4)[0], **CLOSE)
+
+
+def test_pass_at_k_is_the_mean_over_all_choices() -> None:
+    for attempts, solved in ((4, 1), (5, 3), (6, 0), (3, 3)):
+        results = [True] * solved + [False] * (attempts - solved)
+        for k in range(1, attempts + 1):
+            chosen = list(combinations(results, k))
+            assert pass_at_k(attempts, solved, k) == pytest.approx(sum(map(any, chosen)) / len(chosen), **CLOSE)
+            assert pass_hat_k(attempts, solved, k) == pytest.approx(sum(map(all, chosen)) / len(chosen), **CLOSE)
+
+
+# -- the numbers of a published comparison: 31 and 36 of 500
+
+
+def test_31_and_36_of_500_are_no_difference_however_they_overlap() -> None:
+    """Even if all 31 are among the 36, five tasks are too few; if none is, the difference is lost among 67."""
+    assert mcnemar_p(0, 5)[0] == 0.0625
+    assert mcnemar_p(31, 36)[0] == pytest.approx(0.6254, abs=1e-3)
+    for shared in range(32):
+        assert mcnemar_p(31 - shared, 36 - shared)[0] > 0.05
+        before = [1.0] * 31 + [0.0] * 469
+        after = [1.0] * shared + [0.0] * (31 - shared) + [1.0] * (36 - shared) + [0.0] * (433 + shared)
+        found = paired_difference(before, after, range(500), share=True)
+        assert found.value == pytest.approx(0.01)
+        seen = detectable(500, (67 - 2 * shared) / 500)
+        assert seen is not None and 0.0156 < seen < 0.0461  # 1 point was out of reach
+
+
+# -- what is simulated
+
+
+def test_the_bootstrap_holds_the_truth_for_few_repositories_of_unequal_size() -> None:
+    """12 of them, the largest with a third of the tasks, as benchmarks have."""
+    rng = np.random.default_rng(3)
+    sizes = [30, 12, 10, 8, 6, 5, 4, 4, 3, 3, 2, 2]
+    labels = np.repeat(np.arange(12), sizes)
+    held = 0
+    for _ in range(400):
+        own = rng.normal(0.1, 0.1, 12)[labels]
+        before = rng.normal(0, 0.5, len(labels))
+        low, high = ends(
+            difference(before.tolist(), (before + own + rng.normal(0, 0.3, len(labels))).tolist(), labels.tolist())
+        )
+        held += low <= 0.1 <= high
+    assert 0.90 <= held / 400 <= 0.98
+
+
+@pytest.mark.parametrize(("clusters", "size", "worse", "better"), [(60, 1, 0.1, 0.2), (40, 3, 0.05, 0.1)])
+def test_intervals_of_a_difference_hold_it_in_93_to_97_of_100(
+    clusters: int, size: int, worse: float, better: float
+) -> None:
+    """The one that verdicts are of, the bootstrap, and the one of Cohen's h."""
+    rng = np.random.default_rng(clusters)
+    labels = np.repeat(np.arange(clusters), size).tolist()
+    truth = 2 * (math.asin(math.sqrt(0.3 + better)) - math.asin(math.sqrt(0.3 + worse)))
+    held = np.zeros(3)
+    runs = 400
+    for _ in range(runs):
+        kind = rng.choice(4, len(labels), p=[worse, better, 0.3, 0.7 - worse - better])
+        before, after = np.isin(kind, (0, 2)).astype(float).tolist(), np.isin(kind, (1, 2)).astype(float).tolist()
+        for at, (found, value) in enumerate((
+            (paired_difference(before, after, labels, share=True), better - worse),
+            (difference(before, after, labels), better - worse),
+            (cohens_h(before, after, labels), truth),
+        )):  # fmt: skip
+            low, high = ends(found)
+            held[at] += low <= value <= high
+    assert (held / runs >= 0.93).all() and (held / runs <= 0.97).all(), held / runs
+
+
+@pytest.mark.parametrize(("effect", "square"), [(0.03, 0.134), (0.05, 0.1), (0.1, 0.1)])
+def test_the_planned_number_of_tasks_has_the_power(effect: float, square: float) -> None:
+    tasks = math.ceil(needed(effect, square))
+    assert detectable(tasks, square) == pytest.approx(effect, rel=0.01)
+    rng = np.random.default_rng(4)
+    kinds = rng.multinomial(tasks, [(square - effect) / 2, (square + effect) / 2, 1 - square], 4000)
+    shown = sum(mcnemar_p(*pair)[1] <= 0.05 for pair in ((int(lost), int(gained)) for lost, gained, _ in kinds))
+    assert 0.76 <= shown / 4000 <= 0.9
+
+
+def test_two_attempts_tell_what_is_chance() -> None:
+    """Policies that are equal, and fail or solve by chance alone: with k attempts the disagreement falls to 1 / k."""
+    rng = np.random.default_rng(5)
+    sides = [[shares(rng, 2, 0.4) for _ in range(4000)] for _ in range(2)]
+    found = spread(*sides, range(4000))
+    assert found.at(1).value == pytest.approx(2 * 0.24, abs=0.03)
+    for attempts in (2, 4, 8):
+        low, high = ends(found.at(attempts))
+        assert low <= 2 * 0.24 / attempts <= high
+    single = spread(*([[attempt[0]] for attempt in side] for side in sides), range(4000))
+    low, high = ends(single.at(4))
+    assert low == pytest.approx(0.12, abs=0.01) and high == pytest.approx(0.48, abs=0.03)  # a range, not an estimate
+
+
+def test_clusters_that_agree_count_as_one_task() -> None:
+    rng = np.random.default_rng(6)
+    first, last = ([[value] for value in shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2))
+    found = spread(first, last, [at // 5 for at in range(500)])
+    assert found.design == pytest.approx(5, rel=0.05)
+    alone = spread(first, last, range(500))
+    assert alone.design == pytest.approx(1, rel=0.01)
+
+
+# -- the edges
+
+
+@pytest.mark.parametrize("same", [0.0, 1.0])
+@pytest.mark.parametrize("tasks", [1, 2, 30])
+def test_nothing_that_varies_leaves_no_number_without_an_interval(same: float, tasks: int) -> None:
+    values, labels = [same] * tasks, list(range(tasks))
+    assert cohens_d(values, values, labels) is None
+    for found in (cohens_h(values, values, labels), difference(values, values, labels)):
+        assert found == (0, None, None)
+    found = equivalence(values, values, labels, 0.1, share=True)
+    if tasks == 1:
+        assert found is None
+    else:
+        low, high = ends(found.interval if found else None)
+        assert low < 0 < high and found is not None and 0 < found.p < 1
+    assert equivalence(values, values, labels, 0.1, share=False) is None
+    outcomes = [bool(same)] * tasks
+    assert mcnemar(outcomes, outcomes)[4:] == (1, 1)
+    square = spread([[same]] * tasks, [[same]] * tasks, labels).square
+    assert square.value == 0 and (tasks == 1 or ends(square)[1] > 0)
+    points = curves(
+        {str(at): [*outcomes[at:], True] for at in labels},
+        {str(at): [True] * 3 for at in labels},
+        {str(at): at for at in labels},
+        [1],
+    )
+    assert all(tasks == 1 or ends(point.change)[0] < ends(point.change)[1] for point in points)
+
+
+def test_one_repository_has_no_bootstrap() -> None:
+    assert difference([0, 1, 0], [1, 1, 0], "aaa") == (pytest.approx(1 / 3), None, None)
+
+
+def test_a_margin_as_wide_as_can_be_is_kept() -> None:
+    found = equivalence([0.0, 1, 0, 1], [0.0, 1, 0, 1], range(4), 1.0, share=True)
+    assert found is not None and found.p == 0
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (lambda: mcnemar([], []), "no tasks"),
+        (lambda: mcnemar_p(-1, 2), "not negative"),
+        (lambda: cohens_h([2.0], [0.0], [0]), "shares"),
+        (lambda: bootstrap([[1.0]], [], lambda means: means[0]), "one cluster for each"),
+        (lambda: equivalence([0.0], [1.0], [0], 0, share=True), "positive"),
+        (lambda: needed(0, 0.1), "above 0"),
+        (lambda: needed(0.1, 1.5), "from 0 to 1"),
+        (lambda: needed(0.1, 0.5, power=1), "below 1"),
+        (lambda: spread([], [], []), "needs tasks"),
+        (lambda: spread([[]], [[1.0]], [0]), "attempts at each"),
+        (lambda: pass_at_k(4, 1, 5), "k is from 1"),
+        (lambda: pass_at_k(4, 5, 1), "5 of 4"),
+        (lambda: per_task({"t": [True]}, 2), "t has 1 attempts"),
+        (lambda: curve({}, {}, [1]), "no values"),
+        (lambda: curves({"a": [True]}, {"b": [True]}, {}, [1]), "different tasks"),
+    ],
+)
+def test_what_cannot_be_asked(attempt: object, message: str) -> None:
+    assert callable(attempt)
+    with pytest.raises(ValueError, match=message):
+        attempt()
+
+
+def test_too_few_tasks_can_show_nothing() -> None:
+    assert detectable(5, 0.5) is None
+    seen: Sequence[float | None] = [detectable(tasks, 0.0) for tasks in (100, 500)]
+    assert [round(value, 3) for value in seen if value] == [0.077, 0.016]  # 8 tasks: fewer are chance

@@ -1,10 +1,11 @@
-"""Images of Dockerfiles, made without a daemon as far as files alone go: those of ``FROM``, one layer of what is copied
-upon them, and their settings.
+"""Images of Dockerfiles, made without a daemon: those of ``FROM``, layers of what is copied upon them and of what
+commands make of it, and their settings.
 
-Understood are ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files beside the Dockerfile, ``RUN mkdir -p``,
+Understood are ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files beside the Dockerfile, ``RUN``, ``SHELL``,
 ``WORKDIR``, ``ENV``, ``ARG`` and ``USER``; ``CMD``, ``ENTRYPOINT`` and what only describes an image are left out, since
-sandboxes start commands of their own. Every other ``RUN`` is refused by its text: it takes owners, a network, and a
-kernel's say that only a builder has. Owners (``--chown``) have no meaning here: inside, one user owns everything.
+sandboxes start commands of their own. Commands run in the image's own files, in a sandbox (`commands`). The
+distribution's packages are refused by name: their tools take several owners and a network. Owners (``--chown``) have no
+meaning here: inside, one user owns everything.
 
 Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
 """
@@ -19,21 +20,26 @@ import shlex
 import stat
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from coderepairrl.environments import fetch, layers
+from coderepairrl.environments.commands import Bench, Running
 from coderepairrl.environments.fetch import Say
-from coderepairrl.environments.manifests import Found, Layer, Reference, digest_of
+from coderepairrl.environments.manifests import Found, Reference, digest_of
 from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.rootfs import PATH
 
 TRANSPORT = "dockerfile"
 NAME = "Dockerfile"
-_LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "SHELL", "VOLUME"}
+_LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
+_SHELL = ("/bin/sh", "-c")
+_PACKAGES = re.compile(r"(?<![\w./-])(apt-get|apt|aptitude|dpkg|apk|yum|dnf|microdnf|zypper|pacman)\s")
+"""What installs packages of a distribution."""
+_HERE = re.compile(r"(?<!<)<<-?[\"']?[A-Za-z_]")
+_OPTION = re.compile(r"--(\w+)=(\S+)\s+")
 _FOLDERS = {
     *("/", "/bin", "/etc", "/home", "/lib", "/mnt", "/opt", "/root", "/sbin", "/srv", "/tmp", "/usr", "/var"),
     *("/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/sbin", "/usr/share", "/var/lib"),
@@ -54,8 +60,14 @@ def named(folder: Path) -> str:
     return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
 
 
-def find(where: str, store: Path, say: Say, offered: Path | None = None) -> Found:
-    """As `fetch.find`, and images of Dockerfiles by `named`. Raises `TaskError`, `PrerequisiteError`."""
+def find(
+    where: str, store: Path, say: Say, offered: Path | None = None, *, user: int | None = None, work: Path | None = None
+) -> Found:
+    """As `fetch.find`, and images of Dockerfiles by `named`, whose commands are run as `user` on files in the folder
+    `work`, which is gone afterwards.
+
+    Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
+    """
     reference = Reference.of(where)
     if reference.transport != TRANSPORT:
         return fetch.find(where, store, say, offered)
@@ -65,25 +77,23 @@ def find(where: str, store: Path, say: Say, offered: Path | None = None) -> Foun
     recipe = Recipe(folder)
     base = fetch.find(recipe.base, store, say, offered)
     settings = recipe.run(base.config.get("config") or {})
-    added = _layer(recipe.entries)
-    layer = Layer("", len(added), digest_of(added))
-    all_layers = (*base.layers, layer)
+    with Bench(base, work or store / ".building", user, say) as bench:
+        for part in recipe.parts:
+            if isinstance(part, Running):
+                bench.run(part)
+            elif part:
+                bench.add(_layer(part))
     about = {key: base.config[key] for key in ("os", "architecture", "variant") if key in base.config}
     made: dict[str, Any] = about | {
         "config": settings,
-        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in all_layers]},
+        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in bench.found.layers]},
     }
     digest = digest_of(json.dumps(made, sort_keys=True).encode())
-
-    @contextmanager
-    def ours() -> Iterator[IO[bytes]]:
-        yield io.BytesIO(added)
-
-    def opened(asked: Layer) -> AbstractContextManager[IO[bytes]]:
-        return ours() if asked is layer else base.open(asked)
-
+    if reference.digest not in ("", digest):
+        raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{state}@{digest}"
-    return Found(where, digest.removeprefix("sha256:"), pinned, {"asked": digest}, made, all_layers, opened)
+    about = {"name": where, "id": digest.removeprefix("sha256:"), "pinned": pinned, "digests": {"asked": digest}}
+    return replace(bench.found, **about, config=made)
 
 
 def base_of(folder: Path) -> str:
@@ -106,8 +116,8 @@ class Recipe:
 
     folder: Path
     base: str = field(init=False)
-    entries: dict[str, _Entry] = field(init=False, default_factory=dict)
-    """By path from the root."""
+    parts: list[dict[str, _Entry] | Running] = field(init=False, default_factory=list)
+    """What goes on top of the base, in this order: files by their path from the root, and commands."""
 
     def __post_init__(self) -> None:
         if (self.folder / ".dockerignore").exists():
@@ -122,10 +132,10 @@ class Recipe:
                 self._argument(line, rest, {})
             elif not self.base:
                 raise self._wrong(line, f"{instruction} before FROM")
+            elif instruction in ("RUN", "COPY", "ADD") and rest[:1] != "[" and _HERE.search(rest):
+                raise self._wrong(line, f"{instruction} {rest}: here-documents are not read")
             elif instruction in _STEPS:
                 self._steps.append((line, instruction, rest))
-                if instruction == "RUN" and not _folders_made(rest):
-                    raise self._wrong(line, f"RUN {rest}: commands are not run to build images here")
             elif instruction not in _LEFT_OUT:
                 raise self._wrong(line, f"{instruction} is not understood")
         if not self.base:
@@ -133,8 +143,9 @@ class Recipe:
         self.run({})  # what is wrong is said before anything is fetched
 
     def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill `entries` on top of an image with these `settings` (``Env``, ``WorkingDir``, ``User``); the new ones."""
-        self.entries = {}
+        """Fill `parts` on top of an image with these `settings` (``Env``, ``WorkingDir``, ``User``); the new ones."""
+        self.parts = []
+        self._shell: tuple[str, ...] = _SHELL
         self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
         self._env.setdefault("PATH", PATH)
         self._workdir = str(settings.get("WorkingDir") or "/")
@@ -179,9 +190,42 @@ class Recipe:
     def _become(self, line: int, rest: str) -> None:
         self._user = self._expanded(rest.strip())
 
+    def _choose(self, line: int, rest: str) -> None:
+        if (words := _listed(rest)) is None:
+            raise self._wrong(line, f"SHELL {rest}")
+        self._shell = tuple(words)
+
     def _run(self, line: int, rest: str) -> None:
-        for name in _folders_made(rest):
-            self._made(self._inside(name))
+        if self._shell == _SHELL and (folders := _folders_made(rest)):
+            for name in folders:
+                self._made(self._inside(name))
+            return
+        network, command = True, rest
+        while option := _OPTION.match(command):
+            name, value = option.groups()
+            if (name, value) in (("network", "none"), ("network", "default")):
+                network = value != "none"
+            elif name != "mount" or "type=cache" not in value.split(","):  # a cache is there to be quick
+                raise self._wrong(line, f"RUN {option[0].strip()}")
+            command = command[option.end() :]
+        if found := _PACKAGES.search(f" {command} "):
+            raise self._wrong(
+                line, f"RUN {rest}: {found[1]} needs several owners and a distribution's servers, which a build has not"
+            )
+        words = _listed(command)
+        argv = (*self._shell, command) if words is None else tuple(words)
+        env = tuple(sorted((self._arguments | self._env).items()))
+        where = f"{self.folder / NAME}, line {line}"
+        self.parts.append(Running(argv, env, self._workdir, self._user, network, where))
+
+    @property
+    def _entries(self) -> dict[str, _Entry]:
+        """The files that are put on top now."""
+        if not self.parts or not isinstance(self.parts[-1], dict):
+            self.parts.append({})
+        last = self.parts[-1]
+        assert isinstance(last, dict)
+        return last
 
     def _copy(self, line: int, rest: str) -> None:
         try:
@@ -197,7 +241,7 @@ class Recipe:
             elif name not in ("--chown", "--link"):
                 raise self._wrong(line, f"COPY {option}")
         words = [word for word in words if not word.startswith("--")]
-        if len(words) < 2 or any(word.startswith("<<") for word in words):
+        if len(words) < 2:
             raise self._wrong(line, f"COPY {rest}")
         *given, target = words
         found = [path for name in given for path in self._matching(line, name)]
@@ -234,9 +278,9 @@ class Recipe:
     def _copy_file(self, path: Path, where: str, mode: int | None) -> None:
         kind = path.lstat().st_mode
         if stat.S_ISLNK(kind):
-            self.entries[where] = _Entry(str(path.readlink()).encode("utf-8", "surrogateescape"), 0o777, link=True)
+            self._entries[where] = _Entry(str(path.readlink()).encode("utf-8", "surrogateescape"), 0o777, link=True)
         elif stat.S_ISREG(kind):
-            self.entries[where] = _Entry(path.read_bytes(), stat.S_IMODE(kind) if mode is None else mode)
+            self._entries[where] = _Entry(path.read_bytes(), stat.S_IMODE(kind) if mode is None else mode)
         else:
             raise TaskError(f"{path} is neither a file nor a folder")
 
@@ -256,12 +300,14 @@ class Recipe:
         return found
 
     def _is_folder(self, where: str) -> bool:
-        known = self.entries.get(where)
-        return (known is not None and known.data is None) or any(each.startswith(f"{where}/") for each in self.entries)
+        for part in reversed(self.parts):
+            if isinstance(part, dict) and (where in part or any(each.startswith(f"{where}/") for each in part)):
+                return where not in part or part[where].data is None
+        return False
 
     def _made(self, where: str) -> None:
         for each in (where, *map(str, PurePosixPath(where).parents)):
-            self.entries.setdefault(each, _Entry(None))
+            self._entries.setdefault(each, _Entry(None))
 
     def _inside(self, path: str) -> str:
         """A path of the image, from its root."""
@@ -305,7 +351,17 @@ _STEPS: dict[str, Any] = {
     "COPY": Recipe._copy,
     "ADD": Recipe._add,
     "RUN": Recipe._run,
+    "SHELL": Recipe._choose,
 }
+
+
+def _listed(text: str) -> list[str] | None:
+    """The words of an instruction that has them as JSON; None if it has not."""
+    try:
+        words = json.loads(text)
+    except ValueError:
+        return None
+    return words if isinstance(words, list) and words and all(isinstance(word, str) for word in words) else None
 
 
 def _folders_made(command: str) -> list[str]:
@@ -329,7 +385,7 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
             continue
         began = began or number
         if line.rstrip().endswith("\\"):
-            whole += line.rstrip()[:-1] + " "
+            whole += line.rstrip()[:-1]
             continue
         instruction, _, rest = (whole + line).strip().partition(" ")
         yield began, instruction.upper(), rest.strip()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +17,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, s
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.installs import check_reachable
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from coderepairrl.sandbox.rootfs import Image, find, pinned, record_of
+from coderepairrl.sandbox.rootfs import Image, find, pinned, record_of, store
 
 
 class ReadyImage(NamedTuple):
@@ -67,7 +69,11 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Rea
         pass
     home = images_cache()
     with trees.alone(home / "names" / record_of(name).stem):
-        found = dockerfile.find(name, home / "blobs", say, offered)
+        key = hashlib.sha256(name.encode()).hexdigest()[:16]
+        look = partial(
+            dockerfile.find, name, home / "blobs", say, offered, user=user, work=store(user) / f".building-{key}"
+        )
+        found = look()
         try:
             image = trees.build(found, user, say)
         except trees.CorruptLayer as error:
@@ -75,7 +81,7 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Rea
                 raise
             say(f"{error}; fetching it again")
             mine.unlink()
-            found = dockerfile.find(name, home / "blobs", say, offered)
+            found = look()
             image = trees.build(found, user, say)
         for key in {name, found.pinned, *(f"@{digest}" for digest in found.digests.values())}:
             _note(record_of(f"image{key}" if key.startswith("@") else key), found.pinned, image.id)
@@ -83,7 +89,7 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Rea
 
 
 def _note(record: Path, named: str, image: str) -> None:
-    partial = record.with_name(f".{record.name}.{os.getpid()}")
-    partial.write_text(json.dumps({"pinned": named, "id": image}))
-    partial.chmod(0o644)
-    partial.replace(record)
+    unfinished = record.with_name(f".{record.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps({"pinned": named, "id": image}))
+    unfinished.chmod(0o644)
+    unfinished.replace(record)

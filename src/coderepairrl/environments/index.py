@@ -34,6 +34,12 @@ def index_settings() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
+def pip_settings() -> dict[str, str]:
+    """`index_settings` as variables of pip, whose lists are separated by blanks."""
+    found = {other: value for name, value in index_settings().items() for other in _SETTINGS[name] if other[0] == "P"}
+    return found | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := found.get("PIP_FIND_LINKS")) else {})
+
+
 def index_hosts() -> tuple[str, ...]:
     """Hosts that the index and its files are served by."""
     own = urlsplit(index_settings().get("UV_DEFAULT_INDEX", "")).hostname

@@ -39,7 +39,7 @@ from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import MOUNTED, Image, store
 from coderepairrl.sandbox.workspace import blob_id, commit_stream
 
-_GROWTH = 3
+GROWTH = 3
 """How many times as large as compressed a layer is: 2.2 to 2.9 for images of Debian with Python, conda included."""
 _DROPPED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
@@ -66,7 +66,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
             return Image.read(done)
         partial = home / f".partial-{found.id}"
         shutil.rmtree(partial, ignore_errors=True)
-        check_room(home, _GROWTH * sum(layer.size for layer in found.layers), f"unpacking image {found.name}")
+        check_room(home, GROWTH * sum(layer.size for layer in found.layers), f"unpacking image {found.name}")
         try:
             tree, shares = folder(partial) / "tree", home / "shares"
             for each in (tree, shares):
@@ -112,16 +112,17 @@ def owned(path: Path, user: int | None) -> None:
 
 
 class Unpacking:
-    """The layers of `found` on their way into `tree`."""
+    """The layers of `found` on their way into `tree`; files that others have, too, are linked from `shares`, if any."""
 
     def __init__(
-        self, found: Found, tree: Path, shares: Path, work: Path, user: int | None, lock: int, say: Say
+        self, found: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
     ) -> None:
-        self.found, self.tree, self.shares, self.lock, self.say = found, tree, shares, lock, say
+        self.found, self.tree, self.lock, self.say = found, tree, lock, say
         shutil.copy(layers.__file__, work / "layers.py")
         (work / "layers.py").chmod(0o644)
         python, _ = first_python(user, ["-ISc", "import tarfile, hashlib, json"])
-        script = [str(python), "-I", "-S", "-B", "-X", "utf8", str(work / "layers.py"), str(tree), str(shares)]
+        script = [str(python), "-I", "-S", "-B", "-X", "utf8", str(work / "layers.py"), str(tree)]
+        script.append(str(shares) if shares else "")
         self.argv = command_as(user, script)
 
     def all_layers(self) -> list[dict[str, Any]]:
@@ -129,20 +130,25 @@ class Unpacking:
         reports = []
         for number, layer in enumerate(self.found.layers, start=1):
             self.say(f"{self.found.name}: unpacking layer {number} of {len(self.found.layers)}")
-            with self.found.open(layer) as blob:
-                self._check(layer, blob)
-                try:
-                    report, seen = self._apply(plain(blob))
-                except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-                    raise CorruptLayer(self.found, layer, str(error)) from error
-            if seen != layer.diff_id:
-                raise CorruptLayer(self.found, layer, f"its archive is {seen}, not {layer.diff_id}")
-            reports.append(report)
+            reports.append(self.apply(layer))
         return reports
 
-    def mount_points(self) -> None:
-        """Apply a last layer of ours: what sandboxes mount upon, without what tells of where the image was built."""
-        self._apply(io.BytesIO(_mount_points()))
+    def apply(self, layer: Layer) -> dict[str, Any]:
+        """Apply one of them; what happened. Raises `CorruptLayer`, `TaskError`, `PrerequisiteError`."""
+        with self.found.open(layer) as blob:
+            self._check(layer, blob)
+            try:
+                report, seen = self._apply(plain(blob))
+            except (zlib.error, lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
+                raise CorruptLayer(self.found, layer, str(error)) from error
+        if seen != layer.diff_id:
+            raise CorruptLayer(self.found, layer, f"its archive is {seen}, not {layer.diff_id}")
+        return report
+
+    def mount_points(self, further: Sequence[str] = ()) -> None:
+        """Apply a last layer of ours: what sandboxes mount upon (`further` folders, too), without what tells of where
+        the image was built."""
+        self._apply(io.BytesIO(_mount_points(further)))
 
     def _check(self, layer: Layer, blob: IO[bytes]) -> None:
         """That the bytes are those of its digest, where it has one."""
@@ -238,7 +244,7 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
 
-def _mount_points() -> bytes:
+def _mount_points(further: Sequence[str]) -> bytes:
     """A last layer: what sandboxes mount upon, and files that tell of where the image was built."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
@@ -249,6 +255,7 @@ def _mount_points() -> bytes:
             ("tmp", 0o1777),
             ("run", 0o755),
             (MOUNTED, 0o755),
+            *((folder.strip("/"), 0o755) for folder in further),
         ):
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, mode
@@ -274,7 +281,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     (partial / "layers.py").unlink()
     base, manifest, size = _commit(tree / where, partial / "git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
-    who, group, home = _user(tree, str(about.get("User") or ""), found.name)
+    who, group, home = user_of(tree, str(about.get("User") or ""), found.name)
     env = dict(pair.partition("=")[::2] for pair in about.get("Env") or ())
     report = summary(reports) | {"removed": list(reduced.removed), **found.digests}
     image = Image(
@@ -301,7 +308,7 @@ def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
     )
 
 
-def _user(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
+def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
     """User id, group id and home of what an image says to run as. Raises `TaskError` for somebody unknown."""
     wanted, _, wanted_group = (asked or "0").partition(":")
     users = [row.split(":") for row in inside.text(tree, "etc/passwd").splitlines()]

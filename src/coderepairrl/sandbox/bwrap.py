@@ -25,6 +25,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import answers, imageview, rootfs, runtime, seccomp
@@ -181,7 +182,7 @@ class Bubblewrap(GuestBackend):
             ends = ["--seccomp", str(rules), "--info-fd", str(info_write), "--", *python, str(descriptor)]
             return [*view, *ends], [rules, info_write]
 
-        if not prepared.packed:
+        if not prepared.packed and not prepared.in_place:
             entering = [*entering, *self._mounting(box, prepared.root)]
         try:
             guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user, entering=entering)
@@ -212,13 +213,18 @@ class Bubblewrap(GuestBackend):
             )
         if self._commands:
             raise TaskError(f"sandbox option commands cannot choose among those of {image.name}", fix="leave it out")
-        files = prepared.tree if prepared.packed else box / "merged"
+        files = prepared.tree if prepared.packed or prepared.in_place else box / "merged"
         apart = _apart(str(image.user), str(image.group))
         mounted = imageview.options(image, prepared, files, self.limits, self._inside, self._binds)
         return [self._arguments[0], *apart, *mounted]
 
     def _prepared(self, where: str, root: Path) -> Prepared:
-        """As `rootfs.prepared`; before the first one, what the guest needs in images is put together."""
+        """As `rootfs.prepared`."""
+        self._gather()
+        return rootfs.prepared(where, root, self.user, packed=not self._overlays)
+
+    def _gather(self) -> None:
+        """Put together what the guest needs in images, once."""
         with self._checking:
             if not self._image_python:
                 guest = self.state / "guest"
@@ -228,7 +234,6 @@ class Bubblewrap(GuestBackend):
                 shutil.copy(guest / "guest.pyc", self._inside)
                 (self._inside / Path(imageview.ARCHIVE).name).touch()  # to mount upon
                 self._image_python = [*python, *_PYTHON, f"{imageview.MOUNTED}/guest.pyc"]
-        return rootfs.prepared(where, root, self.user, packed=not self._overlays)
 
     @property
     def _inside(self) -> Path:
@@ -240,7 +245,7 @@ class Bubblewrap(GuestBackend):
         if (image := prepared.image) is None:
             return settings
         settings["env"] = imageview.variables(image, prepared, self._given)
-        settings["held"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"]
+        settings["held"] = [image.workdir if prepared.packed else "/", "/tmp", "/dev/shm"][2 * prepared.in_place :]
         return settings | {"archive": imageview.ARCHIVE if prepared.packed else ""}
 
     def close(self) -> None:
@@ -384,6 +389,26 @@ class Bubblewrap(GuestBackend):
         finally:
             for folder in (box, lower):
                 shutil.rmtree(folder)
+
+
+class ImageBuilder(Bubblewrap):
+    """Sandboxes whose commands change the files in `tree` themselves, to make an `image` of: a task's workspace is
+    ``image:`` and whatever name. Nothing else may use `tree` meanwhile, nor share its files by hard links.
+
+    `options` are those of `Bubblewrap`.
+    """
+
+    def __init__(self, tree: Path, image: Image, **options: Any) -> None:
+        super().__init__(**options)
+        self._tree, self._image = tree, image
+
+    def _prepared(self, where: str, root: Path) -> Prepared:
+        """The tree as it is."""
+        self._gather()
+        root.mkdir()
+        root.chmod(0o755)
+        (root / "tree").symlink_to(self._tree)
+        return Prepared(root, "", b"{}", image=self._image, in_place=True)
 
 
 def _apart(user: str, group: str) -> list[str]:

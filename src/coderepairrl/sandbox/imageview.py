@@ -33,6 +33,7 @@ def options(
     """
     size = str(limits.tmp_bytes)
     view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
+    own_tmp = [] if prepared.in_place else ["--size", size, "--perms", "1777", "--tmpfs", "/tmp"]
     for folder in (*answers.outermost_first(binds), *image.hidden):
         _check_mountable(image, prepared, folder)
     for folder in answers.outermost_first(binds):
@@ -43,7 +44,7 @@ def options(
         view += ["--size", "4096", "--tmpfs", at, "--remount-ro", at]
     view += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
     view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    view += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--ro-bind", str(inside), MOUNTED]
+    view += [*own_tmp, "--ro-bind", str(inside), MOUNTED]
     if prepared.packed:
         view += ["--size", str(prepared.size + limits.disk_bytes), "--tmpfs", image.workdir]
         view += ["--ro-bind", str(prepared.archive), ARCHIVE]

@@ -94,6 +94,8 @@ class Prepared:
     """Whether there is an `archive` instead of `tree`."""
     image: Image | None = None
     """The unpacked image whose files `tree` are, all of them; the workspace is its working folder."""
+    in_place: bool = False
+    """Whether commands change `tree` itself: an image is being made of it."""
     users: int = field(default=0, compare=False)
 
     @property

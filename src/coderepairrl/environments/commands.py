@@ -1,0 +1,301 @@
+"""Commands that make a layer of an image: run in the image's own files, and what they changed there as an archive.
+
+They run in a sandbox of bubblewrap (`ImageBuilder`) as one unprivileged user, whatever they think they are, with the
+package index as the only way out. The files are a copy that nobody else links to, so commands may change them in
+place: a list of all of them before and after says what a layer has to hold. Layers are kept by what they were made of:
+a build that is killed, or another Dockerfile that begins alike, goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import os
+import stat
+import tarfile
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, NamedTuple, Self
+
+from coderepairrl.environments import layers, trees
+from coderepairrl.environments.fetch import Say, check_room
+from coderepairrl.environments.index import index_hosts, index_settings, local_folders, pip_settings, proxy
+from coderepairrl.environments.manifests import Found, Layer, digest_of
+from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.printable import printable
+from coderepairrl.processes.caches import images_cache
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.sandbox import inside
+from coderepairrl.sandbox.backend import destroy
+from coderepairrl.sandbox.bwrap import ImageBuilder
+from coderepairrl.sandbox.rootfs import Image
+from coderepairrl.types import ExecResult, Task
+
+_VERSION = 1
+"""Layers that were made by other rules are made again."""
+_ROOM = 4 << 30
+_LIMITS = {"disk_bytes": _ROOM, "tmp_bytes": _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
+_SECONDS = 1800.0
+_OUTPUT, _SHOWN = 16 << 20, 600
+_LARGEST, _MOST = 16 << 30, 1 << 20
+"""Bytes and entries of a layer."""
+_WATCH = 0.5
+"""Seconds between looks at the disk while a command runs."""
+_Listing = dict[str, tuple[int, ...]]
+"""By path: mode, inode, size, and the times when content and anything else changed."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """One command of a Dockerfile: what is run, with which variables, where, as whom, and whether the index is there.
+
+    `where` is the file and line that say so, for messages.
+    """
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    workdir: str
+    user: str
+    network: bool
+    where: str
+
+
+class Bench:
+    """The layers of an image that is being made on top of `base`; its files are unpacked when a command first needs
+    them, into the folder `work`, for sandboxes that run as `user`. Leaving it removes that folder."""
+
+    def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
+        self._base, self._work, self._user, self._say = base, work, user, say
+        self._key = digest_of(f"{_VERSION} {base.id}".encode())
+        self._own: dict[str, bytes | Path] = {}
+        self._unpacking: trees.Unpacking | None = None
+        self._applied = 0
+        self._lock = -1
+        self._left = contextlib.ExitStack()
+        self.found = replace(base, open=self._open)
+        """The image as it is now, but for its settings."""
+
+    def __enter__(self) -> Self:
+        self._lock = self._left.enter_context(trees.alone(trees.folder(self._work.parent) / self._work.name))
+        self._left.callback(destroy, self._work)
+        destroy(self._work)  # what a build left that was killed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.close()
+
+    def add(self, archive: bytes) -> None:
+        """Put a layer on top."""
+        self._put(Layer("", len(archive), digest_of(archive)), archive)
+
+    def run(self, command: Running) -> None:
+        """Put the layer on top that `command` makes of what is there: run now, or kept from an earlier time.
+
+        Raises `TaskError` where it fails or leaves what cannot be a layer, `SandboxFault`, `PrerequisiteError`.
+        """
+        about = {name: value for name, value in asdict(command).items() if name != "where"}
+        key = hashlib.sha256(f"{self._key}{json.dumps(about)}".encode()).hexdigest()
+        made = _kept(key)
+        if made is None:
+            self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
+            try:
+                made = self._made(command, key)
+            except OSError as error:
+                fix = "free some disk space, or set CRRL_CACHE"
+                raise PrerequisiteError(f"{command.where}: cannot be run: {error}", fix=fix) from error
+            self._applied += 1  # by the command itself
+        self._put(Layer("", made.path.stat().st_size, made.digest), made.path)
+
+    def _put(self, layer: Layer, content: bytes | Path) -> None:
+        self._own[layer.diff_id] = content
+        self._key = digest_of(f"{self._key} {layer.diff_id}".encode())
+        self.found = replace(self.found, layers=(*self.found.layers, layer))
+
+    def _open(self, layer: Layer) -> AbstractContextManager[IO[bytes]]:
+        if layer.blob or layer.diff_id not in self._own:
+            return self._base.open(layer)
+        content = self._own[layer.diff_id]
+        return contextlib.nullcontext(io.BytesIO(content)) if isinstance(content, bytes) else content.open("rb")
+
+    def _made(self, command: Running, key: str) -> _Kept:
+        """Run `command`, and keep the layer that it made."""
+        tree = self._unpacked()
+        at = inside.resolve(tree, command.workdir)
+        if at is None or not (tree / at).is_dir():
+            raise TaskError(f"{command.where}: there is no folder {command.workdir}")
+        who, group, home = trees.user_of(tree, command.user, self.found.name)
+        image = Image(self.found.name, "", f"/{at}", dict(command.env), who, group, home, "", 0)
+        before = _listing(tree)
+        result, refused = asyncio.run(_execute(tree, image, command))
+        if not result.ok:
+            raise _failed(command, result, refused)
+        _take(before, tree, self._work / "layer.tar", command.where)
+        return _keep(self._work / "layer.tar", key)
+
+    def _unpacked(self) -> Path:
+        """All layers so far, and what sandboxes mount upon."""
+        tree, name = self._work / "tree", self.found.name
+        if self._unpacking is None:
+            trees.folder(self._work)
+            trees.owned(tree, self._user)
+            check_room(self._work, trees.GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
+            # linked to nothing: commands may write to any file
+            self._unpacking = trees.Unpacking(self.found, tree, None, self._work, self._user, self._lock, self._say)
+        for layer in self.found.layers[self._applied :]:
+            self._unpacking.apply(layer)
+        self._applied = len(self.found.layers)
+        self._unpacking.mount_points(local_folders())
+        return tree
+
+
+# -- layers of commands that were run before
+
+
+class _Kept(NamedTuple):
+    path: Path
+    digest: str
+
+
+def _kept(key: str) -> _Kept | None:
+    """The layer that was made of what has this `key`, if it is still what it was."""
+    for path in (images_cache() / "commands").glob(f"{key}-*.tar"):
+        digest = path.stem.rpartition("-")[2]
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == digest:
+                return _Kept(path, f"sha256:{digest}")
+        path.unlink()
+    return None
+
+
+def _keep(archive: Path, key: str) -> _Kept:
+    with archive.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    path = trees.folder(images_cache() / "commands") / f"{key}-{digest}.tar"
+    archive.replace(path)
+    return _Kept(path, f"sha256:{digest}")
+
+
+# -- running one
+
+
+async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
+    """What came of `command` in `tree`, and the hosts that it wanted and did not get."""
+    backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
+    try:
+        with scratch("image") as home:
+            home.chmod(0o711)  # the guest's user passes through it to the socket
+            task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
+            async with proxy(home / "index.sock", index_hosts()) as refused, backend.open(task) as box:
+                env = {"PYTHONDONTWRITEBYTECODE": ""}
+                if command.network:
+                    reached = await box.reach(str(home / "index.sock"))
+                    names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
+                    env |= dict.fromkeys(names, reached) | index_settings() | pip_settings()
+                running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_SECONDS, max_bytes=_OUTPUT))
+                watching = asyncio.create_task(_watch(tree, command.where))
+                try:
+                    await asyncio.wait((running, watching), return_when=asyncio.FIRST_COMPLETED)
+                    if watching.done():
+                        watching.result()
+                    return await running, refused
+                finally:
+                    for each in (running, watching):
+                        each.cancel()
+                    await asyncio.gather(running, watching, return_exceptions=True)
+    finally:
+        backend.close()
+
+
+async def _watch(tree: Path, where: str) -> None:
+    """Raise `PrerequisiteError` when the disk is about to be full, which would stop whatever else needs it."""
+    while True:
+        check_room(tree, 0, f"{where}: the command")
+        await asyncio.sleep(_WATCH)
+
+
+def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskError:
+    printed = result.output.decode("utf-8", "replace").strip()
+    why = f"took more than {_SECONDS:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
+    wanted = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
+    wanted = f" (it wanted {wanted}: a build reaches the package index alone)" if refused else ""
+    return TaskError(
+        f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {why}{wanted}: {printable(printed[-_SHOWN:])}",
+        fix="name the image that it builds, prebuilt (docker_image), or change the command",
+    )
+
+
+# -- what it changed
+
+
+def _listing(tree: Path) -> _Listing:
+    """Everything below `tree`, by its path from there. No process changes it; folders that their owner may not enter
+    are opened to it, as in a layer."""
+    found: _Listing = {}
+    left = [tree]
+    while left:
+        with os.scandir(left.pop()) as entries:
+            for entry in entries:
+                about = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(about.st_mode):
+                    left.append(Path(entry.path))
+                    if about.st_mode & 0o700 != 0o700:
+                        Path(entry.path).chmod(stat.S_IMODE(about.st_mode) | 0o700)
+                        about = entry.stat(follow_symlinks=False)
+                times = (about.st_mtime_ns, about.st_ctime_ns)
+                found[os.path.relpath(entry.path, tree)] = (about.st_mode, about.st_ino, about.st_size, *times)
+        if len(found) > _MOST:
+            raise TaskError(f"an image of more than {_MOST} files")
+    return found
+
+
+def _take(before: _Listing, tree: Path, target: Path, where: str) -> None:
+    """Write what is not as it was `before` to `target`, as a layer. Raises `TaskError` where it cannot be one."""
+    after = _listing(tree)
+    changed = [path for path in sorted(after) if before.get(path) != after[path]]
+    gone = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120
+    if sum(after[path][2] for path in changed) > _LARGEST:
+        raise TaskError(f"{where}: the command wrote more than {_LARGEST >> 30} GiB")
+    links: dict[int, str] = {}
+    with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
+        for path in gone:
+            folder, name = os.path.split(path)
+            archive.addfile(tarfile.TarInfo(os.path.join(folder, f"{layers.HIDDEN}{name}")))  # noqa: PTH118
+        for path in changed:
+            if path.rpartition("/")[2].startswith(layers.HIDDEN):
+                raise TaskError(f"{where}: the command left {printable(path)}, and in layers that name hides another")
+            _add(archive, tree / path, path, links)
+
+
+def _is_folder(listing: _Listing, path: str) -> bool:
+    return not path or (path in listing and stat.S_ISDIR(listing[path][0]))
+
+
+def _add(archive: tarfile.TarFile, place: Path, path: str, links: dict[int, str]) -> None:
+    """Add what is at `place`, but for sockets; `links` are the files that are there already, by inode."""
+    about = place.lstat()
+    entry = tarfile.TarInfo(path)
+    entry.mode = stat.S_IMODE(about.st_mode)
+    entry.pax_headers = {"mtime": f"{about.st_mtime_ns // 10**9}.{about.st_mtime_ns % 10**9:09d}"}
+    if stat.S_ISDIR(about.st_mode):
+        entry.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(about.st_mode):
+        entry.type, entry.linkname = tarfile.SYMTYPE, os.fspath(place.readlink())
+    elif stat.S_ISFIFO(about.st_mode):
+        entry.type = tarfile.FIFOTYPE
+    elif not stat.S_ISREG(about.st_mode):
+        return
+    elif about.st_ino in links:
+        entry.type, entry.linkname = tarfile.LNKTYPE, links[about.st_ino]
+    else:
+        links[about.st_ino] = path
+        entry.size = about.st_size
+        if not entry.mode & 0o400:  # we need not be root
+            place.chmod(entry.mode | 0o400)
+        with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123
+            archive.addfile(entry, file)
+        return
+    archive.addfile(entry)

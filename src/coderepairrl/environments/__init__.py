@@ -2,6 +2,7 @@
 daemon or root. Sandboxes are shown both read-only."""
 
 from coderepairrl.environments.build import KIND, Environment, Specification, build
+from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.prepare import prepare_environments
 from coderepairrl.environments.records import Difference, differences, record
@@ -11,11 +12,14 @@ __all__ = [
     "KIND",
     "Difference",
     "Environment",
+    "Fingerprint",
     "ReadyImage",
     "Specification",
     "build",
     "check_unchanged",
     "differences",
+    "fingerprint",
+    "fingerprints",
     "prepare_environments",
     "prepare_images",
     "record",

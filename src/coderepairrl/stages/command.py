@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import models
+from coderepairrl.assembly.conditions import TRAINING, conditions, differences
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.assembly.sizing import DoesNotFit, require
@@ -102,7 +103,12 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         await _check_model(folder, plan)
     else:
         began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
-        _create(folder, plan, await until_called_off(digests, began))
+        checksums = await until_called_off(digests, began)
+        found = await asyncio.to_thread(conditions, plan)
+        differing = differences(found, found[TRAINING], plan.config)
+        _create(folder, plan, checksums, {"conditions": found, "differences": [each._asdict() for each in differing]})
+        for each in differing:
+            (progress.say if each.meant else progress.alarm)(str(each))
     progress.say(f"run folder {folder.path}")
     if doubt:
         progress.say(doubt)
@@ -142,13 +148,14 @@ async def _check_model(folder: RunFolder, plan: Plan) -> None:
         )
 
 
-def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str]) -> None:
+def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapping[str, Any]) -> None:
     about = {
         "name": plan.config.run.name,
         "seed": plan.config.run.seed,
         "rewards": plan.reward_versions,
         "config": plan.config.model_dump(mode="json"),
         "model": model,
+        **found,
     }
     folder.create(to_toml(plan.config), about, plan.model.engine.versions())
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import models
+from coderepairrl.assembly.conditions import TRAINING, Difference, conditions, differences
 from coderepairrl.assembly.model import LocalModel, Use
 from coderepairrl.assembly.plan import AgentPlan, resolve_evaluation
 from coderepairrl.assembly.replying import replying
@@ -45,9 +47,12 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
     that measured something else, and `HealthGateError` where too many episodes are void.
     """
     config = plan.config
+    differing: list[Difference] = []
     if resume:
         await _require_the_same(open_run(folder.path), plan)
     else:
+        found = await asyncio.to_thread(conditions, plan)
+        differing = differences(found, trained) if (trained := _training_of(plan)) else []
         about = {
             "name": folder.path.name,
             "seed": config.run.seed,
@@ -55,6 +60,8 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
             "rewards": plan.reward_versions,
             "config": config.model_dump(mode="json"),
             **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
+            "conditions": found,
+            "differences": [each._asdict() for each in differing],
         }
         folder.create(to_toml(config), about)
     log = folder.writer()
@@ -64,6 +71,8 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
         with Progress(0, quiet=quiet) as progress, scratch("evaluation") as home:
             home.chmod(0o711)  # guests run as another user, and the socket is in it
             progress.say(str(plan.place.choice))
+            for each in differing:
+                (progress.say if each.meant else progress.alarm)(str(each))
             async with (
                 replying(plan, folder.logs) as source,
                 Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept).listening(
@@ -86,6 +95,14 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
     finally:
         log.close()
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
+
+
+def _training_of(plan: AgentPlan) -> dict[str, Any]:
+    """The conditions that the policy was trained in, as its run has them; none of one that is no run's, and of one that
+    an older version trained."""
+    run = models.named(plan.model.name).run if isinstance(plan.model, LocalModel) else None
+    found: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
+    return found
 
 
 def _parts(plan: AgentPlan) -> dict[str, Path]:

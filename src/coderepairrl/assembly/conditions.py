@@ -1,0 +1,116 @@
+"""Under which conditions sets of tasks are attempted, and in what those of an evaluation are not those of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from coderepairrl import __version__
+from coderepairrl.agents.command import Program
+from coderepairrl.agents.listing import program
+from coderepairrl.assembly.plan import AgentPlan, Plan
+from coderepairrl.config import Config
+from coderepairrl.environments import fingerprints
+from coderepairrl.protocols import Agent
+from coderepairrl.rollout import Terms
+from coderepairrl.types import Task
+
+TRAINING = "train"
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+
+
+class Difference(NamedTuple):
+    """A condition of an evaluation that is not that of training.
+
+    >>> print(Difference("eval", "temperature", "1", "0.2", meant=True))
+    evaluation eval has temperature 0.2, and training 1
+    """
+
+    evaluation: str
+    condition: str
+    training: str
+    here: str
+    meant: bool
+    """Whether the configuration says so."""
+
+    def __str__(self) -> str:
+        return f"evaluation {self.evaluation} has {self.condition} {self.here}, and training {self.training}"
+
+
+def conditions(plan: AgentPlan) -> dict[str, Any]:
+    """The conditions of training (``train``) and of each evaluation that has tasks, by its name, as plain data:
+    ``environments`` (`fingerprints`), ``agents`` with their versions and limits, ``sandboxes`` with theirs, and
+    ``sampling``."""
+    found = {
+        name: _of(tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
+        for name, tasks in plan.eval_tasks.items()
+        if tasks
+    }
+    if not isinstance(plan, Plan):
+        return found
+    when = plan.config.eval
+    found = found if when.before or when.every or when.after else {}
+    sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    return {TRAINING: _of(plan.train_tasks, plan.kinds, sampling), **found}
+
+
+def _of(tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
+    used = [kinds[name] for name in sorted({task.kind if task.kind in kinds else "" for task in tasks})]
+    agents = [{"name": each.agent.name, "version": _version(each.agent), **asdict(each.limits)} for each in used]
+    sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
+    return {
+        "environments": fingerprints(tasks),
+        "agents": agents,
+        "sandboxes": [{"name": name, **limits} for name, limits in sandboxes.items()],
+        "sampling": dict(sampling),
+    }
+
+
+def _version(agent: Agent) -> str:
+    """Of the program that a recipe installs, of an agent of ours that of this package."""
+    return (isinstance(agent, Program) and program(agent.recipe)) or f"coderepairrl=={__version__}"
+
+
+def differences(
+    found: Mapping[str, Any], training: Mapping[str, Any], config: Config | None = None
+) -> list[Difference]:
+    """What the evaluations among `found` (`conditions`) have that `training`, the conditions of a run's training, has
+    not.
+
+    Of environments it is the kind that counts, and of one that both have by its name, the digest: tasks of other
+    projects have other environments. `meant` are those that `config` sets for the evaluation itself; without one all of
+    agent, limits and sampling, since settings decide them.
+    """
+    known, result = _facts(training), []
+    for name, about in found.items():
+        here = _facts(about)
+        for fact in sorted(known.keys() & here.keys()) if name != TRAINING else ():
+            if not here[fact] <= known[fact]:
+                one, other = (", ".join(sorted(side)) for side in (known[fact], here[fact]))
+                result.append(Difference(name, fact, one, other, _meant(name, fact, config)))
+    return result
+
+
+def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
+    """By condition, the values that there are of it."""
+    parts = (*about["agents"], *about["sandboxes"])
+    limits = {key for part in parts for key in part} - {"name", "version"}
+    return {
+        "environments of kind": {each["kind"] for each in about["environments"]},
+        "agent": {f"{each['name']} ({each['version']})" for each in about["agents"]},
+        "sandbox": {each["name"] for each in about["sandboxes"]},
+        **{key: {f"{part[key]:g}" for part in parts if key in part} for key in limits},
+        **{key: {f"{value:g}"} for key, value in about["sampling"].items()},
+        **{f"environment {each['name']}": {each["digest"]} for each in about["environments"] if each["digest"]},
+    }
+
+
+def _meant(name: str, fact: str, config: Config | None) -> bool:
+    if fact.startswith("environment") or fact == "sandbox":
+        return False
+    if config is None:
+        return True
+    if fact in _SAMPLING:
+        return fact in config.eval.model_fields_set or fact in config.eval.also.get(name, {})
+    return bool(config.kinds)  # agents and limits are the run's but for what a kind has of its own

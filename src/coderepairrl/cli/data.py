@@ -24,13 +24,17 @@ def data_list(
     options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """The tasks of SOURCE by split and id; without it the shipped sources, with their tasks per split."""
+    """The tasks of SOURCE by split and id, and whether each is ready; without it the shipped sources, with their tasks
+    per split."""
     from coderepairrl import config
     from coderepairrl.certify import data
 
     if source is not None:
         tasks = data.listed(data.load(source, config.parse_options(options or [], "path")))
-        show(json.dumps(tasks) if as_json else "\n".join(f"{each['split']:<8} {each['id']}" for each in tasks))
+        lines = [f"{each['split']:<8} {each['id']:<40} {_state(each['lacks'])}" for each in tasks]
+        show(json.dumps(tasks) if as_json else "\n".join(lines))
+        if unready := sum(bool(each["lacks"]) for each in tasks):
+            _progress(f"{unready} of {counted(len(tasks), 'task')} not ready: crrl data prepare fetches what they lack")
         return
     listing = data.shipped()
     rows = {entry.source: f"{counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
@@ -65,6 +69,10 @@ def data_prepare(
     show("\n".join([counts(splits), *lines, *(f"image {each.pinned}" for each in found.images)]))
 
 
+def _state(lacks: list[str]) -> str:
+    return f"lacks {', '.join(lacks)}" if lacks else "ready"
+
+
 def _progress(line: str) -> None:
     print(logged(line), file=sys.stderr, flush=True)
 
@@ -80,6 +88,9 @@ def data_verify(
     reward: Annotated[list[str] | None, typer.Option(help="a reward to ask; may be repeated")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="write the tasks that hold, less flaky tests")
+    ] = None,
+    quarantine: Annotated[
+        Path | None, typer.Option(help="write those that do not hold, with the reason, for select.quarantine=FILE")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -98,6 +109,9 @@ def data_verify(
         count = data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
         why = "; ".join(f"{number} {reason}" for reason, number in data.left_out(verdicts).items())
         _progress(f"{output}: {counted(count, 'task')}; left out: {why or 'none'}")
+    if quarantine is not None:
+        kept = data.write_quarantine(data.apart(verdicts, made), quarantine)
+        _progress(f"{quarantine}: {counted(kept, 'task')}")
     show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
     if any(entry.lacks for entry in verdicts):
         raise typer.Exit(ExitCode.PREREQUISITE)

@@ -21,7 +21,7 @@ import stat
 import subprocess
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -435,7 +435,7 @@ def commit_folder(url: str, commit: str) -> Iterator[Path]:
     named = without_login(url)
     if not _COMMIT.fullmatch(commit):
         raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
-    cache = git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
+    cache = _cache_of(url)
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -446,6 +446,20 @@ def commit_folder(url: str, commit: str) -> Iterator[Path]:
         except subprocess.CalledProcessError:
             _fetch_once(url, commit, cache)
         yield cache
+
+
+def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
+    """Which of `commits` of `url` the cache has, so that opening them needs no network."""
+    cache = _cache_of(url)
+    if not cache.exists():
+        return []
+    asked = "".join(f"{commit}^{{tree}}\n" for commit in commits)
+    answers = git("cat-file", "--batch-check=%(objecttype)", folder=cache, stdin=asked.encode()).splitlines()
+    return [commit for commit, answer in zip(commits, answers, strict=True) if answer == b"tree"]
+
+
+def _cache_of(url: str) -> Path:
+    return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
 
 
 def _fetch_once(url: str, commit: str, cache: Path) -> None:

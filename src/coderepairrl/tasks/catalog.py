@@ -12,6 +12,7 @@ from coderepairrl import tasks
 from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
+from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
 BENCHMARKS = {
@@ -74,11 +75,19 @@ def splits(found: Iterable[Task]) -> dict[str, int]:
     return dict(Counter(task.split for task in found).most_common())
 
 
-def listed(found: Iterable[Task]) -> list[dict[str, str]]:
-    """A line for each task: ``id``, ``split``, ``workspace`` and ``environment``."""
+def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
+    """A line for each task: ``id``, ``split``, ``workspace``, ``environment``, and what it ``lacks`` here."""
+    tasks = list(found)
+    lacks = lacking(tasks)
     return [
-        {"id": task.id, "split": task.split, "workspace": task.workspace, "environment": task.environment}
-        for task in found
+        {
+            "id": task.id,
+            "split": task.split,
+            "workspace": task.workspace,
+            "environment": task.environment,
+            "lacks": list(lacks[task.id]),
+        }
+        for task in tasks
     ]
 
 

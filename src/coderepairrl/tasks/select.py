@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.patches import Size, size
+from coderepairrl.tasks.quarantine import outside
 from coderepairrl.types import Checks, Task
 
 TRAIN, HELD_OUT = "train", "test"
@@ -49,6 +51,9 @@ class Selection:
     """Files that the reference changes, at most."""
     max_hunks: int | None = None
     """Places that the reference changes, at most."""
+    quarantine: str = ""
+    """A file that `crrl data verify --quarantine FILE` wrote: without its tasks that are broken or flaky, and of others
+    only the tests that held."""
     seed: int | None = None
     """Draws the order; None is that of the source."""
     skip: int = 0
@@ -93,7 +98,9 @@ class Selection:
         return bool(task.reference) and all(a <= b for a, b in zip(size(task.reference), limits, strict=True))
 
     def of(self, tasks: list[Task]) -> list[Task]:
-        """The selection from `tasks`."""
+        """The selection from `tasks`. Raises `TaskError` for a file of quarantine that cannot be read."""
+        if self.quarantine:
+            tasks = outside(Path(self.quarantine).expanduser(), tasks)
         found = [task for task in tasks if self.takes(task)]
         if self.seed is not None:
             Random(self.seed).shuffle(found)

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coderepairrl import tasks
 from coderepairrl.certify import data
+from coderepairrl.tasks import quarantine
+from coderepairrl.types import Checks, Command, Task
 
 
 @pytest.fixture
@@ -152,3 +155,58 @@ def test_exams_take_options(crrl, tmp_path: Path, isolating: None) -> None:  # t
     assert "did you mean" in crrl("check", "sandbox", "bwrap", "memry=1", code=2).stderr
     as_in_a_run = crrl("check", "tasks", "jsonl", "tasks.options.path=tasks.jsonl", "--json").stdout
     assert json.loads(as_in_a_run) == report
+
+
+def test_flaky_and_broken_tasks_are_kept_apart_with_the_reason(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
+    """One task is sound; of others the reference does not apply, the check says nothing, or the commit is not there."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "maths.py").write_text("def add(a, b):\n    return a - b\n")
+    (work / "test_maths.py").write_text(
+        "import unittest\nfrom maths import add\n\n\nclass T(unittest.TestCase):\n"
+        "    def test_add(self):\n        self.assertEqual(add(2, 3), 5)\n"
+        "    def test_zero(self):\n        self.assertEqual(add(2, 0), 2)\n"
+    )
+    reference = (
+        "--- a/maths.py\n+++ b/maths.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n-    return a - b\n+    return a + b\n"
+    )
+    sound = {"id": "sound", "prompt": "add(2, 3) is -1", "language": "python", "workspace": "dir:work"}
+    sound |= {"reference": reference, "checks": {"commands": [["python3", "-m", "unittest", "-q"]]}}
+    rows = [
+        sound,
+        {**sound, "id": "broken", "reference": reference.replace("a - b", "never")},
+        {**sound, "id": "gone", "workspace": f"git:{tmp_path}/nowhere@{'1' * 40}"},
+        {**sound, "id": "wrong check", "checks": {"commands": [["true"]]}},
+    ]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    listed = crrl("data", "list", "jsonl", "path=tasks.jsonl")
+    assert [line.split(maxsplit=2)[-1].rpartition("  ")[2].strip() for line in listed.stdout.splitlines()][2] == (
+        "lacks commit"
+    )
+    assert "1 of 4 tasks not ready" in listed.stderr
+    asked = crrl("data", "verify", "jsonl", "path=tasks.jsonl", "--repeat", "2", "--quarantine", "apart.jsonl", code=1)
+    assert "apart.jsonl: 3 tasks" in asked.stderr
+    kept = {row["id"]: row["reason"] for row in map(json.loads, (tmp_path / "apart.jsonl").read_text().splitlines())}
+    assert kept.keys() == {"broken", "gone", "wrong check"}
+    assert "the reference applies" in kept["broken"] and "can be opened" in kept["gone"]
+    assert "the checks fail on the bug" in kept["wrong check"]
+    left = json.loads(
+        crrl("data", "list", "jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl", "--json").stdout
+    )
+    assert [(task["id"], task["lacks"]) for task in left] == [("sound", [])]
+    options = ("jsonl", "path=tasks.jsonl", "select.quarantine=apart.jsonl")
+    assert crrl("data", "verify", *options).stdout.endswith("1 task, 0 failed\n")
+    assert "exists already" in crrl("data", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
+    (tmp_path / "apart.jsonl").write_text("{}")
+    assert "keeps no tasks apart" in crrl("data", "list", *options, code=2).stderr
+
+
+def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path) -> None:
+    checks = Checks((Command(("pytest",)),), {}, ("a", "b"), ("c", "d"))
+    task = Task("one", "repair it", "python", "dir:x", b"x\n", checks=checks)
+    held = replace(task, checks=replace(checks, fail_to_pass=("a",), pass_to_pass=("d",)))
+    file = tmp_path / "apart.jsonl"
+    other = replace(task, id="other")
+    found = [quarantine.Verified(task, held, "2 runs say the same: no (b; c)"), quarantine.Verified(other, other, "")]
+    assert quarantine.write(found, file) == 1
+    assert quarantine.outside(file, [task, other]) == [held, other]

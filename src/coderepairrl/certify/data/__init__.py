@@ -1,12 +1,14 @@
 """``crrl data``: which tasks there are; prepare, verify and export them (docs/guides/tasks.md)."""
 
 from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
-from coderepairrl.certify.data.verify import TaskExam, left_out, table, verify
+from coderepairrl.certify.data.verify import TaskExam, apart, left_out, table, verify
 from coderepairrl.tasks.catalog import Listing, export, listed, load, shipped, splits
 from coderepairrl.tasks.harbor import IMAGE
 from coderepairrl.tasks.harbor import export as export_harbor
 from coderepairrl.tasks.overlap import Overlap, overlap
 from coderepairrl.tasks.overlap import report as shared
+from coderepairrl.tasks.quarantine import write as write_quarantine
+from coderepairrl.tasks.ready import lacking
 
 __all__ = [
     "IMAGE",
@@ -14,10 +16,12 @@ __all__ = [
     "Listing",
     "Overlap",
     "TaskExam",
+    "apart",
     "audit",
     "export",
     "export_harbor",
     "figure",
+    "lacking",
     "left_out",
     "listed",
     "load",
@@ -29,4 +33,5 @@ __all__ = [
     "splits",
     "table",
     "verify",
+    "write_quarantine",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
 from coderepairrl.rewards.tests import TO_INSTALL
 from coderepairrl.rewards.verify import Trial, answers, measuring_repair
+from coderepairrl.tasks import quarantine
 from coderepairrl.types import Task
 
 _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
@@ -126,6 +127,22 @@ def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
     lost = [exam for exam in exams if exam.task and exam.settled is None]
     firsts = (next((one.name for one in exam.findings if not one.ok), "") for exam in lost)
     return dict(Counter(f"{name}: no" if name else _UNSTEADY for name in firsts).most_common())
+
+
+def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.Verified]:
+    """What `quarantine.write` takes: the tasks among `tasks` that were asked, with the first answer that was wrong.
+
+    A sandbox that lacks what checks need says nothing about a task.
+    """
+    known = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
+
+    def reason(exam: TaskExam) -> str:
+        wrong = next((one for one in exam.findings if not one.ok), None)
+        return f"{wrong.name}: no ({wrong.detail})" if wrong else "" if exam.settled else _UNSTEADY
+
+    return [
+        quarantine.Verified(task, known[task.id].settled, reason(known[task.id])) for task in tasks if task.id in known
+    ]
 
 
 def table(exams: Sequence[TaskExam]) -> str:

@@ -1,0 +1,81 @@
+"""Tasks that were found broken or flaky, kept apart with the reason: a file of one JSON object per line.
+
+``{"id": ..., "reason": ...}`` is a task that may not be used; one with ``fail_to_pass`` and ``pass_to_pass`` may be,
+with these tests alone, since others did not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.runs.storage import replace_file
+from coderepairrl.types import Task
+
+
+class Verified(NamedTuple):
+    """A task that was asked: as it may be used (`certify.task_source.Study`), if at all, and what was wrong with it."""
+
+    task: Task
+    settled: Task | None
+    reason: str
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    id: str
+    reason: str
+    fail_to_pass: list[str] | None = None
+    pass_to_pass: list[str] | None = None
+
+
+def write(found: Iterable[Verified], path: Path) -> int:
+    """Write what is not as it should be among `found` to `path`, whole or not at all; how many tasks that is.
+
+    Raises `UsageError` when the file exists already or cannot be written.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already", fix="remove it, or name another file")
+    lines = []
+    for each in found:
+        if each.settled is None:
+            lines.append(_Entry(id=each.task.id, reason=each.reason))
+        elif each.reason and each.settled.checks != each.task.checks:
+            held = each.settled.checks
+            failing, passing = list(held.fail_to_pass), list(held.pass_to_pass)
+            lines.append(_Entry(id=each.task.id, reason=each.reason, fail_to_pass=failing, pass_to_pass=passing))
+    try:
+        with replace_file(path) as partial:
+            partial.write_text("".join(f"{line.model_dump_json(exclude_none=True)}\n" for line in lines), "utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", fix="name a file in a folder that you may write to") from error
+    return len(lines)
+
+
+def outside(path: Path, tasks: Sequence[Task]) -> list[Task]:
+    """Those of `tasks` that the file at `path` does not keep apart, with the tests that held. Raises `TaskError`."""
+    try:
+        entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
+    except OSError as error:
+        raise TaskError(
+            f"{path}: {error.strerror}", fix="crrl data verify SOURCE --quarantine FILE writes it"
+        ) from error
+    except ValueError as error:
+        raise TaskError(
+            f"{path} keeps no tasks apart: {error}", fix="crrl data verify SOURCE --quarantine FILE writes it"
+        ) from error
+    known = {entry.id: entry for entry in entries}
+    found = []
+    for task in tasks:
+        if (kept := known.get(task.id)) is None:
+            found.append(task)
+        elif kept.fail_to_pass is not None:
+            failing, passing = tuple(kept.fail_to_pass), tuple(kept.pass_to_pass or ())
+            found.append(replace(task, checks=replace(task.checks, fail_to_pass=failing, pass_to_pass=passing)))
+    return found

@@ -1,0 +1,56 @@
+"""What tasks need that is not on this machine yet."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from coderepairrl.environments import KIND
+from coderepairrl.errors import TaskError
+from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
+from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.rootfs import find
+from coderepairrl.sandbox.workspace import commits_at_hand
+from coderepairrl.types import Task
+
+
+def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
+    """By the id of each task, which of ``commit``, ``image``, ``folder`` and ``environment`` it needs and has not; none
+    where it can be opened without a network. Nothing is fetched, and no file of an environment is read."""
+    wanted = list(tasks)
+    by_url = defaultdict[str, list[str]](list)
+    for task in wanted:
+        if task.workspace.startswith("git:"):
+            url, _, commit = task.workspace.removeprefix("git:").rpartition("@")
+            by_url[url].append(commit)
+    here = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in commits_at_hand(url, some)}
+    return {
+        task.id: tuple(
+            what for what in (_workspace(task, here), "" if _has_environment(task) else "environment") if what
+        )
+        for task in wanted
+    }
+
+
+def _workspace(task: Task, commits: set[str]) -> str:
+    """What is not there of the task's workspace; empty if it is."""
+    kind, _, where = task.workspace.partition(":")
+    if kind == "git":
+        return "" if task.workspace in commits else "commit"
+    if kind == "dir":
+        return "" if Path(where).is_dir() else "folder"
+    try:
+        if kind == "image":
+            find(where, SANDBOX_USER if os.geteuid() == 0 else None)
+    except TaskError:
+        return "image"
+    return ""
+
+
+def _has_environment(task: Task) -> bool:
+    kind, _, where = task.environment.partition(":")
+    if kind == KIND:
+        return (environment_folder(task.environment) / ENVIRONMENT_RECORD).is_file()
+    return kind != "venv" or (Path(where) / "pyvenv.cfg").is_file()

@@ -1,6 +1,7 @@
 """Does SWE-bench without Docker give the benchmark's own verdicts? (docs/measurements/benchmarks.md)
 
     python benchmarks/swe_bench_native.py instances --rows swebench_verified.jsonl.gz --out held.jsonl
+    python benchmarks/swe_bench_native.py instances --rows gym.jsonl.gz --specifications constants.py --out out.jsonl
     python benchmarks/swe_bench_native.py predictions --rows swebench_lite.jsonl.gz --name lite --held held.jsonl \\
         --pairs swebench_pairs.jsonl.gz --out predictions.jsonl
     python benchmarks/swe_bench_native.py table held.jsonl predictions.jsonl
@@ -9,7 +10,8 @@
 `instances`: each instance of ``--repository`` (all that have a specification, if none is named), its reference and no
 patch at all, in its native environment (``workspace=native``), judged by the harness. `predictions`: real patches with
 published outcomes (JSON lines with ``instance_id``, ``system``, ``dataset``, ``model_patch`` and ``resolved``), on the
-instances that hold by ``--held``. What is in ``--out`` already is not run again. Commits come from ``--clone``.
+instances that hold by ``--held``. What is in ``--out`` already is not run again. Commits come from ``--clone``;
+with ``--specifications`` the rows are SWE-Gym's.
 """
 
 from __future__ import annotations
@@ -92,6 +94,9 @@ async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> Non
 
 def chosen(given: argparse.Namespace) -> list[Task]:
     """The instances of the table that have a specification."""
+    if given.specifications:
+        options = {"workspace": "native", "specifications": given.specifications, "clone": given.clone}
+        return list(tasks.make("swe_gym", path=str(given.rows), **options))
     options = {"name": given.name, "workspace": "native", "all_native": True, "clone": given.clone}
     return list(tasks.make("swe_bench", path=str(given.rows), **options))
 
@@ -139,6 +144,7 @@ def main() -> None:
     parser.add_argument("results", nargs="*", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--name", default="verified")
+    parser.add_argument("--specifications")
     parser.add_argument("--clone", default="https://github.com/{repository}.git")
     parser.add_argument("--repository", action="append", default=[])
     parser.add_argument("--held", type=Path, action="append", default=[])

@@ -78,6 +78,8 @@ def wheel(folder: Path) -> None:
     folder.mkdir()
     files = {
         "crrl_test_helper.py": "def nearly(a, b):\n    return abs(a - b) < 1e-9\n",
+        "crrl_test_helper-1.0.data/scripts/crrl_tool.py": "#!python\n'A tool.'\n"
+        "from __future__ import division\nprint(1 / 2)\n",
         "crrl_test_helper-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: crrl-test-helper\nVersion: 1.0\n",
         "crrl_test_helper-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }

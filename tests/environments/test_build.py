@@ -14,7 +14,15 @@ import pytest
 from coderepairrl import sandbox
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.tasks import check_workspaces
-from coderepairrl.environments import Specification, build, check_unchanged, differences, record, states
+from coderepairrl.environments import (
+    CondaFile,
+    Specification,
+    build,
+    check_unchanged,
+    differences,
+    record,
+    states,
+)
 from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError, UsageError
 from coderepairrl.processes.caches import environments_cache
@@ -80,6 +88,44 @@ async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_bu
         assert await box.diff() == b"", "what the build makes is no change of the agent's"
         assert "Provides-Extra: tests" in (await box.read("backend.py")).decode()
     backend.close()
+
+
+async def test_commands_of_a_benchmark_install_what_they_say(cache: Path, tmp_path: Path, isolating: None) -> None:
+    """With make, pip in both spellings, requirement files, and editable installations, which are none here."""
+    files = {
+        "Makefile": "init:\n\t@pip install -e .\n\t@python -m pip install -r requirements-dev.txt\n",
+        "requirements-dev.txt": "-e .[tests]\ncrrl_test_helper\n",
+    }
+    workspace = project(tmp_path / "shop", SHOP | files)
+    missing = "pip install --no-index no-such-package-anywhere"
+    asked = Specification(workspace=workspace, python=system_python(), install=f"{missing} || true\nmake init")
+    made = await build(asked)
+    assert made.packages["shop"] == "1.0" and made.packages["crrl_test_helper"] == "1.0"
+    task = Task("shop", "p", "python", workspace, b"", environment=f"venv:{made.folder}")
+    backend = sandbox.make(sandbox.choose().name)
+    async with backend.open(task) as box:
+        said = await box.exec(["python", "-c", "import shop; print(shop.__file__, shop.version)"], cwd="/tmp")
+        assert said.output.decode().split() == [f"{box.workdir}/src/shop/__init__.py", "1.0"]
+        tool = await box.exec(["sh", "-c", "crrl_tool.py"])
+        assert tool.output.startswith(b"0.5"), "a script that is a module, too"
+        assert await box.diff() == b""
+    backend.close()
+    with pytest.raises(TaskError, match="no-such-package-anywhere"):
+        await build(asked.model_copy(update={"install": f"{missing}\nmake init"}))
+
+
+async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_path: Path, isolating: None) -> None:
+    """Of the commit that the benchmark names, edited as it says, with the Python that the file names."""
+    text = f"dependencies:\n  - python={system_python()}\n  - crrl_test_helper=1\n  - no-such-package-anywhere\n"
+    before = project(tmp_path / "shop", SHOP | {"ci/environment.yml": text})
+    (tmp_path / "shop/ci/environment.yml").unlink()
+    after = project(tmp_path / "shop")
+    edits = ("sed -i /no-such/d environment.yml",)
+    there = CondaFile(paths=("environment.yml", "ci/environment.yml"), workspace=before, edits=edits)
+    made = await build(Specification(workspace=after, python="", conda=there))
+    assert made.packages["crrl_test_helper"] == "1.0" and made.packages["shop"] == "1.0"
+    with pytest.raises(TaskError, match=r"has none of environment\.yml, ci/environment\.yml"):
+        await build(Specification(workspace=after, python="", conda=there.model_copy(update={"workspace": ""})))
 
 
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:

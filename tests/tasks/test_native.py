@@ -77,6 +77,14 @@ def test_a_script_keeps_its_tests_and_loses_its_container() -> None:
     assert not checks(row(eval_script=None), image=True)
 
 
+def test_tests_that_ask_a_web_site_are_served_here() -> None:
+    asked = row(repo="psf/requests", version="2.3")
+    before, _, tests = script(asked).partition(": '>>>>> Start Test Output'")
+    assert "export HTTPBIN_URL=http://localhost:" in before and "python3 test_sum.py" in tests
+    assert "httpbin==0.10.2" in Specification.parse(environment(asked, "https://example.org/r")).requirements
+    assert "HTTPBIN" not in script(row())
+
+
 async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path, isolating: None) -> None:
     """The workspace's only commit is not the one that the script names; no patch keeps its own version of a test."""
     folder = tmp_path / "repo"
@@ -103,6 +111,9 @@ def test_an_environment_is_what_the_benchmark_specifies() -> None:
     assert not any("apt-get" in edit for edit in sphinx.edits)
     pylint = Specification.parse(environment(row(repo="pylint-dev/pylint", version="2.15"), "https://example.org/r"))
     assert pylint.files == ("requirements_test.txt",)
+    about = {"repo": "pydata/xarray", "version": "0.12", "environment_setup_commit": "2" * 40}
+    xarray = Specification.parse(environment(row(**about), "https://example.org/r"))
+    assert xarray.conda and xarray.conda.workspace == f"git:https://example.org/r@{'2' * 40}"
     for other in (row(repo="scikit-learn/scikit-learn", version="1.3"), row(repo="a/b"), row(version="0.1")):
         assert not specified(other)
         with pytest.raises(TaskError, match="a__b-1 has no specification"):

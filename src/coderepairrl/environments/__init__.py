@@ -1,7 +1,7 @@
 """What a task needs to run: Python environments, built from a specification, and images, fetched and unpacked without a
 daemon or root. Sandboxes are shown both read-only."""
 
-from coderepairrl.environments.build import KIND, Environment, Specification, build
+from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build
 from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.prepare import prepare_environments
@@ -10,6 +10,7 @@ from coderepairrl.environments.verify import check_unchanged, states
 
 __all__ = [
     "KIND",
+    "CondaFile",
     "Difference",
     "Environment",
     "Fingerprint",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -24,6 +25,7 @@ from pydantic import Base64Bytes, BaseModel, ConfigDict, ValidationError
 from uv import find_uv_bin
 
 from coderepairrl import sandbox as sandboxes
+from coderepairrl.environments import conda
 from coderepairrl.environments.index import index_hosts, index_settings, local_folders, proxy
 from coderepairrl.environments.pythons import interpreter
 from coderepairrl.environments.verify import check_unchanged, digest_of, share
@@ -47,7 +49,28 @@ _PIECE = 32 << 20
 _MEMBERS = 1 << 20
 _SHOWN = 600
 _BUILD = (resources.files(__package__) / "programs/build.sh").read_text()
+_CONDA = """
+for path in "$@"; do
+    if [ -f "$path" ]; then
+        cp "$path" /tmp/environment.yml && cd /tmp && bash -eu >&2 && exec cat environment.yml
+    fi
+done
+exit 1
+"""
 _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text()
+
+
+class CondaFile(BaseModel):
+    """A conda environment file of a project, whose packages are taken from the package index (`conda.requirements`)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    paths: tuple[str, ...]
+    """Where it may be; the first that there is counts."""
+    workspace: str = ""
+    """The commit it is taken from, as `Task.workspace`; empty: the project's."""
+    edits: tuple[str, ...] = ()
+    """Shell commands that change it, in a folder where it is ``environment.yml``."""
 
 
 class Specification(BaseModel):
@@ -65,7 +88,9 @@ class Specification(BaseModel):
     workspace: str
     """The project at the commit that its environment is built for, as `Task.workspace`."""
     python: str
-    """``MAJOR.MINOR``."""
+    """``MAJOR.MINOR``; empty: what its conda file asks for."""
+    conda: CondaFile | None = None
+    """What is installed together with its requirements."""
     requirements: tuple[str, ...] = ()
     """What is installed before the project, as pip takes it."""
     files: tuple[str, ...] = ()
@@ -76,6 +101,9 @@ class Specification(BaseModel):
     """Only packages that were uploaded before this date (``YYYY-MM-DD``) are taken; empty: the newest."""
     edits: tuple[str, ...] = ()
     """Shell commands that change the project's files before it is built. A task's workspace does not have them."""
+    install: str = ""
+    """Commands of bash that install the project and what it needs; empty: the project is installed, with `extras`.
+    Their pip is uv, and what they install of the project is not editable, since its modules leave the environment."""
     version: str = ""
     """What the project is to think its version is, where it asks git for it."""
 
@@ -129,13 +157,14 @@ async def build(specification: Specification) -> Environment:
         if (target / ENVIRONMENT_RECORD).exists():
             await asyncio.to_thread(check_unchanged, target)
         else:
-            python = await asyncio.to_thread(interpreter, specification.python)
+            asked = await _with_conda(specification) if specification.conda else specification
+            python = await asyncio.to_thread(interpreter, asked.python)
             shutil.rmtree(target, ignore_errors=True)  # what an interrupted build left
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(mode=0o755)
             check_reachable(partial)
-            about = await _build(specification, python, partial)
+            about = await _build(asked, python, partial)
             about |= {"specification": specification.model_dump(), "python": str(python), "uv": version("uv")}
             await asyncio.to_thread(share, partial)
             about["digest"] = await asyncio.to_thread(digest_of, partial)
@@ -145,12 +174,32 @@ async def build(specification: Specification) -> Environment:
     return Environment(target, about["packages"], about["digest"])
 
 
+async def _with_conda(specification: Specification) -> Specification:
+    """`specification` with what its conda file asks for. Raises `TaskError` where the project has none."""
+    file = specification.conda
+    assert file is not None
+    where = file.workspace or specification.workspace
+    backend = sandboxes.make(sandboxes.choose().name)
+    try:
+        async with backend.open(Task("environment/conda", "build", "python", where, b"")) as box:
+            argv = ["bash", "-c", _CONDA, "bash", *file.paths]
+            done = await box.exec(argv, stdin="\n".join(file.edits).encode(), timeout=_SECONDS, max_bytes=_PIECE)
+    finally:
+        backend.close()
+    if not done.ok:
+        why = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
+        raise TaskError(f"{where} has none of {', '.join(file.paths)}: {why}", fix="correct its specification")
+    python, found = conda.requirements(done.output.decode("utf-8", "replace"))
+    wanted = (*found, *specification.requirements)
+    return specification.model_copy(update={"python": specification.python or python, "requirements": wanted})
+
+
 async def _build(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
     """Fill `target`; what is to be known of it, as plain data."""
     uv = await asyncio.to_thread(_uv)
     shown = [str(uv.parent), *local_folders()] + ([] if python.is_relative_to("/usr") else [str(python.parent.parent)])
     choice = sandboxes.choose()
-    options = {"disk_bytes": _ROOM, "tmp_bytes": _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
+    options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
     backend = sandboxes.make(choice.name, binds=shown, **options)
     task = Task(f"environment/{target.stem}", "build", "python", specification.workspace, b"")
     try:
@@ -179,10 +228,13 @@ async def _install(
     box: Sandbox, spec: Specification, uv: Path, python: Path, reached: str, target: Path, refused: list[str]
 ) -> dict[str, Any]:
     env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, "PYTHONDONTWRITEBYTECODE": "", **index_settings()}
-    if spec.version:
+    install = spec.install
+    if spec.version and install:  # the commands may build other projects, too, whose version is not this one
+        install = f"git tag {shlex.quote(spec.version)}\n{install}"
+    elif spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
     argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]
-    argv += spec.requirements
+    argv += [install, *spec.requirements]
     env = {name: value for name, value in env.items() if value or name == "PYTHONDONTWRITEBYTECODE"}
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not built.ok:

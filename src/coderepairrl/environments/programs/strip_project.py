@@ -17,6 +17,9 @@ import sysconfig
 from collections import Counter
 from pathlib import Path
 
+FUTURE = re.compile(rb"^from __future__ ", re.MULTILINE)
+HEAD = re.compile(rb"\A#!/bin/sh\n(#.*\n)?'''exec' .*\n' '''\n")
+"""How a script of a relocatable environment begins; as a module it can have no `from __future__` after that."""
 NO_MODULE = re.compile(r"(\.\./|[^/]+\.(dist-info|data)/)|.*\.pyc$")
 
 
@@ -55,6 +58,13 @@ def remove(packages, name):
         folder.rmdir()
 
 
+def mend(script):
+    """Let the first Python on the path run a script that may not begin as those of a relocatable environment do."""
+    content = script.read_bytes()
+    if FUTURE.search(content):
+        script.write_bytes(HEAD.sub(b"#!/usr/bin/env python\n", content))
+
+
 def main(workspace):
     """Strip the environment, and print what there is to know of it."""
     packages = Path(sysconfig.get_paths()["purelib"])
@@ -76,6 +86,9 @@ def main(workspace):
         (record / "direct_url.json").unlink()  # a path of this sandbox
         path = packages / "workspace.pth"
         path.write_text(str(Path(workspace, about["imports"])) + "\n", encoding="utf-8")
+    for script in Path(sys.executable).parent.iterdir():
+        if script.is_file() and not script.is_symlink():
+            mend(script)
     # by content where Python can: times of files change when environments share them
     mode = getattr(getattr(py_compile, "PycInvalidationMode", None), "UNCHECKED_HASH", None)
     compileall.compile_dir(str(packages), quiet=2, maxlevels=20, **({"invalidation_mode": mode} if mode else {}))

@@ -13,10 +13,11 @@ import shlex
 import subprocess
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from coderepairrl.environments import Specification
+from coderepairrl.environments import CondaFile, Specification
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import HARNESS
 from coderepairrl.processes.installs import tool
@@ -31,8 +32,7 @@ TIMEOUT = 1800.0
 _PROGRAM = (resources.files(__package__) / "programs/swebench_specifications.py").read_text()
 _IMAGE = "use its image: workspace=image"
 _FILES = ("requirements.txt", "environment.yml")
-"""What ``packages`` may say instead of requirements. Of a conda environment we take none: what the tests import by
-default is in ``pip_packages``, and tests of optional packages are skipped or fail."""
+"""What ``packages`` may say instead of requirements."""
 _LEFT_OUT = re.compile(
     r"^(source \S+/activate|conda activate \S+|cd /testbed|(python -m )?pip install .*"
     r"|git (config|status|show|-c core\.fileMode=false diff)\b.*)$"
@@ -43,6 +43,19 @@ _TOX = re.compile(r"^tox --current-env -epy3\d+ -v --", re.MULTILINE)
 _PYTEST = "python -X dev -m pytest -rA"
 """What tox runs for sphinx."""
 _EXTRAS = re.compile(r"pip install (?:-e )?\.(\[[\w,-]+\])?")
+_HTTPBIN = {"psf/requests": ("httpbin==0.10.2", "trustme==1.2.0", "werkzeug==3.1.3")}
+"""What serves as httpbin.org, for repositories whose tests ask that web site."""
+_SERVE = f"""\
+if grep -rqs HTTPBIN_URL --include='*.py' .; then
+    exec 3< <(exec python -I /dev/stdin /tmp/authority.pem 2>/dev/null <<'END_OF_SERVER'
+{(resources.files(__package__) / "programs/serve_httpbin.py").read_text()}END_OF_SERVER
+    )
+    trap "kill $!" EXIT
+    read -r -u 3 port
+    export HTTPBIN_URL=http://localhost:$port/ https_proxy=http://localhost:$port
+    cat /tmp/authority.pem >>requests/cacert.pem
+fi"""
+"""What comes before the tests of a version that takes the site's address from the environment."""
 _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b")
 """In preparations that change the machine or fetch from elsewhere."""
 
@@ -52,7 +65,12 @@ def _published() -> dict[str, Any]:
     """The benchmark's ``specifications`` by repository and version, and its ``requirements`` files by repository."""
     inside = tool("swebench-specifications", PACKAGES)
     [package] = inside.glob("lib/python3*/site-packages/swebench")
-    command = [str(inside / "bin/python"), "-I", "-c", _PROGRAM, str(package)]
+    return constants(inside / "bin/python", package / "harness/constants/python.py")
+
+
+def constants(python: Path, file: Path) -> dict[str, Any]:
+    """What `swebench_specifications.py` prints of a harness's `file`, which the interpreter `python` runs."""
+    command = [str(python), "-I", "-c", _PROGRAM, str(file)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     published: dict[str, Any] = json.loads(done.stdout)
     return published
@@ -76,11 +94,15 @@ def environment(row: Row, url: str) -> str:
         raise TaskError(f"{instance} has no specification of an environment that needs packages alone", fix=_IMAGE)
     spec = published["specifications"][row.text("repo")][version]
     listed = spec.get("packages", "")
+    conda, setup = published["environments"].get(row.text("repo"), ()), row.maybe("environment_setup_commit")
     found = _EXTRAS.search(spec["install"])
     asked = Specification(
         workspace=f"git:{url}@{row.text('base_commit')}",  # what the project needs changes within a version
         python=spec["python"],
-        requirements=(*_words(listed), *spec.get("pip_packages", ())),
+        conda=CondaFile(paths=conda, workspace=f"git:{url}@{setup}" if setup else "")
+        if listed == "environment.yml"
+        else None,
+        requirements=(*_words(listed), *spec.get("pip_packages", ()), *_HTTPBIN.get(row.text("repo"), ())),
         files=tuple(published["requirements"].get(row.text("repo"), ())) if listed == "requirements.txt" else (),
         extras=(found and found[1]) or "",
         before=BEFORE,
@@ -118,4 +140,6 @@ def script(row: Row) -> str:
     """
     text = row.text("eval_script").replace(row.text("base_commit"), "HEAD")
     kept = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]
+    if row.text("repo") in _HTTPBIN:
+        kept[1:1] = [_SERVE]
     return _TOX.sub(_PYTEST, "\n".join(kept))

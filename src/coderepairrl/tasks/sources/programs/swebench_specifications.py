@@ -1,16 +1,17 @@
-"""Prints SWE-bench's specifications of environments for Python, as JSON; run with the path of an installed package.
+"""Prints specifications of environments for Python as JSON; run with the path of the harness's file that has them.
 
-``specifications`` by repository and version, and where a repository keeps its requirements (``requirements``).
+``specifications`` by repository and version; where a repository keeps its requirements (``requirements``) and its conda
+environment (``environments``), by repository.
 """
 
 import json
 import runpy
 import sys
-from pathlib import Path
 
-found = runpy.run_path(str(Path(sys.argv[1], "harness/constants/python.py")))
+found = runpy.run_path(sys.argv[1])
 about = {
-    "specifications": found["MAP_REPO_VERSION_TO_SPECS_PY"],
+    "specifications": found.get("MAP_REPO_VERSION_TO_SPECS_PY") or found["MAP_REPO_VERSION_TO_SPECS"],
     "requirements": found["MAP_REPO_TO_REQS_PATHS"],
+    "environments": found["MAP_REPO_TO_ENV_YML_PATHS"],
 }
 json.dump(about, sys.stdout)

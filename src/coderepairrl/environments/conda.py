@@ -1,0 +1,76 @@
+"""Environment files of conda, as requirements of the Python Package Index.
+
+A package of conda is taken for the one of the same name, but for those in `RENAMED`; what is no package of Python
+(compilers, C libraries) or is not in the index is left out. Builds, channels and hashes have no counterpart there.
+"""
+
+from __future__ import annotations
+
+import re
+
+RENAMED = {
+    "blas": "",
+    "cdms2": "",
+    "dask-core": "dask",
+    "eccodes": "",
+    "gdal": "",
+    "graphviz": "",
+    "hdf5": "",
+    "iris": "scitools-iris",
+    "libnetcdf": "",
+    "matplotlib-base": "matplotlib",
+    "msgpack-python": "msgpack",
+    "nodejs": "",
+    "openjdk": "",
+    "pip": "",
+    "pynio": "",
+    "pytables": "tables",
+    "python": "",
+    "python-graphviz": "graphviz",
+    "python-xxhash": "xxhash",
+    "pytorch": "torch",
+    "tiledb": "",
+    "tiledb-py": "tiledb",
+}
+"""Names in the index of packages that conda has under others; empty for those that are left out."""
+_PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
+_ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
+
+
+def requirements(text: str) -> tuple[str, list[str]]:
+    """The version of Python (``MAJOR.MINOR``, or nothing) that an environment file asks for, and its requirements.
+
+    >>> requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
+    ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
+    """
+    python, found = "", list[str]()
+    listed, pip = False, -1  # within `dependencies`; how deep the list of pip is indented
+    for line in text.splitlines():
+        if re.match(r"\w", line):
+            listed, pip = line.startswith("dependencies:"), -1
+        item = _ITEM.match(line)
+        if not listed or item is None:
+            continue
+        indent, entry = len(item["indent"]), item["text"].strip("\"'")
+        if entry == "pip:":
+            pip = indent
+        elif 0 <= pip < indent:
+            found.append(entry)
+        elif package := _PACKAGE.match(entry):
+            name, version = package["name"].lower(), _version(package["version"])
+            if name == "python":
+                python = ".".join(re.findall(r"\d+", version)[:2])
+            if name := RENAMED.get(name, name):
+                found.append(name + version)
+    return python, found
+
+
+def _version(asked: str) -> str:
+    """A version as pip takes it. With one sign of equality, or none, conda means all that begin so."""
+    parts = []
+    for each in filter(None, asked.replace(" ", "").split(",")):
+        if each[:2] in ("==", "!=", ">=", "<=", "~=") or each[0] in "<>":
+            parts.append(each)
+        else:
+            parts.append(f"=={each.lstrip('=').partition('=')[0].removesuffix('*').rstrip('.')}.*")
+    return ",".join(parts)

@@ -1,0 +1,43 @@
+"""Serves what httpbin.org does on a free port of localhost: by HTTP, by HTTPS, and as a proxy to httpbin.org by HTTPS.
+
+Run by the Python of an environment with httpbin, werkzeug and trustme, with the path to write the certificate of its
+authority to, which is made for this one server. Prints the port when it listens.
+"""
+
+import socket
+import ssl
+import sys
+
+import trustme
+from httpbin import app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+TLS_HANDSHAKE = b"\x16"
+authority = trustme.CA()
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+authority.issue_cert("httpbin.org", "localhost").configure_cert(context)
+
+
+class Handler(WSGIRequestHandler):  # type: ignore[misc]
+    """One connection."""
+
+    request: socket.socket
+    protocol_version = "HTTP/1.1"
+
+    def setup(self) -> None:
+        """Speak TLS with those who begin with it."""
+        if self.request.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE:
+            self.request = context.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def do_CONNECT(self) -> None:
+        """Be the host that is asked for."""
+        self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        self.setup()
+        self.close_connection = False
+
+
+server = make_server("localhost", 0, app, threaded=True, request_handler=Handler)
+authority.cert_pem.write_to_path(sys.argv[1])
+print(server.port, flush=True)
+server.serve_forever()

@@ -581,6 +581,8 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
         assert not overlap(train, test).commits
     assert {task.repository for task in drawn} > {"a/first", "a/second"}
     assert "a/second" not in {task.repository for task in first}  # contiguous
+    short = list(make("thesis", max_prompt=3000, **options))
+    assert max(len(task.prompt) for task in short) <= 3000 and len(short) == 1003
     of_both = {task.id for task in make("swe_bench", name="multilingual", path=options["multilingual"])}
     rows = list(make("swe_bench", name="multilingual", path=options["multilingual"]))
     assert {task.id for task in first if task.split == "test"} == {task.id for task in rows[250:]}

@@ -24,11 +24,12 @@ DROPPED = "fastlane/fastlane"
 
 class Thesis(TaskSource):
     """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual to train on, shuffled by
-    `seed`; the rest of the latter is held out (split ``test``). None is of `DROPPED`.
+    `seed`; the rest of the latter is held out (split ``test``). None is of `DROPPED`, or has an issue of more than
+    `max_prompt` characters, which would leave little of an episode's tokens for anything else.
 
-    With `rows` ``drawn`` they are drawn by `seed` from all but `DROPPED`: 1,000, and 43 held out. With ``first`` they
-    are the first rows, from which `DROPPED` is taken afterwards, as the thesis did it: 993, and 50 held out. In such
-    rows one repository follows upon another, so that neighbours are alike, and only some projects are seen.
+    With `rows` ``drawn`` they are drawn by `seed` from what is left without those: 1,000, and 43 held out. With
+    ``first`` they are the first rows, from which those are taken afterwards, as the thesis did it: 993, and 50 held
+    out. In such rows one repository follows upon another, so that only some projects are seen.
 
     `swe_gym` and `multilingual` are files or folders of rows; without them they are the hub's, of `swe_gym_revision`
     and `multilingual_revision`. `workspace` and `clone` are those of `benchmark.Repositories`.
@@ -46,6 +47,7 @@ class Thesis(TaskSource):
         rows: Literal["drawn", "first"] = "drawn",
         from_swe_gym: int = 750,
         from_multilingual: int = 250,
+        max_prompt: int = 20_000,
         seed: int = 42,
         workspace: Workspace = "git",
         clone: str = "",
@@ -57,7 +59,7 @@ class Thesis(TaskSource):
             ),
         }
         self._asked = {"swe_gym": from_swe_gym, "multilingual": from_multilingual}
-        self._drawn, self._seed = rows == "drawn", seed
+        self._drawn, self._seed, self._max_prompt = rows == "drawn", seed, max_prompt
         self._tasks: tuple[Task, ...] = ()
 
     def prepare(self) -> None:
@@ -74,7 +76,7 @@ class Thesis(TaskSource):
         if problems:
             raise several(problems)
         if self._drawn:
-            there = {name: _without_dropped(tasks) for name, tasks in there.items()}
+            there = {name: self._usable(tasks) for name, tasks in there.items()}
             for tasks in there.values():
                 Random(self._seed).shuffle(tasks)
         for name, tasks in there.items():
@@ -89,12 +91,15 @@ class Thesis(TaskSource):
         self._tasks = tuple(
             replace(task, split=split)
             for split, tasks in ((TRAIN, train), (HELD_OUT, held_out))
-            for task in _without_dropped(tasks)
+            for task in self._usable(tasks)
         )
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()
         return iter(self._tasks)
+
+    def _usable(self, tasks: list[Task]) -> list[Task]:
+        return [task for task in tasks if task.repository != DROPPED and len(task.prompt) <= self._max_prompt]
 
 
 def _without_hub(error: CodeRepairError, name: str) -> CodeRepairError:
@@ -102,7 +107,3 @@ def _without_hub(error: CodeRepairError, name: str) -> CodeRepairError:
     where = f"name a file of its rows: {name}=FILE (in a run tasks.options.{name}=FILE)"
     install = isinstance(error, PrerequisiteError)
     return type(error)(str(error), fix=f"{error.fix if install else 'connect this machine once'}; or {where}")
-
-
-def _without_dropped(tasks: list[Task]) -> list[Task]:
-    return [task for task in tasks if task.repository != DROPPED]

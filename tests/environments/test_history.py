@@ -150,6 +150,16 @@ def test_objects_of_this_machine_are_out_of_reach(place: Path) -> None:
         assert git(outside, "rev-list", "--count", "--all") != "0"
 
 
+def test_package_caches_go(place: Path) -> None:
+    repository(place / "tree/testbed")
+    for name in ("root/.cache/pip/wheels", "home/a/.cache/uv", "root/.cache/other", "testbed/.cache/pip"):
+        (place / "tree" / name).mkdir(parents=True)
+        (place / "tree" / name / "app-2.whl").write_text("a later version")
+    assert reduce(place / "tree", "testbed", place).removed == ("home/a/.cache/uv", "root/.cache/pip")
+    left = sorted(str(path.relative_to(place / "tree")) for path in (place / "tree").rglob("*.whl"))
+    assert left == ["root/.cache/other/app-2.whl", "testbed/.cache/pip/app-2.whl"]
+
+
 def test_other_repositories_and_bundles_with_the_commit_go_and_others_stay(place: Path) -> None:
     tree = place / "tree"
     repo = repository(tree / "testbed")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,9 @@ from coderepairrl.errors import PrerequisiteError, Several, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
-from .made import archive, configuration, digest, entry, folder, gzipped, hard, layout, link, saved
+from .conftest import HISTORY, repository
+from .made import archive, configuration, digest, entry, folder, gzipped, hard, layout, link, packed, saved
+from .test_history import mentions
 
 USER = SANDBOX_USER if os.geteuid() == 0 else None
 LAYERS = [
@@ -39,12 +42,14 @@ def tree_of(ready: ReadyImage) -> Path:
     return where / "tree"
 
 
-@pytest.mark.parametrize("compress", [gzipped, lzma.compress, lambda data: data, "zstd"])
+def zstandard(data: bytes) -> bytes:
+    if shutil.which("zstd") is None:
+        pytest.skip("no zstd (sudo apt-get install zstd)")
+    return subprocess.run(["zstd", "-q"], input=data, capture_output=True, check=True).stdout
+
+
+@pytest.mark.parametrize("compress", [gzipped, lzma.compress, lambda data: data, zstandard])
 def test_a_layout_is_unpacked(tmp_path: Path, compress: object) -> None:
-    if compress == "zstd":
-        if shutil.which("zstd") is None:
-            pytest.skip("no zstd (sudo apt-get install zstd)")
-        compress = lambda data: subprocess.run(["zstd", "-q"], input=data, capture_output=True, check=True).stdout  # noqa: E731
     asked = layout(
         tmp_path / "oci", LAYERS, "v1", compress, WorkingDir="/testbed", Env=["A=b=c", "PATH=/x"], User="who:some"
     )
@@ -82,6 +87,36 @@ def test_an_archive_of_docker_save_and_an_offered_folder(tmp_path: Path) -> None
     named = prepare("registry.example/bench:1", offered=tmp_path / "oci")
     assert named.pinned == offered.pinned == f"registry.example/bench@{other}"
     assert (tree_of(offered) / "testbed/old").exists()
+
+
+@pytest.mark.parametrize("compress", [lambda data: data, zstandard], ids=["plain", "zstd"])
+def test_a_layout_of_many_images_in_a_chain_of_layers(tmp_path: Path, compress: Any) -> None:
+    """As all of SWE-bench Verified is published: one folder, each image the one before with a layer more, and packs of
+    the later ones in each other's repositories; named without a tag."""
+    repository(tmp_path / "future", HISTORY)
+    packs = list((tmp_path / "future/.git/objects/pack").glob("pack-*[kx]"))
+    later = [entry(f"testbed/.git/objects/pack/{path.name}", path.read_bytes()) for path in packs]
+    layers = [archive([folder("opt"), entry("opt/conda", b"all environments" * 100)])]
+    names = []
+    for number in range(3):
+        script = "git init -q -b main; git config user.name n; git config user.email e;"
+        repository(
+            tmp_path / f"{number}/testbed", f"{script} echo {number} > app.py; git add -A; git commit -qm {number}"
+        )
+        below = [entry("testbed/.wh..wh..opq")] if number else []
+        layers = [*layers, archive([*below, *later]), packed(tmp_path / f"{number}")]
+        names.append(f"logicstar/sweb.eval.x86_64.a_1776_a-{number}")
+        layout(tmp_path / "oci", layers, names[-1], compress=compress, WorkingDir="/testbed/")
+    manifests = json.loads((tmp_path / "oci/index.json").read_text())["manifests"]
+    assert len(manifests) == 3
+    made = prepare_images([f"{name}:latest" for name in names], offered=tmp_path / "oci")
+    for number, ready in enumerate(made):
+        tree = tree_of(ready)
+        assert (tree / "testbed/app.py").read_text() == f"{number}\n"
+        log = subprocess.run(["git", "-c", "safe.directory=*", "log", "--all", "--format=%s"],
+                             cwd=tree / "testbed", capture_output=True, text=True, check=True)  # fmt: skip
+        assert log.stdout == f"{number}\n" and not mentions(tree)
+        assert (tree / "opt/conda").samefile(tree_of(made[0]) / "opt/conda")
 
 
 def test_equal_images_are_one_and_equal_files_are_shared(tmp_path: Path) -> None:

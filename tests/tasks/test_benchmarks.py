@@ -437,6 +437,10 @@ def test_images_are_named_as_published(tmp_path: Path) -> None:
         path.write_text(json.dumps(SHAPES.get(source, (ROW, {}))[0]) + "\n")
         [task] = make(source, path=str(path), workspace="image")
         assert task.workspace == f"image:{name}"
+    rows = str(tmp_path / "swe_bench.jsonl")
+    for images, name in (("r.io/x.{instance}", "r.io/x.o__toy-7"), ("me/eval.{key}:v1", "me/eval.o_1776_toy-7:v1")):
+        [task] = make("swe_bench", path=rows, workspace="image", images=images)
+        assert task.workspace == f"image:{name}"
 
 
 # -- where rows come from

@@ -4,7 +4,7 @@ Images of benchmarks are made from clones: branches and tags that came later, wh
 every commit there will be. Policies do look for the repair there. So a new repository takes the old one's place, with
 the objects that the checked out commit can reach and no others; tags of its ancestors come along, for ``git describe``.
 Hooks, settings, remotes, logs, replacements, borrowed and promised objects stay behind. Other repositories of the image
-that share its first commit are removed, and with them bundles.
+that share its first commit are removed, and with them bundles, and the caches of pip and uv.
 
 Git runs as the user of sandboxes and reads no setting of the image (`hostgit`). It would follow links, so there are
 none left when it looks.
@@ -28,6 +28,8 @@ from coderepairrl.sandbox.privileges import command_as
 
 _ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PATIENCE = 3600.0
+_CACHES = ("/.cache/pip", "/.cache/uv")
+"""Of package managers, whose packages may be later versions of the project."""
 _BORROWERS = 5
 """Repositories that borrow from each other in a chain; git itself follows no more."""
 
@@ -226,7 +228,7 @@ def _swap(place: _Place, new: Path | None) -> None:
 
 
 def _others(place: _Place) -> Iterator[str]:
-    """Remove what else in the image may hold later commits; the paths."""
+    """Remove what else in the image may hold later commits, or packages made of them; the paths."""
     own = place.tree / place.where / ".git"
     related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=own)).split()
     for parent, folders, files in os.walk(place.tree):
@@ -235,6 +237,11 @@ def _others(place: _Place) -> Iterator[str]:
             folders[:] = [name for name in folders if name == "modules"]
             continue
         name = str(here.relative_to(place.tree))
+        if name.endswith(_CACHES) and not name.startswith(f"{place.where}/"):
+            shutil.rmtree(here)
+            folders.clear()
+            yield name
+            continue
         if "HEAD" in files and "objects" in folders and _knows(place, here, related):
             shutil.rmtree(here)
             folders.clear()

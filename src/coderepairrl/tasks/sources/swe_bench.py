@@ -58,8 +58,9 @@ class SweBench(Repositories):
     `path` is a file or folder of its rows; without it they are the hub's, of `split` (``test``, ``dev``, ``train``)
     and `revision`. `workspace` and `clone` are those of `benchmark.Repositories`; with ``native`` a task is a commit
     in an environment that is built on this machine, of those instances where that reproduces the benchmark (`NATIVE`;
-    with `all_native` of every one that has a specification). The difficulty of Verified is 1 (less
-    than 15 minutes) to 4 (more than 4 hours). With `for_training` the tasks are split ``train``; without it a run
+    with `all_native` of every one that has a specification). `images` is how images are called elsewhere, with
+    ``{instance}`` for the instance's id and ``{key}`` for the harness's form of it. The difficulty of Verified is 1
+    (less than 15 minutes) to 4 (more than 4 hours). With `for_training` the tasks are split ``train``; without it a run
     refuses to train on Verified, Lite and the test split of the whole.
     """
 
@@ -75,13 +76,14 @@ class SweBench(Repositories):
         workspace: Literal["git", "image", "native"] = "git",
         all_native: bool = False,
         clone: str = "",
+        images: str = "",
         for_training: bool = False,
     ) -> None:
         chosen = _SETS[name]
         place: Workspace = "image" if workspace == "image" else "git"
         super().__init__(path, hub=chosen.hub, split=split, revision=revision, workspace=place, clone=clone)
         self.native, self.all_native = workspace == "native", all_native
-        self.variant = name
+        self.variant, self.images = name, images
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
 
@@ -109,8 +111,12 @@ class SweBench(Repositories):
         return [row for row in rows if held(row)]
 
     def image(self, row: Row) -> str:
-        """The harness's name for it (``swebench`` 4.1.0, ``TestSpec.instance_image_key``), where the row has none."""
+        """The harness's name for it (``swebench`` 4.1.0, ``TestSpec.instance_image_key``), where the row has none, and
+        `images` is not given."""
+        instance = row.text("instance_id")
+        key = instance.lower().replace("__", "_1776_")
+        if self.images:
+            return self.images.replace("{key}", key).replace("{instance}", instance)
         if "image" in row:
             return row.text("image")
-        key = row.text("instance_id").lower().replace("__", "_1776_")
         return f"swebench/sweb.eval.x86_64.{key}:latest"

@@ -32,7 +32,7 @@ from coderepairrl.errors import CodeRepairError
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Task
 
-ROOM = {"memory": 4 << 30, "tmp_bytes": 2 << 30}
+ROOM = {"memory": 4 << 30, "tmp_bytes": 2 << 30, "open_files": 4096}
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -170,11 +170,11 @@ def test_intervals_of_a_difference_hold_it_in_93_to_97_of_100(
     angle = 2 * (math.asin(math.sqrt(0.3 + better)) - math.asin(math.sqrt(0.3 + worse)))
     held: list[bool] = []
     drawn: list[tuple[bool, bool]] = []
-    for run in range(1500):
+    for run in range(1000):
         kind = rng.choice(4, len(labels), p=[worse, better, 0.3, 0.7 - worse - better])
         before, after = np.isin(kind, (0, 2)).astype(float).tolist(), np.isin(kind, (1, 2)).astype(float).tolist()
         held.append(within(better - worse, paired_difference(before, after, labels, share=True)))
-        if run < 300:
+        if run < 250:
             plain, bent = difference(before, after, labels), cohens_h(before, after, labels)
             drawn.append((within(better - worse, plain), within(angle, bent)))
     assert 0.93 <= np.mean(held) <= 0.97

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 
 from coderepairrl.types import Episode
@@ -30,6 +30,15 @@ def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
     repositories: dict[str, str] = {}
     for episode in episodes:  # runs of older versions do not have it
         repositories[episode.task_id] = episode.repository or repositories.get(episode.task_id, "")
+    return clusters_by(repositories)
+
+
+def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
+    """As `clusters_of`, of tasks whose repository is known, or empty.
+
+    >>> clusters_by({"a": "flask", "b": "sympy", "c": ""})
+    {'a': 'flask', 'b': 'sympy', 'c': 'c'}
+    """
     several = len(set(repositories.values())) > 1
     return {task: (several and repository) or _alone(task) for task, repository in repositories.items()}
 

@@ -22,7 +22,7 @@ from coderepairrl.stats.intervals import Interval
 
 Array = NDArray[np.float64]
 
-_DRAWS = 5_000
+_DRAWS = 2_000
 _ROUNDING = 1e-12
 
 

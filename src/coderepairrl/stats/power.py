@@ -69,6 +69,19 @@ def detectable(
     return high
 
 
+def detectable_mean(variance: float, clusters: int, *, power: float = POWER) -> Interval | None:
+    """The smallest difference of means that would have been shown, from the `variance` of a mean difference of so many
+    clusters, with the interval that this variance has (chi-squared's). None without a variance or a second cluster.
+    """
+    if clusters < 2 or variance <= 0:
+        return None
+    freedom = clusters - 1
+    seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
+    # special.chdtri is of the upper tail
+    low, high = (seen * math.sqrt(freedom / special.chdtri(freedom, tail)) for tail in (0.025, 0.975))
+    return Interval(seen, float(low), float(high))
+
+
 def _quantiles(power: float, freedom: int | None) -> tuple[float, float]:
     if not ALPHA < power < 1:
         raise ValueError(f"a power is above {ALPHA} and below 1, not {power}")

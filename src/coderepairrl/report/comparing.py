@@ -1,0 +1,99 @@
+"""What `crrl compare` does: from what was asked to what is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coderepairrl.errors import UsageError
+from coderepairrl.report.comparison import (
+    Comparison,
+    Question,
+    Unpaired,
+    compare,
+    compare_counts,
+    counted_only,
+    notes,
+    plan,
+    settings_that_differ,
+)
+from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes, read_outcomes
+from coderepairrl.report.verdict import Result, result
+from coderepairrl.stats.power import ALPHA, POWER
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The arguments of the command; margins and effects of shares in points, hundredths."""
+
+    policies: Sequence[str]
+    metric: str = RESOLVED
+    common: bool = False
+    other_conditions: bool = False
+    cluster: str = "repository"
+    margin: float | None = None
+    pass_at: str = ""
+    plan: float | None = None
+    discordance: float | None = None
+    power: float = POWER
+    tasks: Path | None = None
+
+
+def answer(asked: Asked) -> Result:
+    """What is asked for. Raises `UsageError` for what cannot be, or may not be compared."""
+    if not ALPHA < asked.power < 1:
+        raise UsageError(f"a power of {asked.power:g} is none", fix="it is above 0.05 and below 1: --power 0.8")
+    if asked.plan is not None and not 0 < asked.plan <= 100:
+        raise UsageError(f"{asked.plan:g} points cannot be planned for", fix="more than 0 and at most 100: --plan 3")
+    if asked.discordance is not None and asked.plan is None:
+        raise UsageError("--discordance is of a plan", fix="say how many points are to be shown: --plan 3")
+    if asked.cluster not in ("repository", "task"):
+        raise UsageError(f"no clusters are called {asked.cluster!r}", fix="--cluster repository, or --cluster task")
+    found: list[Comparison | Unpaired] = []
+    settings, said = {}, []
+    if len(asked.policies) == 1 or (not asked.policies and (asked.plan is None or asked.discordance is None)):
+        raise UsageError(
+            "a comparison takes two policies",
+            fix="crrl compare A B; without any a plan takes a discordance: crrl compare --plan 3 --discordance 0.13",
+        )
+    if asked.policies:
+        read = [read_outcomes(source, asked.metric, asked.tasks) for source in asked.policies]
+        outcomes = [each for each in read if isinstance(each, Outcomes)]
+        if len(outcomes) == len(read):
+            compared = compare(outcomes, _question(asked, outcomes))
+            found += compared
+            settings, said = settings_that_differ(outcomes), notes(outcomes, compared)
+        else:
+            found += _counts(asked, read)
+    planned = None
+    if asked.plan is not None:
+        first = found[0] if found else None
+        if asked.discordance is None and not isinstance(first, Comparison):
+            raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
+        by = first if isinstance(first, Comparison) and asked.discordance is None else float(asked.discordance or 0)
+        planned = plan(asked.plan / 100, by, asked.power)
+    return result(found, planned, settings, said)
+
+
+def _question(asked: Asked, outcomes: Sequence[Outcomes]) -> Question:
+    margin = asked.margin
+    if margin is not None:
+        if margin <= 0:
+            raise UsageError(f"a margin of {margin:g} is none", fix="two policies within 3 points: --margin 3")
+        margin /= 100 if all(0 <= v <= 1 for each in outcomes for own in each.values.values() for v in own) else 1
+    try:
+        ks = [int(k) for k in asked.pass_at.split(",") if k.strip()]
+    except ValueError:
+        raise UsageError(f"--pass-at {asked.pass_at} is no list of numbers", fix="--pass-at 1,2,4,8") from None
+    return Question(asked.common, asked.other_conditions, asked.cluster == "task", margin, ks, asked.power)
+
+
+def _counts(asked: Asked, read: Sequence[Outcomes | Counts]) -> list[Unpaired]:
+    if asked.metric != RESOLVED or asked.margin is not None or asked.pass_at:
+        raise UsageError(
+            "a count says how many tasks are resolved, and nothing else",
+            fix="leave out --metric, --margin and --pass-at, or name what says which tasks are",
+        )
+    first, *others = (each if isinstance(each, Counts) else counted_only(each) for each in read)
+    return [compare_counts(first, other, asked.power) for other in others]

@@ -1,0 +1,425 @@
+"""Policies compared on the same tasks: whether they may be, and every number of it. Nothing here knows of its print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted
+from coderepairrl.report.outcomes import Counts, Outcomes
+from coderepairrl.stats import COUNTS, Interval, mean_interval, paired_difference, sign_flip_test, tango, wilson
+from coderepairrl.stats.attempts import CurvePoint, curves
+from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.effects import cohens_d, cohens_h, difference
+from coderepairrl.stats.intervals import estimate, is_share
+from coderepairrl.stats.paired import Equivalence, McNemar, equivalence, holm, mcnemar, mcnemar_p
+from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread
+
+ATTEMPTS = (1, 2, 4, 8)
+"""Per task: what is planned for."""
+_OF_ATTEMPTS = frozenset(
+    {"policy", "model", "agent", "kinds", "sandbox", "engine", "gateway", "rollout", "eval", "reward", "tasks"}
+)
+"""Sections of a configuration that an evaluation depends on."""
+_SHOWN = 4
+_ENOUGH = 6
+"""Clusters: of fewer, no combination of signs is rarer than 5 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a comparison."""
+
+    common: bool = False
+    """Compare the tasks that all have, as they are in all, and leave out the others."""
+    other_conditions: bool = False
+    """Compare though attempts could spend different amounts, or were made in other environments."""
+    by_task: bool = False
+    """Each task stands for itself: intervals are of such tasks of these repositories, not of other repositories."""
+    margin: float | None = None
+    """Differences below it count as none."""
+    pass_at: Sequence[int] = ()
+    power: float = POWER
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`after` against `before`, on one metric and the same tasks."""
+
+    metric: str
+    share: bool
+    before: str
+    after: str
+    tasks: int
+    clusters: int
+    unit: str
+    """What a cluster is: ``repositories`` or ``tasks``."""
+    attempts: tuple[int, int]
+    """The fewest per task, of each."""
+    early: Interval
+    late: Interval
+    change: Interval
+    bootstrap: Interval
+    d: Interval | None
+    h: Interval | None
+    p: float
+    """Of sign flips of whole clusters."""
+    adjusted: float
+    """`p`, corrected for all comparisons that are made (Holm)."""
+    comparisons: int
+    mcnemar: McNemar | None
+    p_tasks: float
+    """Of sign flips of tasks, corrected like `adjusted`: says something of these tasks."""
+    seen: Interval | None
+    """The smallest difference that would have been shown."""
+    power: float
+    spread: Spread | None
+    """Of a share."""
+    equivalence: Equivalence | None
+    curve: Sequence[CurvePoint] = ()
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a difference may be claimed: interval and test both say so."""
+        return self.excludes_none and self.adjusted <= ALPHA
+
+    @property
+    def excludes_none(self) -> bool:
+        """Whether the interval of the difference leaves out 0."""
+        return self.change.above(0) or self.change.below(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Unpaired:
+    """Two published counts of the same tasks: what holds however the tasks that they solved overlap."""
+
+    before: Counts
+    after: Counts
+    early: Interval
+    late: Interval
+    change: Interval
+    """From the lowest to the highest end of all overlaps."""
+    p: tuple[float, float]
+    """Exact McNemar, the least and the greatest of all overlaps."""
+    seen: tuple[float, float] | None
+    """The smallest difference that would have been shown, likewise; None where none would have been."""
+    power: float
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a difference may be claimed whatever the overlap."""
+        return self.p[1] <= ALPHA and (self.change.above(0) or self.change.below(0))
+
+
+def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
+    """Each further policy against the first. Raises `UsageError` where they cannot be compared."""
+    policies = _alike(_named_apart(policies), question)
+    found = [_compare(policies[0], other, question) for other in policies[1:]]
+    adjusted, of_tasks = holm([each.p for each in found]), holm([each.p_tasks for each in found])
+    return [
+        replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(found))
+        for each, p, p_tasks in zip(found, adjusted, of_tasks, strict=True)
+    ]
+
+
+def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison:
+    tasks = sorted(first.values)
+    sides = [[side.values[task] for task in tasks] for side in (first, other)]
+    before, after = ([math.fsum(values) / len(values) for values in side] for side in sides)
+    repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
+    own = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
+    clusters = [own[task] for task in tasks]
+    share = first.metric not in COUNTS and is_share([*before, *after])
+    several = max(len(values) for side in sides for values in side) > 1
+    binary = all(value in (0, 1) for side in sides for values in side for value in values)
+    number = len(set(clusters))
+    spreading = spread(sides[0], sides[1], clusters) if share else None
+    gains = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
+    seen = (
+        _seen(spreading, len(tasks), question.power)
+        if spreading
+        else detectable_mean(gains.variance, number, power=question.power)
+    )
+    return Comparison(
+        metric=first.metric,
+        share=share,
+        before=first.name,
+        after=other.name,
+        tasks=len(tasks),
+        clusters=number,
+        unit="tasks" if all(task == own[task] for task in tasks) else "repositories",
+        attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
+        early=mean_interval(before, clusters, share=share),
+        late=mean_interval(after, clusters, share=share),
+        change=paired_difference(before, after, clusters, share=share),
+        bootstrap=difference(before, after, clusters),
+        d=cohens_d(before, after, clusters),
+        h=cohens_h(before, after, clusters) if share else None,
+        p=(p := sign_flip_test(before, after, clusters)),
+        adjusted=p,
+        comparisons=1,
+        mcnemar=mcnemar([v == 1 for v in before], [v == 1 for v in after]) if binary and not several else None,
+        p_tasks=sign_flip_test(before, after, tasks),
+        seen=seen,
+        power=question.power,
+        spread=spreading,
+        equivalence=None
+        if question.margin is None
+        else equivalence(before, after, clusters, question.margin, share=share),
+        curve=_curve(first, other, own, question.pass_at, binary),
+    )
+
+
+def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
+    freedom = found.clusters - 1
+    if not freedom or found.square.low is None or found.square.high is None:
+        return None
+    low, value, high = (
+        detectable(tasks, square, power=power, design=found.design, freedom=freedom)
+        for square in (found.square.low, found.square.value, found.square.high)
+    )
+    if value is None or low is None:
+        return None
+    if low == high:  # as few tasks as can show any difference, whatever the discordance
+        return Interval(value, None, None)
+    return Interval(value, low, 1.0 if high is None else high)
+
+
+def _curve(
+    first: Outcomes, other: Outcomes, clusters: Mapping[str, str], ks: Sequence[int], binary: bool
+) -> list[CurvePoint]:
+    if not ks:
+        return []
+    if not binary:
+        raise UsageError(
+            f"pass@k is of attempts that solve or do not, and {first.metric} is neither", fix="--metric resolved"
+        )
+    fewest = min(len(values) for side in (first, other) for values in side.values.values())
+    if max(ks) > fewest or min(ks) < 1:
+        raise UsageError(
+            f"pass@{max(ks) if max(ks) > fewest else min(ks)} cannot be estimated: a task has "
+            + counted(fewest, "attempt"),
+            fix=f"ask for --pass-at up to {fewest}, or evaluate more attempts (eval.attempts)",
+        )
+    before, after = ({t: [v == 1 for v in values] for t, values in side.values.items()} for side in (first, other))
+    return curves(before, after, clusters, sorted(set(ks)))
+
+
+def notes(policies: Sequence[Outcomes], found: Sequence[Comparison]) -> list[str]:
+    """What a reader should know of how `policies` were measured, and of what the tests of `found` cannot say."""
+    said = []
+    if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
+        said.append(
+            f"Nothing records what attempts could spend or what tasks contained for {', '.join(unknown)}: both are "
+            "taken to be alike."
+        )
+    said += [
+        f"{each.name}: {counted(each.void, 'attempt')} void by a fault of the machinery, not measured."
+        for each in policies
+        if each.void
+    ]
+    if found and (clusters := min(each.clusters for each in found)) < _ENOUGH:
+        said.append(
+            f"No permutation test of {counted(clusters, 'cluster')} has a p-value below 0.05, so no difference can be "
+            "claimed."
+        )
+    return said
+
+
+# -- what may be compared
+
+
+def _named_apart(policies: Sequence[Outcomes]) -> list[Outcomes]:
+    names = [each.name for each in policies]
+    return [
+        replace(each, name=f"{each.name} ({at})") if names.count(each.name) > 1 else each
+        for at, each in enumerate(policies, 1)
+    ]
+
+
+def _alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
+    """`policies` on the tasks that are compared. Raises `UsageError`, which shows how they differ."""
+    first = policies[0]
+    for other in policies[1:]:
+        both = first.environments.keys() & other.environments.keys()
+        own, others = ({key: each.environments[key] for key in both} for each in (first, other))
+        for what, differ in (
+            ("limits", _other_values(first.limits, other.limits)),
+            ("environments", _other_values(own, others)),
+        ):
+            if differ and not question.other_conditions:
+                raise UsageError(
+                    f"{first.name} and {other.name} had other {what}: {_listed(differ)}",
+                    fix="evaluate both with the same, or compare them knowingly: --other-conditions",
+                )
+        if versions := _other_values(first.versions, other.versions):
+            raise UsageError(
+                f"{first.name} and {other.name} were judged by other versions of a reward: {_listed(versions)}",
+                fix="evaluate both with the same version of this package",
+            )
+    changed = sorted(
+        {t for p in policies[1:] if first.tasks and p.tasks for t, d in p.tasks.items() if first.tasks.get(t, d) != d}
+    )
+    common = set.intersection(*(set(each.values) for each in policies)) - set(changed)
+    if not question.common:
+        lines = [f"{len(changed)} tasks are not the same in all: {_listed(changed)}"] if changed else []
+        for each in policies:
+            if lacking := sorted(set().union(*(other.values for other in policies)) - set(each.values)):
+                why = each.missing.get(lacking[0], "")
+                lines.append(
+                    f"{each.name} lacks {counted(len(lacking), 'task')}: {_listed(lacking)}"
+                    + (f" ({why})" if why else "")
+                )
+        if lines:
+            raise UsageError(
+                "the policies were not measured on the same tasks\n" + "\n".join(lines),
+                fix=f"evaluate all on the same, or compare the {len(common)} that all have: --common",
+            )
+    if not common:
+        raise UsageError("the policies have no task in common", fix="name evaluations of the same benchmark")
+    return [
+        replace(each, values={task: values for task, values in each.values.items() if task in common})
+        for each in policies
+    ]
+
+
+def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
+    """Where both are known and differ, each as ``KEY OURS against THEIRS``."""
+    if first is None or other is None:
+        return []
+    keys = sorted({*first, *other})
+    return [f"{key} {first.get(key)} against {other.get(key)}" for key in keys if first.get(key) != other.get(key)]
+
+
+def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
+    """Settings of an attempt that are not the same in all policies that record any: a value for each of `policies`."""
+    known = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
+    recorded = [each for each in known if each]
+    keys = sorted({k for each in recorded for k in each if k.partition(".")[0] in _OF_ATTEMPTS or " " in k})
+    return {
+        key: [each.get(key) for each in known]
+        for key in keys
+        if any(each.get(key) != recorded[0].get(key) for each in recorded)
+    }
+
+
+def _listed(items: Sequence[str]) -> str:
+    rest = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+# -- published counts
+
+
+def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpaired:
+    """What two counts of the same tasks tell: over all numbers of tasks that both may have solved.
+
+    Raises `UsageError` for counts of different numbers of tasks.
+    """
+    if first.tasks != other.tasks:
+        raise UsageError(
+            f"{first.name} and {other.name} are not of the same tasks", fix="compare counts of one benchmark"
+        )
+    tasks = first.tasks
+    lost = range(max(0, first.solved - other.solved), min(first.solved, tasks - other.solved) + 1)
+    overlaps = [(only, only + other.solved - first.solved) for only in lost]
+    found = [tango(only, gained, tasks) for only, gained in overlaps]
+    p = [mcnemar_p(*overlap)[0] for overlap in overlaps]
+    seen = [detectable(tasks, sum(overlap) / tasks, power=power) for overlap in (overlaps[0], overlaps[-1])]
+    return Unpaired(
+        before=first,
+        after=other,
+        early=wilson(first.solved, tasks),
+        late=wilson(other.solved, tasks),
+        change=Interval(
+            found[0].value,
+            min(each.low for each in found if each.low is not None),
+            max(each.high for each in found if each.high is not None),
+        ),
+        p=(min(p), max(p)),
+        seen=None if seen[0] is None or seen[1] is None else (seen[0], seen[1]),
+        power=power,
+    )
+
+
+def counted_only(outcomes: Outcomes) -> Counts:
+    """`outcomes` as a count, to be compared with one. Raises `UsageError` where they are none: several attempts."""
+    values = [value for own in outcomes.values.values() for value in own]
+    if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
+        raise UsageError(
+            f"{outcomes.name} is more than a count of solved tasks", fix="compare one attempt at each task with a count"
+        )
+    return Counts(outcomes.name, int(sum(values)), len(values))
+
+
+# -- what a further comparison would take
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Tasks that it takes to show an effect, with so many attempts at each of them."""
+
+    attempts: int
+    value: int | None
+    """None where only a range is known."""
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """What it takes to show `effect` with `power`."""
+
+    effect: float
+    power: float
+    design: float
+    given: str
+    """Where the discordance is from."""
+    square: Interval
+    rows: Sequence[Planned]
+
+
+def plan(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
+    """Tasks and attempts that show `effect`, by the discordance of a comparison, or of one that is assumed.
+
+    Raises `UsageError` for a metric that is no share, an effect or discordance out of bounds, and too little to go by.
+    """
+    if isinstance(found, float):
+        if not 0 < found <= 1:
+            raise UsageError(f"a discordance of {found:g} is none", fix="it is a share of tasks: --discordance 0.13")
+        square = Interval(found, found, found)
+        return PlanTable(
+            effect,
+            power,
+            1.0,
+            "assumed",
+            square,
+            [_planned(effect, k, None, found / k, found, 1.0, power) for k in ATTEMPTS],
+        )
+    measured = found.spread
+    if measured is None:
+        raise UsageError(f"{found.metric} is no share, and only shares are planned", fix="--metric resolved")
+    rows = []
+    for attempts in ATTEMPTS:
+        try:
+            square = measured.at(attempts)
+        except ValueError as error:
+            raise UsageError(f"nothing can be planned: {error}", fix="evaluate both with several attempts") from None
+        if square.low is None or square.high is None:
+            raise UsageError("nothing can be planned from so few tasks", fix="assume a discordance: --discordance 0.13")
+        known = measured.within is not None or attempts == 1
+        rows.append(
+            _planned(effect, attempts, square.value if known else None, square.low, square.high, measured.design, power)
+        )
+    return PlanTable(effect, power, measured.design, "as measured", measured.square, rows)
+
+
+def _planned(
+    effect: float, attempts: int, value: float | None, low: float, high: float, design: float, power: float
+) -> Planned:
+    def tasks(square: float) -> int:
+        return math.ceil(needed(effect, square, power=power, design=design))
+
+    return Planned(attempts, None if value is None else tasks(value), tasks(low), tasks(high))

@@ -1,0 +1,435 @@
+"""What a policy came to on each task, from whatever recorded it: a run folder, an outcome file, a harness's reports."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted
+from coderepairrl.registry import nearest
+from coderepairrl.report.reading import flat
+from coderepairrl.runs import RunFolder, codec, open_run
+from coderepairrl.stats import measures
+from coderepairrl.types import Ending, Episode, Task
+
+RESOLVED = "resolved"
+_LIMITS = ("calls", "tokens", "seconds", "turn_tokens")
+_TASK, _POLICY = ("instance_id", "task_id", "id"), ("model_name_or_path", "model", "system")
+_OF_HARNESS = ("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids")
+"""Lists of tasks in the summary that SWE-bench's harness writes, beside ``resolved_ids``."""
+_COUNTS = re.compile(r"(\d+)/(\d+)")
+_INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """One metric of one policy, by task and attempt."""
+
+    name: str
+    metric: str
+    values: Mapping[str, tuple[float, ...]]
+    """By task, a value for each attempt; a task without one is left out, and in `missing`."""
+    repositories: Mapping[str, str] = field(default_factory=dict)
+    """Of every task; empty where it is not known."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Why tasks have no value."""
+    void: int = 0
+    """Attempts that an infrastructure fault ended, which are not measured."""
+    limits: Mapping[str, Any] | None = None
+    """What an attempt could spend, its sandbox included; None where nothing records it."""
+    environments: Mapping[str, str] = field(default_factory=dict)
+    """Digests of what tasks needed to run, by name, and the kinds that there are; empty where nothing records them."""
+    tasks: Mapping[str, str] | None = None
+    """A digest of each task's contents; None where nothing records them."""
+    versions: Mapping[str, int] | None = None
+    """Of the rewards that judged."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The rest of the configuration, flat."""
+    whole: bool = True
+    """Whether all tasks that were asked are there; some lists hold only those that were resolved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """A published number: so many of so many tasks, and nobody says which."""
+
+    name: str
+    solved: int
+    tasks: int
+
+
+def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None) -> Outcomes | Counts:
+    """The outcomes that `source` names.
+
+    It is ``SOLVED/TASKS``; or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` an evaluation of a run folder (else
+    its last one) or a policy of an outcome file; or several of them, separated by commas, as attempts of one policy.
+    `asked` is a file of task ids: those of which a file of outcomes or a report knows nothing were not resolved.
+
+    Raises `UsageError` for what is none of these, is damaged, or lacks the metric.
+    """
+    if counts := _COUNTS.fullmatch(source):
+        solved, tasks = map(int, counts.groups())
+        if not 0 < tasks >= solved:
+            raise UsageError(f"{source} is no number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
+        return Counts(source, solved, tasks)
+    wanted = _asked(asked) if asked else None
+    parts = [source] if Path(source.partition("@")[0]).exists() else source.split(",")
+    return _together([_read(part.strip(), metric, wanted) for part in parts])
+
+
+def _read(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
+    path, which = Path(source), ""
+    if not path.exists():
+        before, at, which = source.rpartition("@")
+        path, which = (Path(before), which) if at else (path, "")
+    if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):
+        return _fill(_harness(path, reports, metric), asked)
+    if path.is_file():
+        return _fill(_file(path, which, metric), asked)
+    return _run(open_run(path), which, metric)
+
+
+def _together(parts: Sequence[Outcomes]) -> Outcomes:
+    """Repeated evaluations of one policy as one with more attempts."""
+    first = parts[0]
+    for part in parts[1:]:
+        if set(part.values) != set(first.values) or (part.limits, part.tasks) != (first.limits, first.tasks):
+            raise UsageError(
+                f"{first.name} and {part.name} are no attempts of one evaluation: their tasks or limits differ",
+                fix="name evaluations of the same tasks with commas between them",
+            )
+    values = {task: tuple(v for part in parts for v in part.values[task]) for task in first.values}
+    name = ",".join(dict.fromkeys(part.name for part in parts))
+    return replace(first, name=name, values=values, void=sum(part.void for part in parts))
+
+
+# -- run folders
+
+
+def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
+    name = _choose(folder, which)
+    episodes = _episodes(folder, name)
+    values: dict[str, list[float]] = {}
+    repositories: dict[str, str] = {}
+    known: dict[str, None] = {}
+    void = 0
+    for episode in episodes:
+        repositories[episode.task_id] = episode.repository
+        own = values.setdefault(episode.task_id, [])
+        if episode.ending is Ending.VOID:
+            void += 1
+            continue
+        found = _measures(episode)
+        known |= dict.fromkeys(found)
+        if metric in found:
+            own.append(found[metric])
+    if metric not in known:
+        why = ": its tests were never run" if metric == RESOLVED else ""
+        raise UsageError(
+            f"{folder.path} does not measure {metric!r} in {name}{why}", fix=f"--metric: {nearest(metric, known)}"
+        )
+    config = _config(folder)
+    settings = {key: value for key, value in config.items() if not key.startswith("run.")}
+    limits = {key: settings.pop(key) for key in list(settings) if _is_limit(key)}
+    limits |= _limits_before(folder, int(name.rpartition("-")[2]))
+    about = folder.about()
+    conditions = (about.get("conditions") or {}).get(name.rpartition("-")[0]) or {}
+    for box in conditions.get("sandboxes", ()):
+        limits |= {f"sandbox {key}": value for key, value in box.items() if key != "name"}
+    run = str(about.get("name") or folder.path.name)
+    return Outcomes(
+        name=f"{run}@{which}" if which else run,
+        metric=metric,
+        values={task: tuple(own) for task, own in values.items() if own},
+        repositories=repositories,
+        missing={task: f"no attempt has {metric}" for task, own in values.items() if not own},
+        void=void,
+        limits=limits,
+        environments=_environments(conditions.get("environments", ())),
+        tasks={task.id: _digest(task) for task in folder.tasks().values() if task.id in values} or None,
+        versions=_versions(about.get("rewards") or {}, metric),
+        settings=settings | ({"policy": about["policy"]} if about.get("policy") else {}),
+    )
+
+
+def _measures(episode: Episode) -> dict[str, float]:
+    """As `measures`, and whether the task is resolved: its tests pass."""
+    found = measures(episode)
+    if RESOLVED not in found and "tests" in found:
+        found[RESOLVED] = float(found["tests"] >= 1)
+    return found
+
+
+def _choose(folder: RunFolder, which: str) -> str:
+    """The evaluation that `which` names, as its file of episodes is called."""
+    names = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
+    names = [name for name in names if not name.startswith("train-") and name.rpartition("-")[2].isdigit()]
+    if not names:
+        raise UsageError(
+            f"{folder.path} has no finished evaluation", fix="let it finish: crrl train RUN --resume, or evaluate it"
+        )
+    if not which:
+        which = "eval" if any(name.rpartition("-")[0] == "eval" for name in names) else names[-1].rpartition("-")[0]
+    exact = [name for name in names if name == which]
+    named = [name for name in names if name.rpartition("-")[0] == which]
+    stepped = [name for name in names if which.isdigit() and int(name.rpartition("-")[2]) == int(which)]
+    found = exact or named[-1:] or [name for name in stepped if name.startswith("eval-")] or stepped
+    if len(found) != 1:
+        raise UsageError(
+            f"{folder.path} has no one evaluation {which!r}", fix=f"{folder.path}@NAME: {nearest(which, names)}"
+        )
+    return found[0]
+
+
+def _episodes(folder: RunFolder, name: str) -> Iterator[Episode]:
+    try:
+        yield from folder.episodes(name)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UsageError(
+            f"{folder.path}/episodes/{name}.jsonl is damaged: {error}",
+            fix="restore it from a copy; `crrl train RUN --resume` writes what is missing from the log",
+        ) from error
+
+
+def _config(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return flat(tomllib.loads(folder.config.read_text("utf-8")))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder.config} cannot be read: {error}", fix="without it nothing says what the limits were: restore it"
+        ) from error
+
+
+def _is_limit(key: str) -> bool:
+    section, _, name = key.rpartition(".")
+    return name in _LIMITS and (section == "rollout" or section.startswith("kinds."))
+
+
+def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
+    """Limits that were others when the evaluation after `step` was made: the run was resumed with new ones since."""
+    if not folder.log.is_file():
+        return {}
+    with folder.log.open("rb") as log:
+        changes = [json.loads(line) for line in log if line.startswith(b'{"type":"change"') and line.endswith(b"\n")]
+    old = [change for change in changes if change["step"] >= step and _is_limit(change["key"])]
+    return {change["key"]: change["old"] for change in reversed(old)}
+
+
+def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    digests = {f"environment {each['name']}": str(each["digest"]) for each in found if each.get("digest")}
+    kinds = {"kinds of environment": ", ".join(sorted({str(each["kind"]) for each in found}))} if found else {}
+    return digests | kinds
+
+
+def _versions(versions: Mapping[str, int], metric: str) -> dict[str, int]:
+    """Of the rewards that `metric` comes from: all of them for their sum, none for a count."""
+    if metric == "reward":
+        return dict(versions)
+    name = "tests" if metric == RESOLVED else metric.removesuffix("_per_patch")
+    return {name: versions[name]} if name in versions else {}
+
+
+def _digest(task: Task) -> str:
+    """Of what an attempt at it depends on, but for folders of this machine."""
+    data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
+    for key, own in (("workspace", "dir:"), ("environment", "venv:")):
+        if data[key].startswith(own):
+            data[key] = own
+    text = json.dumps({key: codec.dump(value) for key, value in data.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# -- files of others
+
+
+def _file(path: Path, which: str, metric: str) -> Outcomes:
+    """JSON lines, a task each; or one object, a harness's summary."""
+    text = _text(path)
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict) and (_resolved(whole) is not None or any(True for _ in _judged(whole))):
+        return _harness(path, [path], metric)
+    rows = list(_rows(path, text))
+    policies = list(dict.fromkeys(_policy(row) for _, row in rows))
+    if which or len(policies) > 1:
+        if which not in policies:
+            raise UsageError(
+                f"{path} has no policy {which!r}" if which else f"{path} holds {len(policies)} policies",
+                fix=f"{path}@POLICY: {nearest(which, policies)}",
+            )
+        rows = [(number, row) for number, row in rows if _policy(row) == which]
+        policies = [which]
+    values: dict[str, dict[Any, float]] = {}
+    repositories: dict[str, str] = {}
+    for number, row in rows:
+        task, attempt = _id(path, number, row), row.get("attempt")
+        own = values.setdefault(task, {})
+        if attempt in own:
+            raise UsageError(
+                f"{path}:{number} has {task} again" + ("" if attempt is None else f", attempt {attempt}"),
+                fix="remove one of both, or give each attempt a number of its own in a field `attempt`",
+            )
+        own[attempt] = _value(path, number, row, metric)
+        repositories[task] = str(row.get("repository") or row.get("repo") or _repository(task))
+    return Outcomes(
+        name=policies[0] or path.name.partition(".")[0],
+        metric=metric,
+        values={task: tuple(own.values()) for task, own in values.items()},
+        repositories=repositories,
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    except (OSError, EOFError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", fix="name a file of JSON lines") from error
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    number = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("it is no object")
+        except ValueError as error:
+            raise UsageError(
+                f"{path}:{number} is no outcome: {error}",
+                fix='a line is {"instance_id": "django__django-11001", "resolved": true}',
+            ) from None
+        yield number, row
+    if not text.strip():
+        raise UsageError(f"{path} is empty", fix="name a file with an outcome for each task")
+
+
+def _id(path: Path, number: int, row: Mapping[str, Any]) -> str:
+    found = next((row[key] for key in _TASK if row.get(key)), None)
+    if not isinstance(found, str):
+        raise UsageError(f"{path}:{number} names no task", fix=f"give it one of the fields {', '.join(_TASK)}")
+    return found
+
+
+def _policy(row: Mapping[str, Any]) -> str:
+    return next((str(row[key]) for key in _POLICY if row.get(key)), "")
+
+
+def _value(path: Path, number: int, row: Mapping[str, Any], metric: str) -> float:
+    value = row.get(metric)
+    if (
+        not isinstance(value, bool | int | float)
+        or not math.isfinite(value)
+        or (metric == RESOLVED and value not in (0, 1))
+    ):
+        what = "true or false" if metric == RESOLVED else "a number"
+        raise UsageError(
+            f"{path}:{number} has no {metric!r} that is {what}: it is {json.dumps(value)[:80]}",
+            fix="grade every prediction first, or name another --metric",
+        )
+    return float(value)
+
+
+def _repository(task: str) -> str:
+    """The repository in an id of SWE-bench's form.
+
+    >>> _repository("django__django-11001"), _repository("quixbugs/gcd")
+    ('django/django', '')
+    """
+    found = _INSTANCE.fullmatch(task)
+    return f"{found['owner']}/{found['name']}" if found else ""
+
+
+def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
+    """A summary of SWE-bench's harness, a leaderboard's results.json, or reports of an instance each."""
+    if metric != RESOLVED:
+        raise UsageError(f"{path} says which tasks are resolved, and nothing of {metric!r}", fix="leave out --metric")
+    values: dict[str, float] = {}
+    whole = True
+    for file in files:
+        try:
+            data = json.loads(_text(file))
+        except ValueError as error:
+            raise UsageError(f"{file} is not JSON: {error}", fix="name the reports of an evaluation") from None
+        whole = whole and not (_resolved(data) and not any(data.get(key) for key in _OF_HARNESS))
+        for task, resolved in _judged(data):
+            if values.setdefault(task, resolved) != resolved:
+                raise UsageError(
+                    f"{file} and another report in {path} disagree on {task}", fix="name the reports of one evaluation"
+                )
+    if not values:
+        raise UsageError(
+            f"{path} has no outcomes", fix="name a run folder, an outcome file, or the reports of SWE-bench's harness"
+        )
+    return Outcomes(
+        name=path.name.removesuffix(".json"),
+        metric=metric,
+        values={task: (value,) for task, value in values.items()},
+        repositories={task: _repository(task) for task in values},
+        whole=whole,
+    )
+
+
+def _resolved(data: Any) -> list[Any] | None:
+    """The list of them in a summary; None in a report on single instances."""
+    found = data.get("resolved_ids", data.get("resolved")) if isinstance(data, dict) else None
+    return found if isinstance(found, list) else None
+
+
+def _judged(data: Any) -> Iterator[tuple[str, float]]:
+    if not isinstance(data, dict):
+        return
+    resolved = _resolved(data)
+    if resolved is not None:
+        tasks = dict.fromkeys(resolved) | dict.fromkeys(
+            task for key in (*_OF_HARNESS, "no_generation", "no_logs") for task in data.get(key) or ()
+        )
+        yield from ((str(task), float(task in set(resolved))) for task in tasks)
+        return
+    for task, report in data.items():
+        if isinstance(report, dict) and isinstance(report.get("resolved"), bool):
+            yield task, float(report["resolved"])
+
+
+def _asked(path: Path) -> list[str]:
+    """Ids of tasks: one a line, or in JSON lines."""
+    text = _text(path)
+    if text.lstrip().startswith("{"):
+        return [_id(path, number, row) for number, row in _rows(path, text)]
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
+    """`outcomes` of all tasks that were asked: what was not judged was not resolved, as the harness counts."""
+    if asked is None:
+        if not outcomes.whole:
+            raise UsageError(
+                f"{outcomes.name} says which tasks are resolved, and not which were asked",
+                fix="name a file of all task ids, one a line: --tasks FILE",
+            )
+        return outcomes
+    if other := sorted(set(outcomes.values) - set(asked)):
+        raise UsageError(
+            f"{outcomes.name} has {counted(len(other), 'task')} that --tasks does not name: {other[0]}",
+            fix="name the tasks of the same benchmark and split",
+        )
+    attempts = max(map(len, outcomes.values.values()))
+    nothing = {task: (0.0,) * attempts for task in asked if task not in outcomes.values}
+    return replace(
+        outcomes,
+        values={**outcomes.values, **nothing},
+        repositories={**outcomes.repositories, **{task: _repository(task) for task in nothing}},
+    )

@@ -1,0 +1,443 @@
+"""Comparisons in words and tables: text, Markdown, LaTeX and plain data. No number without its interval and method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from coderepairrl.printable import counted
+from coderepairrl.report.analysis import as_json
+from coderepairrl.report.comparison import Comparison, PlanTable, Unpaired
+from coderepairrl.stats import TOO_FEW, Interval
+from coderepairrl.stats.power import ALPHA
+
+_UNDEFINED = "undefined: nothing varies"
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    char: "\\" + char for char in "&%$#_{}"
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text below a heading each; the first column names them."""
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is printed: sentences of verdict first, then tables, then notes."""
+
+    verdicts: Sequence[str]
+    tables: Sequence[Table]
+    notes: Sequence[str]
+    numbers: Mapping[str, Any]
+    """The same, as plain data."""
+
+
+def result(
+    found: Sequence[Comparison | Unpaired],
+    planned: PlanTable | None = None,
+    settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    notes: Sequence[str] = (),
+) -> Result:
+    """`found`, what a further comparison would take, and the settings that differ, for `render`."""
+    verdicts, tables = [verdict(each) for each in found], [_table(each) for each in found]
+    for each in found:
+        if isinstance(each, Comparison) and each.curve:
+            verdicts.append(boundary(each))
+            tables.append(_curves(each))
+    if planned:
+        verdicts += [] if found else [_plan_sentence(planned)]
+        tables.append(_plan(planned))
+    if settings:
+        names = [found[0].before, *(each.after for each in found)]
+        heads = [name if isinstance(name, str) else name.name for name in names]
+        rows = [(key, *("-" if value is None else str(value) for value in row)) for key, row in settings.items()]
+        tables.append(Table("what differs in their settings", ("setting", *heads), rows))
+    numbers = {
+        "verdicts": verdicts,
+        "comparisons": [_numbers(each) for each in found],
+        "plan": _plan_numbers(planned),
+        "settings": as_json(settings),
+        "notes": list(notes),
+    }
+    return Result(verdicts, tables, notes, numbers)
+
+
+def render(result: Result, form: str) -> str:
+    """`result` as ``text``, ``markdown``, ``latex`` or ``json``. Raises KeyError for another `form`."""
+    return FORMATS[form](result)
+
+
+# -- sentences
+
+
+def verdict(found: Comparison | Unpaired) -> str:
+    """What may be said of a comparison, in a sentence."""
+    return _unpaired_verdict(found) if isinstance(found, Unpaired) else _paired_verdict(found)
+
+
+def _paired_verdict(found: Comparison) -> str:
+    what = f"{found.after} - {found.before} = {_difference(found.change, found.share)} on {found.metric}"
+    small = ""
+    if found.equivalence and found.equivalence.p <= ALPHA:
+        margin = _amount(found.equivalence.margin, found.share)
+        small = f", and it is smaller than {margin} (two one-sided tests, {_p(found.equivalence.p)})"
+    if found.claimed:
+        side = "above" if found.change.value > 0 else "below"
+        return f"{found.after} is {side} {found.before}: {what}, {_p(found.adjusted)}{_corrected(found)}{small}."
+    if small:
+        return f"{found.after} and {found.before} are equivalent: {what}{small}."
+    if found.change.low is None:
+        return (
+            f"Nothing can be claimed: {what}; {counted(found.clusters, 'cluster')} of tasks is too few for an interval."
+        )
+    doubt = ""
+    if found.excludes_none:
+        doubt = f"; the interval leaves out 0, but the permutation test does not reject ({_p(found.adjusted)})"
+    if found.unit != "tasks" and found.p_tasks <= ALPHA:
+        where = f"beyond these {counted(found.tasks, 'task')}"
+        return (
+            f"No difference can be claimed {where}, for other repositories: {what}{doubt}; on these tasks themselves "
+            f"there is one (sign flips of tasks, {_p(found.p_tasks)}{_corrected(found)}); {_seen(found)}."
+        )
+    return f"No difference can be claimed: {what}{doubt}; {_seen(found)}."
+
+
+def _corrected(found: Comparison) -> str:
+    return f" (corrected for {found.comparisons} comparisons)" if found.comparisons > 1 else ""
+
+
+def _seen(found: Comparison) -> str:
+    tasks = counted(found.tasks, "task")
+    if found.seen is None:
+        return f"{tasks} could have shown no difference at all"
+    return f"the smallest difference that {tasks} could have shown is {_shown(found.seen, found.share)}"
+
+
+def _unpaired_verdict(found: Unpaired) -> str:
+    what = (
+        f"{found.after.name} - {found.before.name} = {_difference(found.change, True)} however the tasks overlap, "
+        f"p from {found.p[0]:.3g} to {found.p[1]:.3g}"
+    )
+    if found.claimed:
+        return f"A difference can be claimed: {what}."
+    could = (
+        f"{found.before.tasks} tasks could have shown no difference at all"
+        if found.seen is None
+        else f"the smallest difference that {found.before.tasks} tasks could have shown is "
+        f"{_ends(*found.seen, True)} points, by the overlap"
+    )
+    if found.p[0] <= ALPHA:
+        return f"Whether there is a difference depends on which tasks were solved: {what}; {could}."
+    return f"No difference can be claimed: {what}; {could}."
+
+
+def boundary(found: Comparison) -> str:
+    """What the curves of pass@k say of skills: new ones, or the old ones more surely."""
+    first, last = found.curve[0], found.curve[-1]
+    few, many = (f"{_difference(each.change, True)} at k = {each.k}" for each in (first, last))
+    if len(found.curve) == 1:
+        return f"pass@{first.k}: {found.after} - {found.before} = {_difference(first.change, True)}."
+    if last.change.above(0):
+        said = f"{found.after} solves within {last.k} attempts what {found.before} does not"
+    elif last.change.below(0):
+        said = f"{found.before} solves within {last.k} attempts what {found.after} does not"
+    elif first.change.above(0):
+        said = (
+            f"{found.after} is surer in a single attempt, and no new skill is shown"
+            if first.k == 1
+            else "no new skill is shown"
+        )
+    else:
+        said = "no new skill is shown"
+    return f"pass@k: {said}: {few}, {many}."
+
+
+def _plan_sentence(planned: PlanTable) -> str:
+    row = planned.rows[0]
+    return (
+        f"To show {_amount(planned.effect, True)} with a power of {planned.power:.0%} takes "
+        f"{_tasks(row)} tasks with {counted(row.attempts, 'attempt')} at each."
+    )
+
+
+# -- tables
+
+
+def _table(found: Comparison | Unpaired) -> Table:
+    heads = ("", "value [95 % interval]", "method")
+    return Table(
+        *(
+            (_unpaired_title(found), heads, _unpaired_rows(found))
+            if isinstance(found, Unpaired)
+            else (_title(found), heads, _rows(found))
+        )
+    )
+
+
+def _title(found: Comparison) -> str:
+    fewest, most = sorted(found.attempts)
+    attempts = counted(fewest, "attempt") if fewest == most else f"{fewest} and {most} attempts"
+    clusters = f" in {found.clusters} repositories" if found.unit == "repositories" else ""
+    return f"{found.metric}: {counted(found.tasks, 'task')}{clusters}, {attempts} at each"
+
+
+def _rows(found: Comparison) -> list[tuple[str, str, str]]:
+    share, unit = found.share, found.unit
+    score = f"of {found.clusters} {unit}, Student's t" if found.clusters > 1 else "none: one cluster"
+    rate, change = ("Wilson's score interval ", "Tango's score interval ") if share else ("", "")
+    rows = [
+        (found.before, _rate(found.early, share), rate + score),
+        (found.after, _rate(found.late, share), rate + score),
+        ("difference", _difference(found.change, share), change + score),
+        ("difference", _difference(found.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
+        (
+            "Cohen's d",
+            _UNDEFINED if found.d is None else found.d.text("+.2f"),
+            f"pooled deviation; bootstrap of {unit}",
+        ),
+    ]
+    if found.h is not None:
+        rows.append(("Cohen's h", found.h.text("+.2f"), f"bootstrap of {unit}"))
+    rows.append(("p", _number(found.p), f"sign flips of {unit}, two-sided"))
+    if found.comparisons > 1:
+        rows.append(("p, corrected", _number(found.adjusted), f"Holm, {found.comparisons} comparisons"))
+    if unit != "tasks":
+        rows.append(("p, of these tasks", _number(found.p_tasks), "sign flips of tasks, two-sided" + _corrected(found)))
+    if found.mcnemar:
+        table = found.mcnemar
+        who = f"{table.both} both, {table.only_before} {found.before} alone, {table.only_after} {found.after} alone"
+        rows += [
+            ("p, McNemar exact", _number(table.exact), f"{who}, {table.neither} neither"),
+            ("p, McNemar mid-p", _number(table.mid_p), "of the same"),
+        ]
+    rows.append(_seen_row(found))
+    if found.equivalence:
+        margin = _amount(found.equivalence.margin, share)
+        inner = found.equivalence.interval
+        ends = TOO_FEW if inner.low is None or inner.high is None else _ends(inner.low, inner.high, share)
+        rows.append((f"p, within {margin}", _number(found.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
+    return rows
+
+
+def _seen_row(found: Comparison) -> tuple[str, str, str]:
+    method = f"power {found.power:.0%}, two-sided 5 %"
+    if found.spread:
+        method += f"; Connor 1987, design effect {found.spread.design:.2f}; interval from that of the discordance"
+    else:
+        method += "; Student's t; interval from that of the variance"
+    return ("smallest to be shown", "none" if found.seen is None else _shown(found.seen, found.share), method)
+
+
+def _unpaired_title(found: Unpaired) -> str:
+    return f"resolved: {found.before.tasks} tasks, of which nobody says who solved which"
+
+
+def _unpaired_rows(found: Unpaired) -> list[tuple[str, str, str]]:
+    overlaps = "of all overlaps"
+    return [
+        (found.before.name, _rate(found.early, True), "Wilson's score interval"),
+        (found.after.name, _rate(found.late, True), "Wilson's score interval"),
+        ("difference", _difference(found.change, True), f"Tango's score interval, least and greatest end {overlaps}"),
+        ("p, McNemar exact", f"{found.p[0]:.3g} to {found.p[1]:.3g}", f"least and greatest {overlaps}"),
+        (
+            "smallest to be shown",
+            "none" if found.seen is None else f"{_ends(*found.seen, True)} points",
+            f"power {found.power:.0%}, two-sided 5 %; Connor 1987; least and greatest {overlaps}",
+        ),
+    ]
+
+
+def _curves(found: Comparison) -> Table:
+    rows = [
+        (str(each.k), _rate(each.before, True), _rate(each.after, True), _difference(each.change, True))
+        for each in found.curve
+    ]
+    title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {found.clusters} {found.unit}, pointwise"
+    return Table(title, ("k", found.before, found.after, "difference"), rows)
+
+
+def _plan(planned: PlanTable) -> Table:
+    square = planned.square
+    seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else _rate(square, True)
+    title = (
+        f"to show {_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
+        f"discordance {seen} {planned.given}, design effect {planned.design:.2f}"
+    )
+    rows = [(str(row.attempts), _tasks(row), _plan_method(row)) for row in planned.rows]
+    return Table(title, ("attempts per task", "tasks", "method"), rows)
+
+
+def _tasks(row: Any) -> str:
+    if row.low == row.high:
+        return f"{row.high:,}"
+    if row.value is None:
+        return f"{row.low:,} to {row.high:,}"
+    return f"{row.value:,} [{row.low:,}, {row.high:,}]"
+
+
+def _plan_method(row: Any) -> str:
+    if row.value is None and row.low != row.high:
+        return "a range: one attempt per task does not tell chance from skill"
+    if row.low == row.high:
+        return "by what is assumed, or the least for any two policies that differ so much"
+    return "from the 95 % interval of the discordance"
+
+
+# -- numbers
+
+
+def _amount(value: float, share: bool) -> str:
+    return f"{100 * value:.3g} points" if share else f"{value:.3g}"
+
+
+def _ends(low: float, high: float, share: bool) -> str:
+    return f"[{100 * low:.1f}, {100 * high:.1f}]" if share else f"[{low:.3g}, {high:.3g}]"
+
+
+def _bracket(found: Interval, share: bool) -> str:
+    return f"[{TOO_FEW}]" if found.low is None or found.high is None else _ends(found.low, found.high, share)
+
+
+def _rate(found: Interval, share: bool) -> str:
+    return (
+        f"{100 * found.value:.1f} % {_bracket(found, share)}"
+        if share
+        else f"{found.value:.3g} {_bracket(found, share)}"
+    )
+
+
+def _difference(found: Interval, share: bool) -> str:
+    if share:
+        return f"{100 * found.value + 0.0:+.1f} points {_bracket(found, share)}"
+    return f"{found.value + 0.0:+.3g} {_bracket(found, share)}"
+
+
+def _shown(found: Interval, share: bool) -> str:
+    """The smallest difference to be shown, which is the same for a range of discordances where it has no interval."""
+    if not share:
+        return f"{found.value:.3g} {_bracket(found, False)}"
+    ends = "whatever the discordance" if found.low is None else _bracket(found, True)
+    return f"{100 * found.value:.1f} points {ends}"
+
+
+def _number(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
+
+
+def _p(p: float) -> str:
+    return f"p {_number(p)}" if p < 1e-4 else f"p = {_number(p)}"
+
+
+def _numbers(found: Comparison | Unpaired) -> dict[str, Any]:
+    data: dict[str, Any] = {"claimed": found.claimed, "power": found.power}
+    if isinstance(found, Unpaired):
+        data |= {"before": found.before.name, "after": found.after.name, "tasks": found.before.tasks}
+        data |= {"p_of_overlaps": list(found.p), "smallest_shown_of_overlaps": found.seen and list(found.seen)}
+        return data | {key: as_json(getattr(found, key)) for key in ("early", "late", "change")}
+    keys = (
+        "metric",
+        "share",
+        "before",
+        "after",
+        "tasks",
+        "clusters",
+        "unit",
+        "p",
+        "adjusted",
+        "comparisons",
+        "p_tasks",
+    )
+    data |= {key: getattr(found, key) for key in keys} | {"attempts": list(found.attempts)}
+    data |= {key: as_json(getattr(found, key)) for key in ("early", "late", "change", "bootstrap", "d", "h")}
+    data |= {
+        "mcnemar": found.mcnemar and found.mcnemar._asdict(),
+        "smallest_shown": as_json(found.seen),
+        "design_effect": found.spread and found.spread.design,
+        "discordance": found.spread and as_json(found.spread.square),
+        "equivalence": found.equivalence
+        and {
+            "margin": found.equivalence.margin,
+            "p": found.equivalence.p,
+            "interval90": as_json(found.equivalence.interval),
+        },
+        "pass_at": [{key: as_json(value) for key, value in point._asdict().items()} for point in found.curve],
+    }
+    return data | {"methods": {f"{name}, {value}": method for name, value, method in _rows(found)}}
+
+
+def _plan_numbers(planned: PlanTable | None) -> dict[str, Any] | None:
+    if planned is None:
+        return None
+    rows = [{"attempts": r.attempts, "value": r.value, "low": r.low, "high": r.high} for r in planned.rows]
+    return {
+        "effect": planned.effect,
+        "power": planned.power,
+        "design_effect": planned.design,
+        "discordance": as_json(planned.square),
+        "given": planned.given,
+        "tasks": rows,
+    }
+
+
+# -- formats
+
+
+def _text(result: Result) -> str:
+    parts = ["\n".join(result.verdicts)]
+    for table in result.tables:
+        widths = [max(map(len, column)) for column in zip(table.heads, *table.rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in (table.heads, *table.rows)
+        ]
+        parts.append("\n".join([table.title, *(f"  {line}" for line in lines)]))
+    return "\n\n".join([*parts, *(["\n".join(result.notes)] if result.notes else [])])
+
+
+def _markdown(result: Result) -> str:
+    def row(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    parts = [*result.verdicts]
+    for table in result.tables:
+        parts += [
+            f"**{table.title}**",
+            "\n".join([row(table.heads), "|---" * len(table.heads) + "|", *map(row, table.rows)]),
+        ]
+    return "\n\n".join([*parts, *result.notes])
+
+
+def _latex(result: Result) -> str:
+    """For the packages booktabs and none else."""
+    parts = [escaped(each) for each in result.verdicts]
+    for table in result.tables:
+        lines = [" & ".join(map(escaped, row)) + r" \\" for row in (table.heads, *table.rows)]
+        head = [r"\begin{table}", rf"\caption{{{escaped(table.title)}}}"]
+        head += [rf"\begin{{tabular}}{{{'l' * len(table.heads)}}}", r"\toprule", lines[0], r"\midrule"]
+        parts.append("\n".join([*head, *lines[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
+    return "\n\n".join([*parts, *map(escaped, result.notes)])
+
+
+def escaped(text: str) -> str:
+    """`text` as LaTeX sets it."""
+    return "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
+
+
+def _json(result: Result) -> str:
+    return json.dumps(result.numbers, allow_nan=False)
+
+
+FORMATS: Mapping[str, Callable[[Result], str]] = {
+    "text": _text,
+    "markdown": _markdown,
+    "latex": _latex,
+    "json": _json,
+}

@@ -1,0 +1,473 @@
+"""`crrl compare` as a whole: what it reads, what it refuses, what it claims, and how it prints it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+from statsmodels.stats.contingency_tables import mcnemar as reference_mcnemar
+from typer.testing import CliRunner, Result
+
+from coderepairrl.cli import app
+from coderepairrl.config import Config, to_toml
+from coderepairrl.errors import UsageError
+from coderepairrl.report.comparing import Asked, answer
+from coderepairrl.report.outcomes import Outcomes, read_outcomes
+from coderepairrl.runs import RunFolder
+from coderepairrl.types import Ending, Episode, Score, Task
+
+PAIRS = Path(__file__).parents[2].parent / "shared" / "data" / "pairs" / "swebench_pairs.jsonl.gz"
+NAMES = [f"task{at}" for at in range(40)]
+
+
+def real() -> Path:
+    """Outcomes of real systems, or a skip outside CI where there are none."""
+    if not PAIRS.exists():
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{PAIRS} is missing")
+        pytest.skip(f"{PAIRS} is missing")
+    return PAIRS
+
+
+def chosen(tmp_path: Path) -> Path:
+    """The part of them that tests may look at."""
+    rows = [line for line in gzip.decompress(real().read_bytes()).splitlines() if json.loads(line)["part"] == "choose"]
+    path = tmp_path / "chosen.jsonl"
+    path.write_bytes(b"\n".join(rows))
+    return path
+
+
+def crrl(*words: object) -> Result:
+    return CliRunner().invoke(app, ["compare", *map(str, words)])
+
+
+def numbers(*words: object) -> dict[str, Any]:
+    done = crrl(*words, "--json")
+    assert done.exit_code == 0, done
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1], parse_constant=pytest.fail)
+    return found
+
+
+def written(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def outcomes(path: Path, solved: Sequence[object], **more: Any) -> Path:
+    """A task for each of `solved`, four in a repository."""
+    rows = ({"instance_id": f"me__r{at // 4}-{at}", "resolved": bool(own), **more} for at, own in enumerate(solved))
+    return written(path, rows)
+
+
+class Run:
+    """A run folder with evaluations, through the real `RunFolder`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tasks: Iterable[Task] = (),
+        rewards: Mapping[str, int] | None = None,
+        conditions: Mapping[str, Any] | None = None,
+        **sections: Any,
+    ) -> None:
+        config = Config.model_validate({"run": {"name": path.name}, "reward": {"tests": 1.0}, **sections})
+        self.folder = RunFolder(path)
+        about = {"name": path.name, "rewards": rewards or {"tests": 1}, "conditions": conditions}
+        self.folder.create(to_toml(config), about)
+        self.folder.add_tasks(tasks or [Task(name, "p", "python", "git:u@1", b"") for name in NAMES])
+
+    def evaluated(self, name: str, solved: Mapping[str, Sequence[float | None]], score: str = "tests") -> Run:
+        """Attempts by task; None is a void one."""
+        step = int(name.rpartition("-")[2])
+        self.folder.write_episodes(
+            name,
+            [
+                Episode(
+                    f"{task}-{attempt}", task, "eval", step, task, attempt,
+                    Ending.VOID if value is None else Ending.DONE,
+                    scores=() if value is None else (Score(score, value),), repository=f"own/r{task[-1]}",
+                )
+                for task, values in solved.items()
+                for attempt, value in enumerate(values)
+            ],
+        )  # fmt: skip
+        return self
+
+    @property
+    def path(self) -> Path:
+        return self.folder.path
+
+
+def every(value: float, attempts: int = 1) -> dict[str, Sequence[float | None]]:
+    return {name: [value] * attempts for name in NAMES}
+
+
+# -- real systems on the same issues
+
+
+def test_real_systems_are_compared_as_scipy_and_statsmodels_do(tmp_path: Path) -> None:
+    file = chosen(tmp_path)
+    names = "sweagent-gpt4_cost_2_1", "20241117_moatless_claude_3_5_sonnet_20241022"
+    done = crrl(*(f"{file}@{name}" for name in names))
+    assert done.exit_code != 0 and isinstance(done.exception, UsageError)
+    assert "lacks" in str(done.exception) and "--common" in done.exception.fix
+    found = numbers(*(f"{file}@{name}" for name in names), "--common", "--margin", 5)
+    [pair] = found["comparisons"]
+    sides: list[dict[str, bool]] = [{}, {}]
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        if row["system"] in names:
+            sides[names.index(row["system"])][row["instance_id"]] = row["resolved"]
+    tasks = sides[0].keys() & sides[1].keys()
+    table = [[sum(sides[0][t] == a and sides[1][t] == b for t in tasks) for b in (True, False)] for a in (True, False)]
+    assert pair["mcnemar"]["exact"] == pytest.approx(reference_mcnemar(table).pvalue, rel=1e-9)
+    assert pair["tasks"] == len(tasks) and pair["clusters"] == len({task.rpartition("-")[0] for task in tasks})
+    gains = np.array([float(sides[1][task]) - sides[0][task] for task in tasks])
+    assert pair["change"]["value"] == pytest.approx(gains.mean(), rel=1e-9)
+    alone = numbers(*(f"{file}@{name}" for name in names), "--common", "--cluster", "task")["comparisons"][0]
+    assert alone["clusters"] == len(tasks)
+    assert alone["p"] == pytest.approx(alone["mcnemar"]["exact"], abs=0.002) and pair["claimed"] and alone["claimed"]
+    plain = scipy_stats.bootstrap((gains,), np.mean, rng=1, method="percentile").confidence_interval
+    assert (alone["bootstrap"]["low"], alone["bootstrap"]["high"]) == pytest.approx(tuple(plain), abs=0.01)
+
+
+def test_one_system_run_twice_is_no_difference_and_three_times_is_three_attempts(tmp_path: Path) -> None:
+    file = chosen(tmp_path)
+    runs = [f"{file}@autocoderover-gpt4_acr-run-{at}" for at in (1, 2, 3)]
+    found = numbers(*runs, "--common")
+    assert [pair["claimed"] for pair in found["comparisons"]] == [False, False]
+    assert all(pair["comparisons"] == 2 and pair["adjusted"] >= pair["p"] for pair in found["comparisons"])
+    assert all(verdict.startswith("No difference can be claimed") for verdict in found["verdicts"])
+
+
+def test_published_counts_of_a_thesis_are_no_difference_with_what_could_have_been_seen() -> None:
+    [verdict] = numbers("31/500", "36/500")["verdicts"]
+    assert verdict.startswith("No difference can be claimed: 36/500 - 31/500 = +1.0 points [-2.3, 4.3]")
+    assert "p from 0.0625 to 0.625" in verdict and "could have shown is [1.6, 4.6] points" in verdict
+    assert numbers("31/500", "131/500")["comparisons"][0]["claimed"]
+    [depends] = numbers("31/500", "45/500")["verdicts"]
+    assert depends.startswith("Whether there is a difference depends on which tasks were solved")
+
+
+# -- what is claimed
+
+
+def test_a_difference_is_claimed_by_interval_and_test_together(tmp_path: Path) -> None:
+    worse, better = outcomes(tmp_path / "a.jsonl", [0] * 40), outcomes(tmp_path / "b.jsonl", [1, 0] * 20)
+    found = numbers(worse, better)
+    assert found["verdicts"][0].startswith("b is above a: b - a = +50.0 points [")
+    assert numbers(better, worse)["verdicts"][0].startswith("a is below b: a - b = -50.0 points [")
+    [pair] = found["comparisons"]
+    assert pair["claimed"] and pair["unit"] == "repositories" and pair["clusters"] == 10
+    assert pair["h"] is not None and pair["mcnemar"]["only_after"] == 20
+
+
+def test_what_holds_for_these_tasks_need_not_hold_for_other_repositories(tmp_path: Path) -> None:
+    """All that is won is won in one of ten repositories."""
+    worse, better = outcomes(tmp_path / "a.jsonl", [0] * 80), outcomes(tmp_path / "b.jsonl", [1] * 8 + [0] * 72)
+    [verdict] = numbers(worse, better)["verdicts"]
+    assert verdict.startswith("No difference can be claimed beyond these 80 tasks, for other repositories")
+    assert "on these tasks themselves there is one (sign flips of tasks, p = 0.0" in verdict
+    assert numbers(worse, better, "--cluster", "task")["verdicts"][0].startswith("b is above a")
+
+
+def test_equivalence_within_a_margin(tmp_path: Path) -> None:
+    first = [at % 3 == 0 for at in range(1000)]
+    second = [own ^ (at % 100 in (0, 1)) for at, own in enumerate(first)]  # ten are lost, and ten won
+    files = outcomes(tmp_path / "a.jsonl", first), outcomes(tmp_path / "b.jsonl", second)
+    [verdict] = numbers(*files, "--margin", 3)["verdicts"]
+    assert "equivalent" in verdict and "smaller than 3 points (two one-sided tests, p" in verdict
+    third = outcomes(tmp_path / "c.jsonl", [own or at % 100 == 1 for at, own in enumerate(first)])
+    [verdict] = numbers(files[0], third, "--margin", 3)["verdicts"]
+    assert verdict.startswith("c is above a: c - a = +0.7 points") and "smaller than 3 points" in verdict
+    assert "No difference can be claimed" in numbers(*files, "--margin", 0.1)["verdicts"][0]
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+@pytest.mark.parametrize(("a", "b"), [(0, 0), (1, 1), (0, 1)])
+def test_outcomes_that_never_vary_have_intervals_of_some_width_or_none(
+    tmp_path: Path, a: int, b: int, count: int
+) -> None:
+    files = outcomes(tmp_path / "a.jsonl", [a] * count), outcomes(tmp_path / "b.jsonl", [b] * count)
+    for options in ((), ("--cluster", "task")):
+        [pair] = numbers(*files, "--margin", 5, *options)["comparisons"]  # which has no NaN
+        for name in ("early", "late", "change", "bootstrap", "d", "h", "smallest_shown"):
+            if found := pair[name]:
+                assert (found["low"] is None and found["high"] is None) or found["low"] < found["high"]
+        assert pair["claimed"] == (a != b and pair["clusters"] >= 6)
+        text = crrl(*files, "--margin", 5, *options).stdout
+        assert "nan" not in text and (count > 1 or "Nothing can be claimed" in text)
+
+
+def test_intervals_recover_solve_rates_of_several_attempts(tmp_path: Path) -> None:
+    """Policies that solve half and a fifth more, by chance alone; pass@k as its formula has it."""
+    rng = np.random.default_rng(1)
+    sides = []
+    for at, p in enumerate((0.5, 0.7)):
+        solved = {name: (rng.random(8) < p).astype(float).tolist() for name in NAMES}
+        sides.append(Run(tmp_path / f"run{at}").evaluated("eval-00000", solved))
+    found = numbers(*(side.path for side in sides), "--pass-at", "1,2,8", "--plan", 5)
+    [pair] = found["comparisons"]
+    assert pair["change"]["low"] < 0.2 < pair["change"]["high"] and pair["mcnemar"] is None
+    for point, k in zip(pair["pass_at"], (1, 2, 8), strict=True):
+        for side, p in (("before", 0.5), ("after", 0.7)):
+            assert point[side]["low"] <= 1 - (1 - p) ** k <= point[side]["high"] + 1e-9
+    tasks = [row["value"] for row in found["plan"]["tasks"]]
+    assert tasks == sorted(tasks, reverse=True) and tasks[0] > tasks[-1]  # attempts replace tasks
+    assert found["verdicts"][1].startswith("pass@k: run1 is surer in a single attempt, and no new skill is shown")
+
+
+# -- what is read
+
+
+def test_the_last_evaluation_of_a_run_or_the_one_that_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    for step, name in ((0, "eval"), (10, "eval"), (10, "greedy")):
+        run.evaluated(f"{name}-{step:05d}", every(step / 10))
+    values = {
+        which: read_outcomes(f"{run.path}{which}") for which in ("", "@0", "@eval-00000", "@eval", "@greedy", "@10")
+    }
+    assert all(isinstance(each, Outcomes) for each in values.values())
+    first = {which: each.values["task0"] for which, each in values.items() if isinstance(each, Outcomes)}
+    assert first == {"": (1,), "@0": (0,), "@eval-00000": (0,), "@eval": (1,), "@greedy": (1,), "@10": (1,)}
+    assert numbers(f"{run.path}@0", run.path)["comparisons"][0]["claimed"]
+    for which, fix in (("@5", "eval-00000"), ("@greedy-0010", "did you mean 'greedy-00010'?")):
+        with pytest.raises(UsageError) as caught:
+            read_outcomes(f"{run.path}{which}")
+        assert fix in caught.value.fix
+
+
+def test_any_score_is_a_metric(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    sides = [
+        Run(tmp_path / name).evaluated(
+            "eval-00000", {t: [float(v)] for t, v in zip(NAMES, rng.normal(c, 1, 40), strict=True)}, "cost"
+        )
+        for name, c in (("a", -1.0), ("b", 1.0))
+    ]
+    found = numbers(*(side.path for side in sides), "--metric", "cost", "--margin", 9)
+    assert found["verdicts"][0].startswith("b is above a: b - a = +") and "points" not in found["verdicts"][0]
+    assert not found["comparisons"][0]["share"] and found["comparisons"][0]["h"] is None
+    with pytest.raises(UsageError, match="its tests were never run"):
+        read_outcomes(str(sides[0].path))
+    with pytest.raises(UsageError, match="does not measure 'cots'") as caught:
+        read_outcomes(str(sides[0].path), "cots")
+    assert "did you mean 'cost'?" in caught.value.fix
+
+
+def test_repeated_runs_with_commas_are_attempts_of_one_policy(tmp_path: Path) -> None:
+    files = [outcomes(tmp_path / f"{name}.jsonl", [at == 0, 1, 0, 1] * 4) for at, name in enumerate("abc")]
+    found = read_outcomes(",".join(map(str, files)))
+    assert isinstance(found, Outcomes) and found.values["me__r0-0"] == (1, 0, 0)
+    outcomes(files[2], [1])
+    with pytest.raises(UsageError, match="no attempts of one evaluation"):
+        read_outcomes(",".join(map(str, files)))
+
+
+def test_reports_of_the_harness(tmp_path: Path) -> None:
+    """Its summary, its reports on single instances, and a leaderboard's list of those that were resolved."""
+    ids = [f"django__django-{at}" for at in range(8)]
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps({
+        "total_instances": 8, "submitted_ids": ids[:7], "incomplete_ids": ids[7:], "resolved_ids": ids[:3],
+        "unresolved_ids": ids[3:6], "empty_patch_ids": [ids[6]], "schema_version": 2,
+    }))  # fmt: skip
+    single = tmp_path / "single"
+    for at, task in enumerate(ids):
+        (single / task).mkdir(parents=True)
+        (single / task / "report.json").write_text(json.dumps({task: {"patch_is_None": False, "resolved": at < 3}}))
+    board = tmp_path / "results.json"
+    board.write_text(json.dumps({"no_generation": [], "no_logs": [], "resolved": ids[:3]}))
+    asked = tmp_path / "ids.txt"
+    asked.write_text("\n".join(ids))
+    sides = [read_outcomes(str(summary)), read_outcomes(str(single)), read_outcomes(str(board), asked=asked)]
+    expected = {task: (float(at < 3),) for at, task in enumerate(ids)}
+    for side in sides:
+        assert isinstance(side, Outcomes)
+        assert dict(side.values) == expected and set(side.repositories.values()) == {"django/django"}
+    with pytest.raises(UsageError, match="not which were asked") as caught:
+        read_outcomes(str(board))
+    assert "--tasks" in caught.value.fix
+
+
+# -- what is refused
+
+
+def test_other_tasks_limits_contents_and_versions_are_refused_with_the_difference(tmp_path: Path) -> None:
+    base = Run(tmp_path / "base").evaluated("eval-00000", every(0))
+    fewer = Run(tmp_path / "fewer").evaluated("eval-00000", {name: [1.0] for name in NAMES[:30]})
+    void = Run(tmp_path / "void").evaluated("eval-00000", every(1) | {"task3": [None]})
+    longer = Run(tmp_path / "longer", rollout={"calls": 99}).evaluated("eval-00000", every(1))
+    newer = Run(tmp_path / "newer", rewards={"tests": 2}).evaluated("eval-00000", every(1))
+    changed = [Task(name, "p" if name != "task7" else "q", "python", "git:u@1", b"") for name in NAMES]
+    edited = Run(tmp_path / "edited", tasks=changed).evaluated("eval-00000", every(1))
+    for other, message, fix in (
+        (
+            fewer,
+            "fewer lacks 10 tasks: task30, task31, task32, task33 and 6 more",
+            "compare the 30 that all have: --common",
+        ),
+        (void, "void lacks 1 task: task3 (no attempt has resolved)", "compare the 39 that all have: --common"),
+        (edited, "1 tasks are not the same in all: task7", "compare the 39 that all have: --common"),
+        (longer, "other limits: rollout.calls 30 against 99", "--other-conditions"),
+        (newer, "other versions of a reward: tests 1 against 2", "same version"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            answer(Asked([str(base.path), str(other.path)]))
+        assert message in str(caught.value)
+        assert fix in caught.value.fix
+    assert numbers(base.path, fewer.path, "--common")["comparisons"][0]["tasks"] == 30
+    assert numbers(base.path, edited.path, "--common")["comparisons"][0]["tasks"] == 39
+    found = numbers(base.path, longer.path, "--other-conditions")
+    assert found["settings"]["rollout.calls"] == [30, 99]
+    assert "1 attempt void" in numbers(base.path, void.path, "--common")["notes"][0]
+
+
+def test_environments_and_sandboxes_of_other_kinds_digests_and_limits_are_refused(tmp_path: Path) -> None:
+    def run(name: str, kind: str = "image", digest: str = "1", memory: int = 1) -> Path:
+        environments = [{"kind": kind, "name": "django", "digest": digest, "tasks": 40}]
+        about = {"eval": {"environments": environments, "sandboxes": [{"name": "bwrap", "memory": memory}]}}
+        return Run(tmp_path / name, conditions=about).evaluated("eval-00000", every(1)).path
+
+    base = run("base")
+    for other, message in (
+        (run("kind", kind="venv"), "other environments: kinds of environment image against venv"),
+        (run("digest", digest="2"), "other environments: environment django 1 against 2"),
+        (run("memory", memory=2), "other limits: sandbox memory 1 against 2"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            answer(Asked([str(base), str(other)]))
+        assert len(numbers(base, other, "--other-conditions")["settings"]) == 1
+    assert numbers(base, run("same"))["comparisons"][0]["tasks"] == 40
+
+
+def test_limits_are_those_that_an_evaluation_had_and_not_those_of_a_later_resume(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", rollout={"calls": 50})
+    run.evaluated("eval-00000", every(0)).evaluated("eval-00010", every(1))
+    log = run.folder.writer()
+    log.append("change", step=5, key="rollout.calls", old=30, new=50)
+    log.close()
+    limits = {}
+    for step in (0, 10):
+        found = read_outcomes(f"{run.path}@{step}")
+        assert isinstance(found, Outcomes) and found.limits is not None
+        limits[step] = found.limits["rollout.calls"]
+    assert limits == {0: 30, 10: 50}
+    with pytest.raises(UsageError, match=r"rollout.calls 30 against 50"):
+        answer(Asked([f"{run.path}@0", str(run.path)]))
+
+
+def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path) -> None:
+    task = Task("task0", "p", "python", "dir:/here", b"", environment="venv:/here")
+    sides = [
+        Run(tmp_path / name, tasks=[replace(task, workspace=f"dir:/{name}", environment=f"venv:/{name}")])
+        .evaluated("eval-00000", {"task0": [1.0]})
+        for name in "ab"
+    ]  # fmt: skip
+    assert numbers(*(side.path for side in sides))["comparisons"][0]["tasks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "is empty"),
+        ("nonsense\n", "bad.jsonl:1 is no outcome"),
+        ('{"instance_id": "a", "resolved": true}\n{"instance_id": "b", "res', "bad.jsonl:2 is no outcome"),
+        ('{"resolved": true}\n', "bad.jsonl:1 names no task"),
+        ('{"instance_id": "a"}\n', "has no 'resolved' that is true or false: it is null"),
+        ('{"instance_id": "a", "resolved": "yes"}\n', "has no 'resolved'"),
+        ('{"instance_id": "a", "resolved": NaN}\n', "has no 'resolved'"),
+        ('{"instance_id": "a", "resolved": 0.5}\n', "has no 'resolved'"),
+        (
+            '{"instance_id": "a", "resolved": true}\n{"instance_id": "a", "resolved": false}\n',
+            "bad.jsonl:2 has a again",
+        ),
+        ('{"id": "a", "model": "x", "resolved": 1}\n{"id": "a", "model": "y", "resolved": 1}\n', "holds 2 policies"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(lines)
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        read_outcomes(str(tmp_path / "bad.jsonl"))
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (Asked([]), "takes two policies"),
+        (Asked(["31/500"]), "takes two policies"),
+        (Asked([], plan=3.0), "takes two policies"),
+        (Asked(["31/500", "36/400"]), "not of the same tasks"),
+        (Asked(["31/0", "36/500"]), "no number of solved tasks"),
+        (Asked(["501/500", "36/500"]), "no number of solved tasks"),
+        (Asked(["31/500", "36/500"], plan=3.0), "do not say how often"),
+        (Asked(["31/500", "36/500"], pass_at="1"), "nothing else"),
+        (Asked(["31/500", "36/500"], power=1.0), "power of 1"),
+        (Asked([], plan=0.0, discordance=0.1), "0 points"),
+        (Asked([], plan=3.0, discordance=1.5), "discordance of 1.5"),
+        (Asked(["A", "B"], discordance=0.1), "of a plan"),
+        (Asked(["A", "B"]), "there is no run A"),
+        (Asked(["A", "B"], cluster="file"), "no clusters"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(asked: Asked, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        answer(asked)
+    assert caught.value.fix
+
+
+def test_options_that_the_outcomes_do_not_allow(tmp_path: Path) -> None:
+    files = [str(outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")]
+    for asked, message in (
+        (Asked(files, pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
+        (Asked(files, pass_at="0"), "pass@0 cannot be estimated"),
+        (Asked(files, pass_at="two"), "no list of numbers"),
+        (Asked(files, metric="cost", pass_at="1"), "neither"),
+        (Asked(files, metric="cost", plan=3.0), "no share"),
+        (Asked(files, margin=-1.0), "margin of -1"),
+        (Asked([files[0], str(outcomes(tmp_path / "c.jsonl", [1]))]), "same tasks"),
+        (
+            Asked([files[0], str(written(tmp_path / "d.jsonl", [{"id": "x", "resolved": 1}]))], common=True),
+            "no task in common",
+        ),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)) as caught:
+            answer(asked)
+        assert caught.value.fix
+
+
+# -- how it is printed
+
+
+def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Path) -> None:
+    files = outcomes(tmp_path / "my_a.jsonl", [0, 1] * 20), outcomes(tmp_path / "b.jsonl", [1, 0, 0, 1] * 10)
+    words = (*files, "--plan", 3, "--margin", 10)
+    text = crrl(*words).stdout
+    assert text.startswith("No difference can be claimed: b - my_a = +0.0 points [-")
+    rows = text.split("\n\n")[1].splitlines()[2:]
+    for row in rows:
+        name, value, method = re.split(r"  +", row.strip(), maxsplit=2)
+        assert method and ("[" in value or name.startswith("p")), row
+    markdown = crrl(*words, "--format", "markdown").stdout
+    assert markdown.count("|---|---|---|") == 2 and "| difference | +0.0 points [" in markdown
+    latex = crrl(*words, "--format", "latex").stdout
+    assert latex.count(r"\begin{tabular}{lll}") == latex.count(r"\end{tabular}") == 2
+    assert r"my\_a" in latex and re.search(r"(?<!\\)[%_#]", latex.replace(r"\begin", "")) is None
+    assert json.loads(crrl(*words, "--format", "json").stdout) == numbers(*words)
+    assert crrl(*files, "--format", "html").exception is not None
+
+
+def test_a_plan_needs_no_policies() -> None:
+    done = crrl("--plan", 3, "--discordance", 0.134)
+    assert done.stdout.startswith("To show 3 points with a power of 80% takes 1,167 tasks with 1 attempt at each.")

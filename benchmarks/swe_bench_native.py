@@ -6,20 +6,32 @@
         --pairs swebench_pairs.jsonl.gz --out predictions.jsonl
     python benchmarks/swe_bench_native.py table held.jsonl predictions.jsonl
     python benchmarks/swe_bench_native.py held held.jsonl >src/coderepairrl/tasks/sources/swe_bench_native.txt
+    CRRL_CACHE=EMPTY_FOLDER python benchmarks/swe_bench_native.py offline --rows swebench_verified.jsonl.gz --out offline.jsonl
 
 `instances`: each instance of ``--repository`` (all that have a specification, if none is named), its reference and no
 patch at all, in its native environment (``workspace=native``), judged by the harness. `predictions`: real patches with
 published outcomes (JSON lines with ``instance_id``, ``system``, ``dataset``, ``model_patch`` and ``resolved``), on the
 instances that hold by ``--held``. What is in ``--out`` already is not run again. Commits come from ``--clone``;
 with ``--specifications`` the rows are SWE-Gym's.
+`offline`: ten instances of the manifest, those whose ids have the lowest SHA-256: ``crrl data prepare`` into an empty
+cache; then, in a network namespace without a network, the reference, no patch, and the reference of another instance of
+the repository; and at last one flipped byte in an environment.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gzip
+import hashlib
 import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -27,11 +39,15 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import grading, sandbox, tasks
+from coderepairrl.certify import data
 from coderepairrl.environments import Specification, build
 from coderepairrl.errors import CodeRepairError
+from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Task
 
+CRRL = str(Path(sys.executable).with_name("crrl"))
+TRIED = ("gold", "untouched", "of other")
 ROOM = {"memory": 4 << 30, "tmp_bytes": 2 << 30, "open_files": 4096}
 
 
@@ -92,13 +108,81 @@ async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> Non
             out.flush()
 
 
-def chosen(given: argparse.Namespace) -> list[Task]:
+def chosen(given: argparse.Namespace, **options: bool) -> list[Task]:
     """The instances of the table that have a specification."""
     if given.specifications:
-        options = {"workspace": "native", "specifications": given.specifications, "clone": given.clone}
-        return list(tasks.make("swe_gym", path=str(given.rows), **options))
-    options = {"name": given.name, "workspace": "native", "all_native": True, "clone": given.clone}
-    return list(tasks.make("swe_bench", path=str(given.rows), **options))
+        gym = {"workspace": "native", "specifications": given.specifications, "clone": given.clone}
+        return list(tasks.make("swe_gym", path=str(given.rows), **gym))
+    options = {"all_native": True, **options}
+    native = {"name": given.name, "workspace": "native", "clone": given.clone}
+    return list(tasks.make("swe_bench", path=str(given.rows), **native, **options))
+
+
+def offline(given: argparse.Namespace) -> None:
+    """Prepare into an empty cache, then start ourselves again without a network."""
+    cache = user_cache()
+    if cache.exists() and any(cache.iterdir()):
+        raise SystemExit(f"{cache} is not empty: set CRRL_CACHE to a new folder")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "tasks.jsonl")
+        data.export(by_hash(chosen(given, all_native=False))[: given.number], source)
+        began = time.monotonic()
+        prepare = [CRRL, "data", "prepare", "jsonl", f"path={source}"]
+        done = subprocess.run(prepare, stderr=subprocess.PIPE, text=True, check=False)
+        print(done.stderr, f"prepared in {time.monotonic() - began:.0f} s", sep="", file=sys.stderr)
+        done.check_returncode()
+        built = re.findall(r"^environment .*: ([0-9a-f]{16}), ([\d.]+) s$", done.stderr, re.MULTILINE)
+        about = {name: {"seconds": float(seconds), **disk(cache / "environments" / name)} for name, seconds in built}
+        given.out.write_text("")
+        again = [sys.executable, __file__, "inside", *sys.argv[2:], "--built", json.dumps(about)]
+        nobody = [] if os.geteuid() == 0 else ["--map-current-user"]
+        subprocess.run(["unshare", *nobody, "--net", *again], check=True)
+        flipped(given, prepare)
+
+
+async def inside(given: argparse.Namespace, backend: SandboxBackend) -> None:
+    """What an instance's own reference, no patch and another's reference do where there is no network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 53))  # of no host: asks for a route alone
+        raise SystemExit("there is a network here")
+    built, every = json.loads(given.built), by_hash(chosen(given, all_native=False))
+    with given.out.open("a") as out:
+        for task in every[: given.number]:
+            others = [each for each in every if each.repository == task.repository and each.id != task.id] or every
+            other = next(each for each in others if each.id != task.id)
+            name = Specification.parse(task.environment).folder.name
+            about = {"id": task.id, "repository": task.repository, "environment": built[name], "other": other.id}
+            about["gold"] = await verdict(backend, task, task.reference)
+            about["untouched"] = await verdict(backend, task, b"")
+            about["of other"] = await verdict(backend, task, other.reference)
+            out.write(json.dumps(about) + "\n")
+            out.flush()
+            print(json.dumps(about)[:300], flush=True)
+
+
+def flipped(given: argparse.Namespace, prepare: list[str]) -> None:
+    """Flip a byte in the environment of the first instance, and print what preparing and verifying say of it."""
+    [first, *_] = by_hash(chosen(given, all_native=False))
+    path = max(Specification.parse(first.environment).folder.rglob("*.py"), key=lambda each: each.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    for words in (prepare, [CRRL, "data", "verify", *prepare[3:]]):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        print(f"one byte flipped: {' '.join(words[1:4])}: exit code {done.returncode}: {done.stderr[-400:].strip()}")
+
+
+def by_hash(instances: list[Task]) -> list[Task]:
+    """In an order that nobody chose."""
+    return sorted(instances, key=lambda task: hashlib.sha256(task.id.encode()).hexdigest())
+
+
+def disk(folder: Path) -> dict[str, float]:
+    """MiB of an environment, and of its files that no other one has."""
+    files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    own = [each for each in files if each.st_nlink <= 2]  # here and in the pool
+    mib, alone = (round(sum(512 * each.st_blocks for each in some) / 2**20, 1) for some in (files, own))
+    return {"MiB": mib, "own MiB": alone}
 
 
 def holds(about: dict[str, Any]) -> bool:
@@ -106,11 +190,24 @@ def holds(about: dict[str, Any]) -> bool:
     return "error" not in about and about["gold"]["resolved"] and not about["untouched"]["resolved"]
 
 
+def table_offline(rows: list[dict[str, Any]]) -> None:
+    print("| instance | built, s | MiB | of its own | gold resolves | untouched | gold of another | test run, s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for each in rows:
+        made, said = each["environment"], {name: str(each[name]["resolved"]).lower() for name in TRIED}
+        cells = (each["id"], f"{made['seconds']:.0f}", f"{made['MiB']:.0f}", f"{made['own MiB']:.0f}")
+        other = f"{said['of other']} ({each['other'].rpartition('-')[2]})"
+        print(f"| {' | '.join((*cells, said['gold'], said['untouched'], other))} | {each['gold']['seconds']:.1f} |")
+
+
 def table(given: argparse.Namespace) -> None:
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: dict[str, list[float]] = defaultdict(list)
     out: list[str] = []
-    for about in (each for path in given.results for each in lines(path)):
+    found = [each for path in given.results for each in lines(path)]
+    if found and "environment" in found[0]:
+        return table_offline(found)
+    for about in found:
         row = rows[about["repository"]]
         if "published" in about:
             row["predictions"] += 1
@@ -140,7 +237,7 @@ def table(given: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("instances", "predictions", "table", "held"))
+    parser.add_argument("what", choices=("instances", "predictions", "table", "held", "offline", "inside"))
     parser.add_argument("results", nargs="*", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--name", default="verified")
@@ -150,6 +247,8 @@ def main() -> None:
     parser.add_argument("--held", type=Path, action="append", default=[])
     parser.add_argument("--pairs", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--number", type=int, default=10)
+    parser.add_argument("--built", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.what == "table":
         table(given)
@@ -157,8 +256,11 @@ def main() -> None:
     if given.what == "held":
         print("\n".join(sorted(each["id"] for path in given.results for each in lines(path) if holds(each))))
         return
+    if given.what == "offline":
+        offline(given)
+        return
     backend = sandbox.make("bwrap", **ROOM)
-    asyncio.run({"instances": instances, "predictions": predictions}[given.what](given, backend))
+    asyncio.run({"instances": instances, "predictions": predictions, "inside": inside}[given.what](given, backend))
 
 
 if __name__ == "__main__":

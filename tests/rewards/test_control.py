@@ -8,6 +8,8 @@ import pytest
 
 from coderepairrl.errors import GraderFault
 from coderepairrl.rewards import TestsReward, with_patch
+from coderepairrl.rewards.tests import StateTests
+from coderepairrl.sandbox.standing import Standing
 from coderepairrl.types import Checks, Command, Score, Task
 from rewards.folder import Local, Repository, bwrap
 
@@ -104,3 +106,28 @@ async def test_without_a_reference_the_untouched_tree_is_the_control(
     assert (await judged(bare, repository.edit({"sums.py": BREAKS["prints it"]}), backend)).value == 0.0
     with pytest.raises(GraderFault, match="untouched repository"):
         await judged(commanded(bare, Command(("no-such-runner",))), task.reference, backend)
+
+
+async def stands(task: Task, change: str, backend: Local, reward: StateTests) -> Score:
+    """The score of an attempt that ran the shell commands `change`."""
+    async with backend.open(task) as box:
+        assert (await box.exec(["sh", "-c", change])).ok
+        return await reward(task, with_patch(task, b""), Standing(backend, box))
+
+
+async def test_checks_that_cannot_begin_in_the_workspace_of_an_attempt_are_a_fault(task: Task, backend: Local) -> None:
+    """Whatever the attempt did; one that keeps checks from beginning that can, and one that does nothing, earn 0."""
+    installed = Command(("sh", "-c", "cat made/answer && no-such-tool"), 30.0)
+    for command in (
+        Command(("no-such-runner",)),
+        Command(("python3", "-m", "no_such", "-m", "pytest"), 30.0, "pytest"),
+    ):
+        for each in (replace(commanded(task, command), reference=b""), commanded(task, command)):
+            for change in ("true", "rm sums.py"):
+                with pytest.raises(GraderFault, match="cannot run in the sandbox"):
+                    await stands(each, change, backend, StateTests())
+    reward, unmade = StateTests(), replace(commanded(task, installed), reference=b"")
+    assert (await stands(unmade, "true", backend, reward)).value == 0, "what it looks for is not there yet"
+    cases = replace(commanded(task, Command(("python3", "-m", "unittest", "-q"), 30.0), test=CASE), reference=b"")
+    for change, earned in (("true", 0), ("sed -i s/-/+/ sums.py", 1), ("echo 'import os; os._exit(127)' > sums.py", 0)):
+        assert (await stands(cases, change, backend, reward)).value == earned, change

@@ -8,7 +8,8 @@ from collections import defaultdict
 
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, RewardFault, SandboxFault, TaskError
-from coderepairrl.protocols import Reward, SandboxBackend
+from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
+from coderepairrl.sandbox.standing import Standing
 from coderepairrl.types import Episode, Score, Task
 
 TO_INSTALL = (
@@ -44,8 +45,7 @@ class TestsReward(Reward):
     def __init__(self) -> None:
         self._known: dict[bytes, str] = {}
         """What is wrong with a patch, by `_key`."""
-        self._able: set[bytes] = set()
-        """Of tasks whose checks did run on the control, the control's `_key`."""
+        self._control = _Control()
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
@@ -75,31 +75,59 @@ class TestsReward(Reward):
             async with sandbox.open(task) as fresh:
                 verdict = await grading.grade(fresh, task, patch)
             if verdict.doubtful:
-                await self._control(task, patch, verdict, sandbox)
+                await self._control(task, sandbox, verdict if patch == task.reference else None)
             self._known[key] = verdict.problem
             return verdict.problem
 
-    async def _control(self, task: Task, patch: bytes, found: grading.Verdict, sandbox: SandboxBackend) -> None:
-        """Raise `GraderFault` if the checks cannot run in this sandbox at all: no policy can change the control."""
+
+class _Control:
+    """Whether the checks of a task can run at all, asked once of each: no policy can change the answer."""
+
+    def __init__(self) -> None:
+        self._able: set[bytes] = set()
+        """Of tasks whose checks do run, the `_key`."""
+        self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def __call__(self, task: Task, sandbox: SandboxBackend, known: grading.Verdict | None = None) -> None:
+        """Raise `GraderFault` if the checks do not begin in a fresh sandbox, on the reference (its verdict may be
+        `known`) or, where there is none, on the untouched tree."""
         key = _key(task, b"", sandbox)
         async with self._busy[key]:
             if key in self._able:
                 return
-            reference = task.reference if task.reference.strip() else b""
-            if patch != reference:
+            if known is None:
                 async with sandbox.open(task) as fresh:
-                    if reference:
-                        found = await grading.grade(fresh, task, reference)
-                    else:
-                        found = await grading.judge(fresh, task.checks)
-            if found.doubtful:
-                on = "its reference" if reference else "the untouched repository"
+                    known = await self._ask(task, fresh)
+            if known.doubtful:
+                on = "its reference" if task.reference.strip() else "the untouched repository"
                 raise GraderFault(
                     f"the checks of task {task.id} cannot run in the sandbox {sandbox.name}, not even on {on}: "
-                    f"{found.problem}",
+                    f"{known.problem}",
                     fix=TO_INSTALL,
                 )
             self._able.add(key)
+
+    async def _ask(self, task: Task, fresh: Sandbox) -> grading.Verdict:
+        if task.reference.strip():
+            return await grading.grade(fresh, task, task.reference)
+        return await grading.judge(fresh, task.checks)
+
+
+class _ControlOfState(_Control):
+    """Without a reference, what the checks look for may rightly be missing from the untouched tree: they cannot begin
+    only where a runner that reports its tests reports none there, or a command's own program is not there."""
+
+    async def _ask(self, task: Task, fresh: Sandbox) -> grading.Verdict:
+        found = await super()._ask(task, fresh)
+        commands = task.checks.commands
+        if (
+            not found.doubtful
+            or task.reference
+            or any(each.results or grading.results_of(each.argv) for each in commands)
+        ):
+            return found
+        there = [(await fresh.exec(["sh", "-c", 'command -v "$0"', each.argv[0]])).ok for each in commands]
+        return found._replace(doubtful=not all(there))
 
 
 def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
@@ -112,7 +140,10 @@ class StateTests(Reward):
     """1 if the task's checks pass in the attempt's own workspace as it stands at the end, else 0.
 
     For tasks whose result is no diff of a repository: something is to be installed, built, downloaded or
-    started over. The attempt's processes have ended, and the checks' own files are restored first.
+    started over. The attempt's processes have ended, and the checks' own files are restored first. Where nothing shows
+    that they ever began, a control in a fresh sandbox decides, as for `tests`: a grader that cannot run is a fault.
+    Without a reference it cannot where its runner reports nothing on the untouched workspace, or the program of a
+    command is not there; start a command that the attempt is to install with ``sh -c``.
 
     Unit: 0 or 1. Source: terminal benchmarks, which look at the machine and not at a patch. Known weakness: the checks
     run among everything that the attempt left, outside of the repository, too; an attempt that changed the interpreter
@@ -123,16 +154,22 @@ class StateTests(Reward):
     on_state = True
     runs_checks = True
 
+    def __init__(self) -> None:
+        self._control = _ControlOfState()
+
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Run the checks in the workspace that `sandbox` opens, the attempt's own.
 
-        Raises `TaskError` for a task without checks, and `RewardFault` where the sandbox fails.
+        Raises `TaskError` for a task without checks, `GraderFault` where they cannot run, and `RewardFault` where the
+        sandbox fails.
         """
         if not task.checks:
             raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")
         try:
             async with sandbox.open(task) as box:
                 verdict = await grading.judge(box, task.checks)
+            if verdict.doubtful:
+                await self._control(task, sandbox.backend if isinstance(sandbox, Standing) else sandbox)
         except SandboxFault as fault:
             raise RewardFault(f"checks of task {task.id}: {fault}", fix=fault.fix) from fault
         return Score(self.name, 0.0 if verdict.problem else 1.0, note=verdict.problem, passed=not verdict.problem)

@@ -51,10 +51,10 @@ class Nothing(Sandbox):
 
 
 class Standing(SandboxBackend):
-    """A backend of one open sandbox, `box`, as it stands; it stays open."""
+    """A backend of one open sandbox, `box`, as it stands; it stays open. `backend` opens fresh ones."""
 
     def __init__(self, backend: SandboxBackend, box: Sandbox) -> None:
-        self.name = backend.name
+        self.name, self.backend = backend.name, backend
         self._box = box
 
     @asynccontextmanager

@@ -6,7 +6,8 @@
         --pairs swebench_pairs.jsonl.gz --out predictions.jsonl
     python benchmarks/swe_bench_native.py table held.jsonl predictions.jsonl
     python benchmarks/swe_bench_native.py held held.jsonl >src/coderepairrl/tasks/sources/swe_bench_native.txt
-    CRRL_CACHE=EMPTY_FOLDER python benchmarks/swe_bench_native.py offline --rows swebench_verified.jsonl.gz --out offline.jsonl
+    CRRL_CACHE=EMPTY_FOLDER python benchmarks/swe_bench_native.py offline --rows swebench_verified.jsonl.gz \\
+        --out offline.jsonl
 
 `instances`: each instance of ``--repository`` (all that have a specification, if none is named), its reference and no
 patch at all, in its native environment (``workspace=native``), judged by the harness. `predictions`: real patches with
@@ -161,15 +162,16 @@ async def inside(given: argparse.Namespace, backend: SandboxBackend) -> None:
 
 
 def flipped(given: argparse.Namespace, prepare: list[str]) -> None:
-    """Flip a byte in the environment of the first instance, and print what preparing and verifying say of it."""
+    """Flip a byte in the environment of the first instance, and print what is said of it."""
     [first, *_] = by_hash(chosen(given, all_native=False))
     path = max(Specification.parse(first.environment).folder.rglob("*.py"), key=lambda each: each.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    for words in (prepare, [CRRL, "data", "verify", *prepare[3:]]):
+    for words in (prepare, [CRRL, "data", "verify", *prepare[3:]], [CRRL, "env", "verify", *prepare[3:]]):
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-        print(f"one byte flipped: {' '.join(words[1:4])}: exit code {done.returncode}: {done.stderr[-400:].strip()}")
+        said = (done.stderr or done.stdout).strip()
+        print(f"one byte flipped: {' '.join(words[1:4])}: exit code {done.returncode}: {said}")
 
 
 def by_hash(instances: list[Task]) -> list[Task]:

@@ -28,6 +28,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
             wheel.writestr(path, data)
     return name
 '''
+NEARLY = "def nearly(a, b):\n    return abs(a - b) < 1e-9\n"
 SHOP = {
     "pyproject.toml": """\
 [build-system]
@@ -73,22 +74,26 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def wheel(folder: Path) -> None:
-    """The package `crrl_test_helper`, which the tests of `SHOP` need and no index has."""
-    folder.mkdir()
+def wheel(folder: Path, name: str = "crrl_test_helper", version: str = "1.0", code: str = NEARLY) -> Path:
+    """A wheel in `folder` of the package `name`, one module of `code`; by default what the tests of `SHOP` need and no
+    index has."""
+    folder.mkdir(exist_ok=True)
+    about = f"{name}-{version}.dist-info"
     files = {
-        "crrl_test_helper.py": "def nearly(a, b):\n    return abs(a - b) < 1e-9\n",
-        "crrl_test_helper-1.0.data/scripts/crrl_tool.py": "#!python\n'A tool.'\n"
+        f"{name}.py": code,
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{name}-{version}.data/scripts/crrl_tool.py": "#!python\n'A tool.'\n"
         "from __future__ import division\nprint(1 / 2)\n",
-        "crrl_test_helper-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: crrl-test-helper\nVersion: 1.0\n",
-        "crrl_test_helper-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     digests = {
-        name: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        for name, text in files.items()
+        path: base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        for path, text in files.items()
     }
-    record = "".join(f"{name},sha256={digests[name]},{len(text)}\n" for name, text in files.items())
-    files["crrl_test_helper-1.0.dist-info/RECORD"] = f"{record}crrl_test_helper-1.0.dist-info/RECORD,,\n"
-    with zipfile.ZipFile(folder / "crrl_test_helper-1.0-py3-none-any.whl", "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
+    record = "".join(f"{path},sha256={digests[path]},{len(text)}\n" for path, text in files.items())
+    files[f"{about}/RECORD"] = f"{record}{about}/RECORD,,\n"
+    made = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(made, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return made

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import sandbox
+from coderepairrl import sandbox, tasks
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.tasks import check_workspaces
+from coderepairrl.certify import data
 from coderepairrl.environments import (
     CondaFile,
     Specification,
@@ -26,7 +27,9 @@ from coderepairrl.environments import (
 from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError, UsageError
 from coderepairrl.processes.caches import environments_cache
+from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.workspace import environment_of
+from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Task
 from projects import SHOP, wheel, write
 
@@ -136,14 +139,18 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     check_workspaces([task, task], Made([]), problems)
     assert states([task, task]) == [(made.folder.name, "as built", 2)] and not problems.found
     path = next(made.folder.rglob("METADATA"))
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
+    content = bytearray(path.read_bytes())
+    content[5] ^= 1
+    path.write_bytes(content)
     with pytest.raises(TaskError, match="has changed since it was built"):
         await build(asked)
     check_workspaces([task], Made([]), problems)
     assert [str(each) for each in problems.found] == [f"the environment {made.folder} has changed since it was built"]
     assert [each.state for each in states([task])] == ["changed"]
+    write_jsonl([task], tmp_path / "tasks.jsonl")
+    with pytest.raises(TaskError, match="has changed since it was built") as caught:
+        await data.verify(tasks.make("jsonl", path=str(tmp_path / "tasks.jsonl")), ScriptedBackend(), quiet=True)
+    assert "delete that folder" in caught.value.fix
     (made.folder / "environment.json").unlink()
     with pytest.raises(TaskError, match="no environment that was built to its end"):
         check_unchanged(made.folder)

@@ -14,9 +14,8 @@ from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Source
-from coderepairrl.environments import KIND, check_unchanged
+from coderepairrl.environments import check_environments
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.caches import environment_folder
 from coderepairrl.rollout import Share
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.types import Task
@@ -109,8 +108,7 @@ def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: P
         problems.add(error)
     if (more := len(refused) - _TASKS_NAMED) > 0:
         problems.add(TaskError(f"{more} more workspaces cannot be opened", fix="crrl data verify lists them"))
-    built = {environment_folder(task.environment) for task in everything if task.environment.startswith(f"{KIND}:")}
-    problems.attempt(lambda: check_unchanged(*sorted(folder for folder in built if folder.is_dir())))
+    problems.attempt(lambda: check_environments(everything))
 
 
 def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterator[TaskError]:

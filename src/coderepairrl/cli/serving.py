@@ -28,6 +28,7 @@ def fix(
     as_json: Json = False,
 ) -> None:
     """Let a model repair your own repository: its work on stderr, the diff on stdout."""
+    print(logged(f"{'reading':<12}{repo}, {issue}, {model}"), file=sys.stderr, flush=True)  # imports take a while, too
     from coderepairrl.apps import fix
     from coderepairrl.assembly.model import relayed
 

@@ -6,7 +6,7 @@ from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fin
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.prepare import prepare_environments
 from coderepairrl.environments.records import Difference, differences, record
-from coderepairrl.environments.verify import check_unchanged, states
+from coderepairrl.environments.verify import check_environments, check_unchanged, states
 
 __all__ = [
     "KIND",
@@ -17,6 +17,7 @@ __all__ = [
     "ReadyImage",
     "Specification",
     "build",
+    "check_environments",
     "check_unchanged",
     "differences",
     "fingerprint",

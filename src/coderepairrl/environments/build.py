@@ -26,11 +26,13 @@ from uv import find_uv_bin
 
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.environments import conda
-from coderepairrl.environments.index import index_hosts, index_settings, local_folders, proxy
+from coderepairrl.environments.index import index_hosts, local_folders, own_index, settings_inside
+from coderepairrl.environments.proxy import proxy
 from coderepairrl.environments.pythons import interpreter
+from coderepairrl.environments.refusals import explained
 from coderepairrl.environments.verify import check_unchanged, digest_of, share
-from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
-from coderepairrl.printable import printable
+from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError
+from coderepairrl.printable import printable, without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.installs import alone, alone_in_turn, check_reachable
 from coderepairrl.processes.scratch import scratch
@@ -153,25 +155,40 @@ async def build(specification: Specification) -> Environment:
     `SandboxFault`, and `PrerequisiteError` where no such Python, no sandbox or no package index can be had.
     """
     target = specification.folder
+    if (target / ENVIRONMENT_RECORD).exists():  # without a lock: a cache that only its owner can write to serves others
+        await asyncio.to_thread(check_unchanged, target)
+        return _built(target)
     async with alone_in_turn(target):
-        if (target / ENVIRONMENT_RECORD).exists():
-            await asyncio.to_thread(check_unchanged, target)
-        else:
-            asked = await _with_conda(specification) if specification.conda else specification
-            python = await asyncio.to_thread(interpreter, asked.python)
-            shutil.rmtree(target, ignore_errors=True)  # what an interrupted build left
+        if not (target / ENVIRONMENT_RECORD).exists():
+            shutil.rmtree(target, ignore_errors=True)  # what was deleted in part
             partial = target.with_suffix(".partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(mode=0o755)
-            check_reachable(partial)
-            about = await _build(asked, python, partial)
-            about |= {"specification": specification.model_dump(), "python": str(python), "uv": version("uv")}
-            await asyncio.to_thread(share, partial)
-            about["digest"] = await asyncio.to_thread(digest_of, partial)
-            (partial / ENVIRONMENT_RECORD).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
+            try:
+                await _make(specification, partial)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
             partial.rename(target)
-    about = json.loads((target / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
-    return Environment(target, about["packages"], about["digest"])
+    return _built(target)
+
+
+async def _make(specification: Specification, partial: Path) -> None:
+    """Build the environment at `partial`, with its record, which sandboxes see."""
+    asked = await _with_conda(specification) if specification.conda else specification
+    python = await asyncio.to_thread(interpreter, asked.python)
+    partial.mkdir(mode=0o755)
+    check_reachable(partial)
+    about = await _build(asked, python, partial)
+    said = json.loads(without_login(specification.model_dump_json()))
+    about |= {"specification": said, "python": str(python), "uv": version("uv")}
+    await asyncio.to_thread(share, partial)
+    about["digest"] = await asyncio.to_thread(digest_of, partial)
+    (partial / ENVIRONMENT_RECORD).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _built(folder: Path) -> Environment:
+    about = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
+    return Environment(folder, about["packages"], about["digest"])
 
 
 async def _with_conda(specification: Specification) -> Specification:
@@ -201,13 +218,15 @@ async def _build(specification: Specification, python: Path, target: Path) -> di
     choice = sandboxes.choose()
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
     backend = sandboxes.make(choice.name, binds=shown, **options)
+    index = own_index()
     task = Task(f"environment/{target.stem}", "build", "python", specification.workspace, b"")
     try:
         with scratch("environment") as home:
             home.chmod(0o711)  # the guest's user passes through it to the socket
-            async with proxy(home / "index.sock", index_hosts()) as refused, backend.open(task) as box:
+            async with proxy(home / "index.sock", index_hosts(), index) as refused, backend.open(task) as box:
                 reached = await box.reach(str(home / "index.sock"))
-                return await _install(box, specification, uv, python, reached, target, refused)
+                env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, **settings_inside(index, reached)}
+                return await _install(box, specification, uv, python, env, target, refused)
     finally:
         backend.close()
 
@@ -225,9 +244,9 @@ def _uv() -> Path:
 
 
 async def _install(
-    box: Sandbox, spec: Specification, uv: Path, python: Path, reached: str, target: Path, refused: list[str]
+    box: Sandbox, spec: Specification, uv: Path, python: Path, env: dict[str, str], target: Path, refused: list[str]
 ) -> dict[str, Any]:
-    env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, "PYTHONDONTWRITEBYTECODE": "", **index_settings()}
+    env = {**env, "PYTHONDONTWRITEBYTECODE": ""}
     install = spec.install
     if spec.version and install:  # the commands may build other projects, too, whose version is not this one
         install = f"git tag {shlex.quote(spec.version)}\n{install}"
@@ -235,7 +254,6 @@ async def _install(
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
     argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]
     argv += [install, *spec.requirements]
-    env = {name: value for name, value in env.items() if value or name == "PYTHONDONTWRITEBYTECODE"}
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not built.ok:
         raise _refused(spec, built, refused)
@@ -328,22 +346,9 @@ def _hostile(what: str) -> TaskError:
     )
 
 
-def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> Exception:
-    """Why a build failed, from what it printed and which hosts it wanted."""
+def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> CodeRepairError:
+    """Why a build failed, from what it printed and what it wanted."""
     printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
         printed = f"no end within {_SECONDS:.0f} s; {printed}"
-    if "dns error" in printed or "502 Bad Gateway" in printed or ("tunnel" in printed and not refused):
-        return PrerequisiteError(
-            f"the package index cannot be reached from here: {printable(printed[-_SHOWN:])}",
-            fix="prepare on a machine with a network; UV_DEFAULT_INDEX names another index",
-        )
-    wanted = (
-        f" (it wanted {printable(', '.join(dict.fromkeys(refused))[:_SHOWN])}, which a build may not reach)"
-        if refused
-        else ""
-    )
-    return TaskError(
-        f"no environment can be built for {spec.workspace}{wanted}: {printable(printed[-_SHOWN:])}",
-        fix="correct its specification, or use its image",
-    )
+    return explained(spec.workspace, printed, refused)

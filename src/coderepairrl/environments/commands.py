@@ -23,8 +23,9 @@ from typing import IO, NamedTuple, Self
 
 from coderepairrl.environments import layers, trees
 from coderepairrl.environments.fetch import Say, check_room
-from coderepairrl.environments.index import index_hosts, index_settings, local_folders, pip_settings, proxy
+from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
 from coderepairrl.environments.manifests import Found, Layer, digest_of
+from coderepairrl.environments.proxy import proxy
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import images_cache
@@ -189,12 +190,14 @@ async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResu
         with scratch("image") as home:
             home.chmod(0o711)  # the guest's user passes through it to the socket
             task = Task(f"image/{image.name}", "build", "", f"image:{image.name}", b"")
-            async with proxy(home / "index.sock", index_hosts()) as refused, backend.open(task) as box:
+            index = own_index()
+            async with proxy(home / "index.sock", index_hosts(), index) as refused, backend.open(task) as box:
                 env = {"PYTHONDONTWRITEBYTECODE": ""}
                 if command.network:
                     reached = await box.reach(str(home / "index.sock"))
                     names = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY")
-                    env |= dict.fromkeys(names, reached) | index_settings() | pip_settings()
+                    settings = settings_inside(index, reached)
+                    env |= dict.fromkeys(names, reached) | settings | pip_settings(settings)
                 running = asyncio.create_task(box.exec(command.argv, env=env, timeout=_SECONDS, max_bytes=_OUTPUT))
                 watching = asyncio.create_task(_watch(tree, command.where))
                 try:

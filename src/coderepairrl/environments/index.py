@@ -1,14 +1,13 @@
-"""The one way out of a sandbox that builds an environment: to the hosts of the package index, and nowhere else."""
+"""Where packages come from: this machine's settings of the package index, as a build outside and inside knows them."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import base64
 import os
-from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import NamedTuple, Self
+from urllib.parse import SplitResult, unquote, urlsplit
 
 _PYPI = ("pypi.org", "files.pythonhosted.org")
 _SETTINGS = {
@@ -17,99 +16,94 @@ _SETTINGS = {
     "UV_NO_INDEX": ("PIP_NO_INDEX",),
 }
 """Variables of uv, and which ones of pip mean the same."""
-_HEAD_BYTES = 16 << 10
-_PIECE = 1 << 16
-_PORT = 443
-_NAMED, _NAME_LENGTH = 100, 300
-"""Of the hosts that are refused: so many are kept, cut to so many characters."""
+_PORTS = {"http": 80, "https": 443}
 
 
-def index_settings() -> dict[str, str]:
-    """How this machine's users set up the package index, as variables of uv. Lists are separated by commas."""
-    found = {
-        name: next((os.environ[each] for each in (name, *others) if os.environ.get(each)), "")
-        for name, others in _SETTINGS.items()
-    }
-    found["UV_FIND_LINKS"] = ",".join(found["UV_FIND_LINKS"].replace(",", " ").split())
-    return {name: value for name, value in found.items() if value}
+class Index(NamedTuple):
+    """A package index of the user's own, perhaps with a login, which no build may know."""
+
+    origin: str
+    """``https://HOST:PORT``."""
+    login: str
+    """What to send as ``Authorization``, or nothing."""
+    paths: tuple[str, ...]
+    """What may be asked for without a page that names it: these, and all below."""
+
+    @classmethod
+    def of(cls, url: str, links: Sequence[str] = ()) -> Self:
+        """The index at `url`, which also serves those of `links` that are of its origin.
+
+        >>> index = Index.of("https://me:secret@example.org/team/simple/")
+        >>> index.origin, index.paths
+        ('https://example.org:443', ('/team/simple/',))
+        """
+        parts = urlsplit(url)
+        pages = [parts, *(own for own in map(urlsplit, links) if origin_of(own) == origin_of(parts))]
+        login = ""
+        if parts.username is not None:
+            words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            login = f"Basic {base64.b64encode(words.encode()).decode()}"
+        return cls(origin_of(parts), login, tuple(f"{page.path.rstrip('/')}/" for page in pages))
 
 
-def pip_settings() -> dict[str, str]:
-    """`index_settings` as variables of pip, whose lists are separated by blanks."""
-    found = {other: value for name, value in index_settings().items() for other in _SETTINGS[name] if other[0] == "P"}
+def origin_of(parts: SplitResult) -> str:
+    """``SCHEME://HOST:PORT``, without a login; of what is no URL of a server, nothing."""
+    if parts.scheme not in _PORTS or not parts.hostname:
+        return ""
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port or _PORTS[parts.scheme]}"
+
+
+def own_index() -> Index | None:
+    """The index that is set up in place of PyPI, if there is one."""
+    settings = _settings()
+    url = settings.get("UV_DEFAULT_INDEX", "")
+    return Index.of(url, _links(settings)) if origin_of(urlsplit(url)) else None
+
+
+def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
+    """How this machine's users set up the package index, as variables of uv, for a build that reaches `index` through
+    `proxy` (``http://HOST:PORT``). None has a login."""
+    found = _settings()
+    urls = [_inside(url, index, proxy) for url in _links(found)]
+    if "UV_DEFAULT_INDEX" in found:
+        found["UV_DEFAULT_INDEX"] = _inside(found["UV_DEFAULT_INDEX"], index, proxy)
+    return found | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
+
+
+def pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
+    """`settings_inside` as variables of pip, whose lists are separated by blanks."""
+    found = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
     return found | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := found.get("PIP_FIND_LINKS")) else {})
 
 
 def index_hosts() -> tuple[str, ...]:
-    """Hosts that the index and its files are served by."""
-    own = urlsplit(index_settings().get("UV_DEFAULT_INDEX", "")).hostname
-    return (own, *_PYPI) if own else _PYPI
+    """Hosts that a build reaches by itself: PyPI's, which need no login."""
+    return _PYPI
 
 
 def local_folders() -> list[str]:
     """Folders of wheels on this machine, which a build must see."""
-    links = index_settings().get("UV_FIND_LINKS", "").split(",")
-    return [each for each in links if each.startswith("/") and Path(each).is_dir()]
+    return [each for each in _links(_settings()) if each.startswith("/") and Path(each).is_dir()]
 
 
-@asynccontextmanager
-async def proxy(socket: Path, hosts: Collection[str]) -> AsyncIterator[list[str]]:
-    """An HTTPS proxy (``CONNECT``) on the Unix socket `socket` that leads to `hosts` alone.
-
-    Yields the hosts that were asked for and refused, as they come.
-    """
-    refused: list[str] = []
-    open_ones: set[asyncio.Task[None]] = set()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            await _connect(reader, writer, hosts, refused)
-        writer.close()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.create_task(serve(reader, writer))
-        open_ones.add(connection)
-        connection.add_done_callback(open_ones.discard)
-
-    server = await asyncio.start_unix_server(accept, path=socket, limit=_HEAD_BYTES)
-    socket.chmod(0o666)  # the guest's side is another user's
-    try:
-        yield refused
-    finally:
-        server.close()
-        for connection in open_ones:
-            connection.cancel()
-        await asyncio.gather(*open_ones, return_exceptions=True)
-        socket.unlink(missing_ok=True)
+def _settings() -> dict[str, str]:
+    found = {
+        name: next((os.environ[each] for each in (name, *others) if os.environ.get(each)), "")
+        for name, others in _SETTINGS.items()
+    }
+    return {name: value for name, value in found.items() if value}
 
 
-async def _connect(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hosts: Collection[str], refused: list[str]
-) -> None:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    method, _, rest = head.partition(" ")
-    target = rest.partition(" ")[0]
-    host, _, port = target.rpartition(":")
-    if method != "CONNECT" or host not in hosts or port != str(_PORT):
-        if len(refused) < _NAMED:
-            refused.append(target[:_NAME_LENGTH])
-        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
-        await writer.drain()
-        return
-    try:
-        far_reader, far_writer = await asyncio.open_connection(host, _PORT)
-    except OSError:
-        writer.write(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
-        await writer.drain()
-        return
-    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-    await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+def _links(settings: dict[str, str]) -> list[str]:
+    return settings.get("UV_FIND_LINKS", "").replace(",", " ").split()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while piece := await reader.read(_PIECE):
-            writer.write(piece)
-            await writer.drain()
-    with contextlib.suppress(OSError):
-        writer.close()
+def _inside(url: str, index: Index | None, proxy: str) -> str:
+    """`url` as a build is given it: without its login, and through the proxy if it is of `index`."""
+    parts = urlsplit(url)
+    if not origin_of(parts):
+        return url
+    if index and origin_of(parts) == index.origin:
+        return parts._replace(scheme="http", netloc=urlsplit(proxy).netloc).geturl()
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

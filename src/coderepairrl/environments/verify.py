@@ -91,6 +91,12 @@ def check_unchanged(*folders: Path) -> None:
             )
 
 
+def check_environments(tasks: Iterable[Task]) -> None:
+    """`check_unchanged` of the environments of `tasks` that are on this machine."""
+    needed = {environment_folder(task.environment) for task in tasks if task.environment.startswith("python:")}
+    check_unchanged(*sorted(folder for folder in needed if folder.is_dir()))
+
+
 class State(NamedTuple):
     """An environment of tasks: its name in the cache, whether it is ``as built``, ``changed`` or ``missing``, and how
     many tasks need it."""

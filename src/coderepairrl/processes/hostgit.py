@@ -80,12 +80,14 @@ def git(
     prefix: Sequence[str] = (),
     env: dict[str, str] | None = None,
     timeout: float = 120.0,
+    lock: int | None = None,
 ) -> bytes:
     """Run git on a repository *that we made*, without any configuration, hooks or filters; returns its output.
 
     `folder` is a git directory, `tree` its working tree. `then` are the arguments of a second git command, run in the
     same process if the first succeeds. `prefix` is the beginning of a command line that drops root privileges, which
-    takes longer than git. Raises CalledProcessError with `stderr`, TimeoutExpired, and
+    takes longer than git. `lock` is the descriptor of a locked file: it stays locked as long as git runs, should we be
+    killed. Raises CalledProcessError with `stderr`, TimeoutExpired, and
     `PrerequisiteError` when git is missing.
     """
     options = [part for setting in _HARDENED for part in ("-c", setting)]
@@ -103,6 +105,7 @@ def git(
         env=_ENV | (env or {}),
         timeout=timeout,
         cwd=tree or "/",
+        pass_fds=[] if lock is None else [lock],
     ).stdout
 
 
@@ -114,9 +117,11 @@ def version() -> str | None:
 
 
 def reason(error: subprocess.CalledProcessError) -> str:
-    """The last line of a failed git's stderr."""
+    """Why git failed: the first line of its stderr that says ``fatal``, else the last line."""
     lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"exit code {error.returncode}"
+    if lines:
+        return next((line for line in lines if line.startswith("fatal: ")), lines[-1])
+    return f"exit code {error.returncode}"
 
 
 def bare(folder: Path) -> Path:

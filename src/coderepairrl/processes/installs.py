@@ -24,6 +24,9 @@ _QUIETLY = ("--quiet", "--disable-pip-version-check", "--no-input")
 _DONE = ".installed"
 _WAIT = 0.2
 _umask_lock = threading.Lock()
+_locks: set[int] = set()
+"""Descriptors of the locks that are held: what is started inherits them, so that nobody else writes to a folder while
+an installation goes on whose starter was killed."""
 _umasks: list[int] = []
 """What those found who changed it, the first one the process' own."""
 _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
@@ -65,9 +68,16 @@ def _locked(target: Path) -> Iterator[TextIO]:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.with_suffix(".lock").open("w") as lock:
-                yield lock
+                _locks.add(lock.fileno())
+                try:
+                    yield lock
+                finally:
+                    _locks.discard(lock.fileno())
         except OSError as error:
-            raise PrerequisiteError(f"cannot install into {target.parent}: {error}", fix="set CRRL_CACHE") from error
+            raise PrerequisiteError(
+                f"cannot install into {target.parent}: {error}",
+                fix="free some disk space there, or set CRRL_CACHE to a folder that can be written",
+            ) from error
 
 
 @contextmanager
@@ -100,14 +110,15 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
     # -I: import nothing from the current folder, which may be an untrusted repository
-    if run([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout).returncode != 0:
+    if run([str(base), "-I", "-m", "venv", str(folder)], stdout=stdout, pass_fds=[*_locks]).returncode != 0:
         raise PrerequisiteError("no virtual environment can be made", fix=_VENV_FIX)
     return folder / "bin/python"
 
 
 def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Run pip with the interpreter `inside` an environment; `options` are those of `children.run`."""
-    return run([str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY], stdout=stdout, **options)
+    command = [str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY]
+    return run(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
 def tool_folder(name: str, requirements: Sequence[str]) -> Path:
@@ -122,6 +133,8 @@ def tool(name: str, requirements: Sequence[str]) -> Path:
     Raises `PrerequisiteError` where it cannot be made.
     """
     target = tool_folder(name, requirements)
+    if (target / _DONE).exists():  # a cache that only its owner can write to serves others
+        return target
     with alone(target):
         if not (target / _DONE).exists():
             shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left

@@ -11,6 +11,7 @@ reference patch can be reached. Two things come out of it:
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import hashlib
 import json
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from coderepairrl.errors import SandboxFault, TaskError
+from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache, git_cache
@@ -277,6 +278,8 @@ def _decoy(tree: Path, source: Path) -> None:
 # -- where files come from
 
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
+_ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
+_LATER = "run it again, where that host can be reached: what was fetched is kept"
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
@@ -429,23 +432,47 @@ def _from_url(url: str, commit: str) -> Iterator[Entry]:
 def commit_folder(url: str, commit: str) -> Iterator[Path]:
     """A git directory in the cache that has `commit` of `url`, fetched unless it is there already.
 
-    Raises `TaskError` for a commit that there is not, and `SandboxFault` where fetching failed for reasons that may
-    pass.
+    Raises `TaskError` for a commit that there is not, `SandboxFault` where fetching failed for reasons that may pass,
+    and `PrerequisiteError` where the cache cannot be written or is full.
     """
     named = without_login(url)
     if not _COMMIT.fullmatch(commit):
         raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
     cache = _cache_of(url)
+    if not _has(cache, commit):
+        try:
+            _fetch_alone(url, commit, cache)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise _no_room(named) from error
+            raise PrerequisiteError(f"cannot write to {cache.parent}: {error.strerror}", fix=_ELSEWHERE) from error
+    yield cache
+
+
+def _has(cache: Path, commit: str) -> bool:
+    """Whether `commit` is there. Nothing is ever taken away, so nobody has to be kept out meanwhile."""
+    try:
+        git("cat-file", "-e", f"{commit}^{{tree}}", folder=cache)
+    except subprocess.CalledProcessError:
+        return False
+    return True
+
+
+def _fetch_alone(url: str, commit: str, cache: Path) -> None:
+    """Fetch `commit`, unless another process just did, on top of what one that was killed left."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not cache.exists():
-            bare(cache)
-        try:
-            git("cat-file", "-e", f"{commit}^{{tree}}", folder=cache)
-        except subprocess.CalledProcessError:
-            _fetch_once(url, commit, cache)
-        yield cache
+            partial = cache.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            bare(partial).rename(cache)
+        if _has(cache, commit):
+            return
+        # only who has the lock runs git there, which no longer runs: these are nobody's
+        for left in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
+            left.unlink()
+        _fetch_once(url, commit, cache, lock.fileno())
 
 
 def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
@@ -462,25 +489,37 @@ def _cache_of(url: str) -> Path:
     return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
 
 
-def _fetch_once(url: str, commit: str, cache: Path) -> None:
+def _no_room(named: str) -> PrerequisiteError:
+    return PrerequisiteError(f"no room to fetch a commit of {named} to {git_cache()}", fix=_ELSEWHERE)
+
+
+def _fetch_once(url: str, commit: str, cache: Path, lock: int) -> None:
     named = without_login(url)
     try:
-        _fetch(url, commit, cache)
+        _fetch(url, commit, cache, lock)
     except subprocess.CalledProcessError as error:
-        why = without_login(reason(error))
-        if any(sign in why for sign in ("not our ref", "couldn't find remote ref", "does not exist", "not found")):
-            raise TaskError(f"{named} has no commit {commit}: {why}") from None  # its command line has the login
-        raise SandboxFault(f"cannot fetch {commit} of {named}: {why}") from None
+        printed, why = error.stderr.decode(errors="replace"), without_login(reason(error))
+        if "No space left" in printed or "Disk quota" in printed:
+            raise _no_room(named) from None
+        if any(sign in printed for sign in ("not our ref", "couldn't find remote ref", "does not exist", "not found")):
+            raise TaskError(  # from None: its command line has the login
+                f"{named} has no commit {commit}: {why}",
+                fix="it may have been pushed away: name a clone that has it (clone=FOLDER/{repository}), or leave the "
+                "task out",
+            ) from None
+        fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
+        raise SandboxFault(f"cannot fetch {commit} of {named}: {why}", fix=fix) from None
     except subprocess.TimeoutExpired as error:
-        raise SandboxFault(f"fetching {commit} of {named} took more than {error.timeout:.0f} s") from None
+        raise SandboxFault(f"fetching {commit} of {named} took more than {error.timeout:.0f} s", fix=_LATER) from None
 
 
-def _fetch(url: str, commit: str, cache: Path) -> None:
-    """Bring `commit` from `url` to the repository `cache`. Raises `TaskError` and what `git` raises."""
+def _fetch(url: str, commit: str, cache: Path, lock: int) -> None:
+    """Bring `commit` from `url` to `cache`, whose `lock` we hold. Raises `TaskError` and what `git` raises."""
 
     def fetch(place: str, env: dict[str, str]) -> None:
-        command = ("fetch", "--quiet", "--depth=1", "--no-tags", "--", place, commit)
-        git(*command, folder=cache, env=env, timeout=1800)
+        # in a pack, which is there at once: of loose objects, a commit is there before its files
+        command = ("-c", "fetch.unpackLimit=1", "fetch", "--quiet", "--depth=1", "--no-tags", "--", place, commit)
+        git(*command, folder=cache, env=env, timeout=1800, lock=lock)
 
     if (local := hostgit.find_local(url)) is not None:
         with hostgit.view(local) as view:

@@ -85,6 +85,7 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
     trace.say("repository", f"{repository.root} at {repository.commit[:12]}")
     trace.say("sandbox", f"{backend.name}: {chosen.why}")
     trace.say("model", f"{plan.model.name}, temperature {temperature:g}")
+    trace.say("engine", f"{config.engine.name} starts")
     sampling = Sampling(temperature=temperature, max_tokens=allowed.turn_tokens)
     with scratch("fix") as home:
         home.chmod(0o711)  # guests run as another user, and the socket is in it
@@ -94,6 +95,7 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
                 source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn), accept=config.gateway.accept
             ).listening(socket=home / "gateway.sock") as gateway,
         ):
+            trace.say("agent", f"{agent.name} works")
             made = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
             if made.fault is not None:
                 raise made.fault

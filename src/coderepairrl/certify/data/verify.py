@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 from coderepairrl import rewards
 from coderepairrl.certify import task_source
+from coderepairrl.environments import check_environments
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted, logged, printable
 from coderepairrl.protocols import SandboxBackend, TaskSource
@@ -59,7 +61,8 @@ async def verify(
     By each of `reward` (`patch_edits`, if not given) the reference earns 1, an empty patch 0, and a blank line at the
     end of a file that the reference repairs 0. Of the first `limit` tasks, 0 for all; checks run `repeat` times, to
     find flaky tests. Progress goes to stderr.
-    Raises `TaskError`, `SandboxFault`, `RewardFault`, and `UsageError` for a reward that does not measure repair.
+    Raises `TaskError` (an environment has changed since it was built, say), `SandboxFault`, `RewardFault`, and
+    `UsageError` for a reward that does not measure repair.
     """
     made = rewards.make(reward or "patch_edits")
     asked = measuring_repair(made)
@@ -69,6 +72,7 @@ async def verify(
             fix="leave it out, or give it repairs = True",
         )
     findings, chosen = task_source.about_source(source, limit)
+    await asyncio.to_thread(check_environments, chosen)
     found = [TaskExam("", tuple(findings))]
     with _progress(len(chosen), quiet) as on_task:
         for task in chosen:

@@ -109,7 +109,7 @@ class TinyEngine(Engine):
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._reader
-        await self._child.close()
+        await self._child.close(grace=0.0)  # it has nothing to save, and tearing torch down takes a second or more
 
     @property
     def pid(self) -> int:

@@ -65,6 +65,17 @@ def mend(script):
         script.write_bytes(HEAD.sub(b"#!/usr/bin/env python\n", content))
 
 
+def forget(record, name):
+    """Delete a file beside the record of a distribution, and its line there."""
+    path, listed = record / name, record / "RECORD"
+    if path.exists():
+        path.unlink()
+    lines = listed.read_text(encoding="utf-8").splitlines(True)
+    listed.write_text(
+        "".join(line for line in lines if not line.startswith(record.name + "/" + name)), encoding="utf-8"
+    )
+
+
 def main(workspace):
     """Strip the environment, and print what there is to know of it."""
     packages = Path(sysconfig.get_paths()["purelib"])
@@ -83,7 +94,8 @@ def main(workspace):
                 content = (packages / own).read_bytes()
                 about["built"][str(Path(about["imports"], own))] = base64.b64encode(content).decode()
             remove(packages, own)
-        (record / "direct_url.json").unlink()  # a path of this sandbox
+        for name in ("direct_url.json", "uv_cache.json"):  # a path of this sandbox, times of this build
+            forget(record, name)
         path = packages / "workspace.pth"
         path.write_text(str(Path(workspace, about["imports"])) + "\n", encoding="utf-8")
     for script in Path(sys.executable).parent.iterdir():
@@ -91,7 +103,8 @@ def main(workspace):
             mend(script)
     # by content where Python can: times of files change when environments share them
     mode = getattr(getattr(py_compile, "PycInvalidationMode", None), "UNCHECKED_HASH", None)
-    compileall.compile_dir(str(packages), quiet=2, maxlevels=20, **({"invalidation_mode": mode} if mode else {}))
+    how = {"invalidation_mode": mode} if mode else {}
+    compileall.compile_dir(str(packages), quiet=2, maxlevels=20, force=True, **how)  # what was imported by now is there
     print("\n" + json.dumps(about))  # on the last line, whatever compiling printed
 
 

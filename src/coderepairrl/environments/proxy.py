@@ -1,0 +1,183 @@
+"""The one way out of a sandbox that builds an environment: to the package index, and nowhere else.
+
+PyPI is reached through tunnels (``CONNECT``). The pages and files of an index of the user's own are asked for here and
+handed on, so that its login stays here, too: a project's build runs code of anybody's. It gets the index's pages and
+what these name, not all that the login opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+
+import aiohttp
+from yarl import URL
+
+from coderepairrl.environments.index import Index, origin_of
+
+_HEAD_BYTES = 16 << 10
+_PIECE = 1 << 16
+_PORT = 443
+_NAMED, _NAME_LENGTH = 100, 300
+"""Of what is refused: so many are kept, cut to so many characters."""
+_PATIENCE = 30.0
+"""Seconds for the head of a request, and for connecting to a host."""
+_IDLE = 300.0
+"""Seconds in which a connection must carry something. How many there are at a time the sandbox limits (`Limits`)."""
+_PAGES = re.compile(r"text/html|application/vnd\.pypi\.simple\.")
+_LINK = re.compile(rb"""(?:href\s*=\s*|"url"\s*:\s*)["']([^"'#]+)""", re.IGNORECASE)
+_ASKED = ("accept", "range", "if-none-match", "if-modified-since", "user-agent")
+_ANSWERED = ("content-type", "content-range", "accept-ranges", "etag", "last-modified", "cache-control", "retry-after")
+
+
+@asynccontextmanager
+async def proxy(socket: Path, hosts: Collection[str], index: Index | None = None) -> AsyncIterator[list[str]]:
+    """A proxy on the Unix socket `socket` that tunnels to port 443 of `hosts`, and answers for `index` itself.
+
+    Yields what was asked for and refused, as it comes.
+    """
+    async with _client() as client:
+        way_out = _WayOut(hosts, index, client)
+        server = await asyncio.start_unix_server(way_out.accept, path=socket, limit=_HEAD_BYTES)
+        socket.chmod(0o666)  # the guest's side is another user's
+        try:
+            yield way_out.refused
+        finally:
+            server.close()
+            for connection in way_out.open_ones:
+                connection.cancel()
+            await asyncio.gather(*way_out.open_ones, return_exceptions=True)
+            socket.unlink(missing_ok=True)
+
+
+def _client() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=_PATIENCE, sock_read=_IDLE)
+    connector = aiohttp.TCPConnector(ssl=ssl.create_default_context())
+    return aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True)
+
+
+class _WayOut:
+    def __init__(self, hosts: Collection[str], index: Index | None, client: aiohttp.ClientSession) -> None:
+        self.hosts, self.index, self.client = hosts, index, client
+        self.refused: list[str] = []
+        self.open_ones: set[asyncio.Task[None]] = set()
+        self._named: set[str] = set()
+        """Paths that pages of the index name."""
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection."""
+        connection = asyncio.create_task(self._serve(reader, writer))
+        self.open_ones.add(connection)
+        connection.add_done_callback(self.open_ones.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, aiohttp.ClientError):
+            async with asyncio.timeout(_PATIENCE):
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            method, _, rest = head[0].partition(" ")
+            target = rest.partition(" ")[0]
+            host, _, port = target.rpartition(":")
+            path = self._path(target)
+            if method == "CONNECT" and host in self.hosts and port == str(_PORT):
+                await self._tunnel(host, reader, writer)
+            elif method in ("GET", "HEAD") and path:
+                fields = (line.partition(":")[::2] for line in head[1:])
+                await self._fetch(method, path, {name.lower(): value.strip() for name, value in fields}, writer)
+            else:
+                if len(self.refused) < _NAMED:
+                    self.refused.append(target[:_NAME_LENGTH])
+                await _answer(writer, 403)
+        writer.close()
+
+    def _path(self, target: str) -> str:
+        """The path, with its query, of a request that `index` may be asked; else nothing."""
+        parts = urlsplit(target)
+        plain = unquote(parts.path)
+        if self.index is None or not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
+            return ""
+        known = plain.removesuffix(".metadata") in self._named
+        if not known and not f"{plain}/".startswith(self.index.paths):
+            return ""
+        return parts._replace(scheme="", netloc="", fragment="").geturl()
+
+    async def _fetch(self, method: str, path: str, asked: dict[str, str], writer: asyncio.StreamWriter) -> None:
+        assert self.index is not None
+        headers = {name: asked[name] for name in _ASKED if name in asked}
+        headers |= {"Authorization": self.index.login} if self.index.login else {}
+        headers |= {"Accept-Encoding": "identity"} if "range" in asked else {}
+        url = URL(f"{self.index.origin}{path}", encoded=True)
+        try:
+            async with self.client.request(method, url, headers=headers, allow_redirects=False) as response:
+                await self._hand_on(method, str(url), response, writer)
+        except (aiohttp.ClientConnectionError, TimeoutError, OSError):
+            await _answer(writer, 502)
+
+    async def _hand_on(
+        self, method: str, url: str, response: aiohttp.ClientResponse, writer: asyncio.StreamWriter
+    ) -> None:
+        assert self.index is not None
+        fields = {name: value for name in _ANSWERED if (value := response.headers.get(name))}
+        if moved := response.headers.get("location"):
+            fields["location"] = self._own(urljoin(url, moved))
+        if method == "GET" and response.status == HTTPStatus.OK and _PAGES.match(response.content_type):
+            page = _LINK.sub(lambda link: self._rewritten(link, url), await response.read())
+            await _answer(writer, response.status, fields | {"content-length": str(len(page))}, page)
+            return
+        if (length := response.headers.get("content-length")) and "content-encoding" not in response.headers:
+            fields["content-length"] = length
+        await _answer(writer, response.status, fields)
+        async for piece in response.content.iter_chunked(_PIECE):
+            writer.write(piece)
+            async with asyncio.timeout(_IDLE):
+                await writer.drain()
+
+    def _rewritten(self, link: re.Match[bytes], page: str) -> bytes:
+        there = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
+        return link[0].replace(link[1], there.encode("utf-8", "surrogateescape"))
+
+    def _own(self, url: str) -> str:
+        """`url` as a build may ask for it, which it may from now on if it is of the index."""
+        parts = urlsplit(url)
+        if self.index is None or origin_of(parts) != self.index.origin:
+            return url
+        self._named.add(unquote(parts.path))
+        return parts._replace(scheme="", netloc="").geturl()
+
+    async def _tunnel(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                far_reader, far_writer = await asyncio.open_connection(host, _PORT)
+        except OSError:  # TimeoutError among them
+            await _answer(writer, 502)
+            return
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+
+
+async def _answer(
+    writer: asyncio.StreamWriter, code: int, fields: dict[str, str] | None = None, body: bytes = b""
+) -> None:
+    head = {"content-length": "0"} if fields is None else fields
+    lines = [f"HTTP/1.1 {code} {HTTPStatus(code).phrase}", *(f"{name}: {value}" for name, value in head.items())]
+    writer.write("\r\n".join([*lines, "connection: close", "", ""]).encode("latin-1") + body)
+    await writer.drain()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):  # TimeoutError among them
+        while True:
+            async with asyncio.timeout(_IDLE):
+                piece = await reader.read(_PIECE)
+                if not piece:
+                    break
+                writer.write(piece)
+                await writer.drain()
+    with contextlib.suppress(OSError):
+        writer.close()

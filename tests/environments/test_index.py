@@ -1,0 +1,180 @@
+"""A package index of the user's own: builds get its pages and files, and never its login."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.environments import Specification, build
+from coderepairrl.environments.index import own_index, settings_inside
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
+from projects import SHOP, wheel
+
+from .test_build import cache, project, system_python
+
+__all__ = ["cache"]
+WHEEL = "crrl_test_helper-1.0-py3-none-any.whl"
+SLOW = pytest.mark.slow  # uv tries again for seconds
+LOGIN = "somebody:s%40crecy"
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Packages(BaseHTTPRequestHandler):
+    """An index below ``/team/simple/`` of `wheels`, that answers for one of its files as `how` says."""
+
+    wheels = Path()
+    how = ""
+    asked: list[str] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self.asked.append(f"{self.command} {self.path}")
+        if self.headers["Authorization"] != f"Basic {base64.b64encode(b'somebody:s@crecy').decode()}":
+            return self.answer(401, b"")
+        host = self.headers["Host"]
+        file = f"http://{LOGIN}@{host}" if self.how == "login" else ""
+        match self.path.strip("/").split("/"):
+            case ["team", "simple", name] if found := list(self.wheels.glob(f"{name.replace('-', '_')}-*")):
+                if self.how == "gone" and found[0].name == WHEEL:
+                    return self.answer(404, b"")
+                links = (f'<a href="{file}/files/{each.name}#sha256={sha256(each)}">{each.name}</a>' for each in found)
+                return self.answer(200, " ".join(links).encode(), "text/html")
+            case ["files", name]:
+                return self.send(name)
+            case ["secret"]:
+                return self.answer(200, b"the keys of the kingdom")
+        self.answer(404, b"")
+
+    def send(self, name: str) -> None:
+        data = (self.wheels / name).read_bytes()
+        if name != WHEEL:
+            return self.answer(200, data)
+        if self.how in ("429", "503"):
+            return self.answer(int(self.how), b"")
+        self.answer(
+            200, data.replace(b"def nearly", b"def nearby") if self.how == "damaged" else data, cut=self.how == "dies"
+        )
+
+    do_HEAD = do_GET
+
+    def answer(self, code: int, data: bytes, kind: str = "application/octet-stream", cut: bool = False) -> None:
+        self.send_response(code)
+        self.send_header("Retry-After", "0")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if cut:
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Packages]]:
+    monkeypatch.delenv("UV_FIND_LINKS")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setattr(Packages, "wheels", cache / "wheels")
+    for name in ("setuptools", "wheel"):  # every environment has them
+        wheel(cache / "wheels", name, code="")
+    monkeypatch.setattr(Packages, "asked", [])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Packages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{LOGIN}@127.0.0.1:{server.server_port}/team/simple/")
+        yield Packages
+        server.shutdown()
+
+
+CURIOUS = SHOP | {
+    "backend.py": SHOP["backend.py"]
+    + """
+import os, re, subprocess, urllib.error, urllib.request
+seen = [f"{pid}: " + open(f"/proc/{pid}/environ").read() for pid in os.listdir("/proc") if pid.isdigit()
+        and os.access(f"/proc/{pid}/environ", os.R_OK)]
+seen += [str(os.environ), subprocess.run(["ps", "axeww"], capture_output=True, text=True).stdout]
+here = os.environ["UV_DEFAULT_INDEX"]
+plain = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+for path in ("/secret", "/team/simple/../../secret", "/team/simple/%2e%2e/%2e%2e/secret", "/files/other"):
+    try:
+        seen.append(plain.open("http://" + here.split("/")[2] + path, timeout=9).read().decode())
+    except urllib.error.HTTPError as error:
+        seen.append(f"{path} is refused: {error.code}")
+page = plain.open(here + "crrl-test-helper/", timeout=9).read().decode()
+words = " ".join([*seen, page]).replace("\\n", " ")
+raise SystemExit(f"seen: {words[-500:]}; crecy: {'crecy' in words}")
+"""
+}
+
+
+@pytest.mark.parametrize("how", ["", "login"])
+async def test_packages_come_from_an_index_that_asks_for_a_login(
+    index: type[Packages], how: str, tmp_path: Path, isolating: None
+) -> None:
+    """Wherever on its host the files are; nothing that a build can read has the login, and it opens nothing else."""
+    index.how = how
+    workspace = project(tmp_path / "shop")
+    made = await build(Specification(workspace=workspace, python=system_python(), extras="[tests]"))
+    assert made.packages["crrl_test_helper"] == "1.0"
+    assert f"GET /files/{WHEEL}" in index.asked
+    curious = project(tmp_path / "curious", CURIOUS)
+    with pytest.raises(TaskError, match="/files/other is refused: 403") as caught:
+        await build(Specification(workspace=curious, python=system_python()))
+    assert "crecy: False" in str(caught.value) and "kingdom" not in str(caught.value)
+    assert not any("secret" in asked for asked in index.asked)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words", "fix"),
+    [
+        pytest.param(*("429", PrerequisiteError, "throttles", "wait"), marks=SLOW),
+        pytest.param(*("503", PrerequisiteError, "broke off.*503", "again"), marks=SLOW),
+        pytest.param(*("dies", PrerequisiteError, "broke off", "again"), marks=SLOW),
+        ("damaged", PrerequisiteError, "damaged", "again"),
+        ("gone", TaskError, "crrl-test-helper", "UV_FIND_LINKS"),
+        ("unknown", PrerequisiteError, "another login", "UV_DEFAULT_INDEX"),
+        pytest.param(*("unreachable", PrerequisiteError, "reach", "UV_DEFAULT_INDEX"), marks=SLOW),
+    ],
+)
+async def test_an_index_that_fails_is_named_with_what_helps(
+    index: type[Packages], how: str, error: type[CodeRepairError], words: str, fix: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, isolating: None,
+) -> None:  # fmt: skip
+    index.how = how
+    url = os.environ["UV_DEFAULT_INDEX"]
+    if how == "unknown":
+        monkeypatch.setenv("UV_DEFAULT_INDEX", url.replace("s%40crecy", "wrong"))
+    if how == "unreachable":
+        monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/team/simple/")
+    asked = Specification(workspace=project(tmp_path / "shop"), python=system_python(), extras="[tests]")
+    with pytest.raises(error, match=words) as caught:
+        await build(asked)
+    assert fix in caught.value.fix and "crecy" not in str(caught.value)
+    assert not asked.folder.exists(), "nothing half built is there"
+    index.how = ""
+    monkeypatch.setenv("UV_DEFAULT_INDEX", url)
+    assert (await build(asked)).packages["crrl_test_helper"] == "1.0"
+
+
+def test_links_and_pages_of_others_are_given_without_their_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://me:secret@example.org/simple")
+    monkeypatch.setenv(
+        "UV_FIND_LINKS", "https://me:secret@example.org/wheels https://me:secret@other.example/x /wheels"
+    )
+    index = own_index()
+    assert index is not None and index.paths == ("/simple/", "/wheels/")
+    assert settings_inside(index, "http://127.0.0.1:8") == {
+        "UV_DEFAULT_INDEX": "http://127.0.0.1:8/simple",
+        "UV_FIND_LINKS": "http://127.0.0.1:8/wheels,https://other.example/x,/wheels",
+    }

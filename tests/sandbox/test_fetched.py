@@ -1,0 +1,171 @@
+"""Commits in the cache: whole or not there, whatever was killed, and errors that say what to do."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault, TaskError
+from coderepairrl.processes.caches import git_cache
+from coderepairrl.processes.hostgit import git
+from coderepairrl.sandbox.workspace import commit_folder
+
+WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> tuple[str, list[str]]:
+    """The URL of a repository, and its commits."""
+    work, commits = tmp_path / "mirror", []
+    subprocess.run(["git", "init", "-q", "-b", "main", work], check=True)
+    for number in range(2):
+        (work / "blob").write_bytes(os.urandom(200_000))
+        (work / "number").write_text(str(number))
+        for words in (["add", "-A"], [*WHO, "commit", "-qm", "x"]):
+            subprocess.run(["git", "-C", work, *words], check=True)
+        commits.append(git("rev-parse", "HEAD", folder=work / ".git").decode().strip())
+    return f"file://{work}", commits
+
+
+def number(url: str, commit: str) -> bytes:
+    with commit_folder(url, commit) as folder:
+        assert git("fsck", "--full", "--no-dangling", folder=folder) == b""
+        return git("cat-file", "blob", f"{commit}:number", folder=folder)
+
+
+def test_what_a_killed_process_left_is_no_obstacle(mirror: tuple[str, list[str]], cache: Path) -> None:
+    """Of the repository itself any part, and git's own locks and files, which nobody would remove."""
+    url, [first, second] = mirror
+    assert number(url, first) == b"0"
+    [repository] = git_cache().glob("*[0-9a-f]")
+    half = repository.with_suffix(".partial")
+    (half / "objects" / "info").mkdir(parents=True)
+    for name in ("shallow.lock", "packed-refs.lock", "objects/pack/tmp_pack_aBcDeF", "objects/pack/tmp_idx_aBcDeF"):
+        (repository / name).write_bytes(b"half")
+    assert number(url, second) == b"1" and number(url, first) == b"0"
+    assert not [path for path in repository.rglob("*") if path.name.startswith("tmp_") or path.suffix == ".lock"]
+    repository.rename(repository.with_name("elsewhere"))
+    assert number(url, first) == b"0" and not half.exists()
+
+
+def test_a_repository_that_was_begun_is_not_used_by_its_name(mirror: tuple[str, list[str]]) -> None:
+    """It gets its name when it is whole: whoever is killed between two of its files leaves none of that name."""
+    url, [first, _] = mirror
+    seen = []
+
+    def spy(self: Path, target: Path) -> Path:
+        seen.append(sorted(path.name for path in self.iterdir()))
+        return rename(self, target)
+
+    rename = Path.rename
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", spy)
+        number(url, first)
+    assert seen == [["HEAD", "config", "info", "objects", "refs"]]
+
+
+def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
+    mirror: tuple[str, list[str]], tmp_path: Path
+) -> None:
+    """Git holds our lock as long as it runs."""
+    url, [first, _] = mirror
+    number(url, first)
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    def waiting(lock: int, fifo: Path) -> None:
+        git("hash-object", str(fifo), folder=Path("/dev/null"), lock=lock)
+
+    [lock] = git_cache().glob("*.lock")
+    with lock.open("w") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
+        gits = threading.Thread(target=waiting, args=(ours.fileno(), fifo))
+        gits.start()
+        with fifo.open("wb") as end:  # it runs now, until this is closed
+            ours.close()
+            with lock.open("w") as other, pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            end.write(b"")
+        gits.join()
+
+
+def test_a_cache_that_another_user_made_ready_needs_no_writing(
+    mirror: tuple[str, list[str]], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, [first, second] = mirror
+    assert number(url, first) == b"0"
+
+    def refuse(self: Path, *args: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert number(url, first) == b"0"
+    with pytest.raises(PrerequisiteError, match="cannot write to .*Read-only") as caught:
+        number(url, second)
+    assert "CRRL_CACHE" in caught.value.fix
+
+
+class Throttles(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(429)
+        self.send_header("Retry-After", "60")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def throttling() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Throttles) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/a/b.git"
+        server.shutdown()
+
+
+def test_what_cannot_be_fetched_is_named_with_what_helps(
+    mirror: tuple[str, list[str]], throttling: str, cache: Path
+) -> None:
+    """A commit that was pushed away, a host that is not there, one that throttles, a folder that is gone."""
+    url, [first, _] = mirror
+    cases: list[tuple[str, type[CodeRepairError], str, str]] = [
+        (url, TaskError, "has no commit", "pushed away"),
+        ("http://127.0.0.1:9/a/b.git", SandboxFault, "Failed to connect|refused", "run it again"),
+        (throttling, SandboxFault, "429", "run it again"),
+        ("file:///no/such/mirror", TaskError, "no such folder", "name"),
+    ]
+    for where, error, words, fix in cases:
+        with pytest.raises(error, match=words) as caught, commit_folder(where, "1" * 40):
+            pass
+        assert fix in caught.value.fix, where
+    assert number(url, first) == b"0"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_a_full_disk_loses_nothing(mirror: tuple[str, list[str]], cache: Path) -> None:
+    url, commits = mirror
+    cache.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", cache], check=True)
+    try:
+        assert number(url, commits[0]) == b"0"
+        for _ in range(2):
+            with pytest.raises(PrerequisiteError, match="no room") as caught:
+                number(url, commits[1])
+        assert "free some disk space" in caught.value.fix and number(url, commits[0]) == b"0"
+        subprocess.run(["mount", "-o", "remount,size=4m", cache], check=True)
+        assert number(url, commits[1]) == b"1"
+    finally:
+        subprocess.run(["umount", cache], check=True)

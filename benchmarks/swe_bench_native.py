@@ -45,6 +45,9 @@ from coderepairrl.environments import Specification, build
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
+from coderepairrl.stages.grade import grade
+from coderepairrl.stages.predictions import Prediction
+from coderepairrl.tasks.benchmark import patch_bytes
 from coderepairrl.types import Task
 
 CRRL = str(Path(sys.executable).with_name("crrl"))
@@ -88,25 +91,20 @@ async def instances(given: argparse.Namespace, backend: SandboxBackend) -> None:
 
 async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> None:
     held = {each["id"] for path in given.held for each in lines(path) if holds(each)}
-    done = {(each["id"], each["system"]) for each in lines(given.out)}
     there = {task.id: task for task in chosen(given) if task.id in held}
-    with given.out.open("a") as out:
-        for pair in lines(given.pairs):
-            task, key = there.get(pair["instance_id"]), (pair["instance_id"], pair["system"])
-            if task is None or pair["dataset"] != given.name or key in done or not (pair["model_patch"] or "").strip():
-                continue
-            patch = pair["model_patch"] if pair["model_patch"].endswith("\n") else pair["model_patch"] + "\n"
-            await build(Specification.parse(task.environment))
-            found = await verdict(backend, task, patch.encode("utf-8", "surrogateescape"))
-            about = {
-                "id": key[0],
-                "system": key[1],
-                "repository": task.repository,
-                "published": pair["resolved"],
-                **found,
-            }
-            out.write(json.dumps(about) + "\n")
-            out.flush()
+    pairs = [
+        pair
+        for pair in lines(given.pairs)
+        if pair["dataset"] == given.name and pair["instance_id"] in there and (pair["model_patch"] or "").strip()
+    ]
+    asked = [Prediction(each["instance_id"], each["system"], patch_bytes(each["model_patch"])) for each in pairs]
+    verdicts = given.out.with_suffix(".graded.jsonl")
+    found = await grade(asked, there, backend, verdicts, resume=True, jobs=1, say=print)
+    with given.out.open("w") as out:
+        for pair, each in zip(pairs, found, strict=True):
+            about = {"id": each.instance, "system": each.model, "repository": there[each.instance].repository}
+            about |= {"published": pair["resolved"], "resolved": each.resolved, "seconds": each.seconds}
+            out.write(json.dumps({**about, "why": (each.fault or each.problem)[:300]}) + "\n")
 
 
 def chosen(given: argparse.Namespace, **options: bool) -> list[Task]:

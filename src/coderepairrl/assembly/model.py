@@ -90,15 +90,23 @@ class Use(NamedTuple):
 
 
 def named(
-    model: str, overrides: Sequence[str], use: Use, problems: Problems
+    model: str, overrides: Sequence[str], use: Use, problems: Problems, *, settings_of: Path | None = None
 ) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
     """The model that `model` names (a URL, a TOML file, or what `models.named` knows), and the settings for it.
 
     A checkpoint of a run has the run's settings, a TOML file its ``model.path`` and its settings; a shipped model has
     those of the shipped config that trains it, any other the defaults of `use`, and so has one that is not there, so
-    that the rest can be checked. `problems` gets all that is wrong, and what the machine lacks.
+    that the rest can be checked. With `settings_of` any model has the settings of that TOML file or run.
+    `problems` gets all that is wrong, and what the machine lacks.
     """
     overrides = _useful(overrides, use, problems)
+
+    def loaded(run: Path | None, given: Sequence[str]) -> Config:
+        if (source := settings_of or run) is not None:
+            return configs.load(source, given)
+        plain = _plain([*use.defaults, *given], overrides, use)
+        return _trainer_of(model, given) or plain
+
     if _is_url(model):
         kept = []
         for override in overrides:
@@ -107,7 +115,7 @@ def named(
                 problems.add(ConfigError(f"{key} is for models that are served here, not for {model}"))
             else:
                 kept.append(override)
-        config = problems.attempt(lambda: _plain([*use.defaults, f"engine={RELAY}", *kept], kept, use))
+        config = problems.attempt(lambda: loaded(None, [f"engine={RELAY}", *kept]))
         return config, _remote(model, config, problems)
     if Path(model).suffix == ".toml":
         config = problems.attempt(lambda: configs.load(Path(model).expanduser(), overrides))
@@ -117,14 +125,7 @@ def named(
     else:
         found = problems.attempt(lambda: _with_weights(model))
         run = found.value.run if found else None
-
-        def settings() -> Config:
-            if run is not None:
-                return configs.load(run, overrides)
-            plain = _plain([*use.defaults, *overrides], overrides, use)
-            return _trainer_of(model, overrides) or plain
-
-        config = problems.attempt(settings)
+        config = problems.attempt(lambda: loaded(run, overrides))
     return config, _local(config.value, found, problems) if config else Made([])
 
 

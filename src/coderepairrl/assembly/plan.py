@@ -21,7 +21,7 @@ from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_workspaces, read_tasks
 from coderepairrl.config import Config
-from coderepairrl.errors import PrerequisiteError, TaskError, several
+from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rewards import Weighted
@@ -123,30 +123,66 @@ def _check_prompts(
     return check_prompts(config, model, kinds, tasks) if isinstance(model, LocalModel) else None
 
 
-def resolve_evaluation(model: str, overrides: Sequence[str], use: Use) -> AgentPlan:
-    """As `resolve_serving`, with the held-out tasks of the settings, and how they are attempted and judged. Raises
-    `TaskError` where no evaluation has any task."""
+def resolve_evaluation(
+    model: str, overrides: Sequence[str], use: Use, *, settings_of: Path | None = None, by_tasks: bool = False
+) -> AgentPlan:
+    """As `resolve_serving`, with the held-out tasks of the settings (those of `settings_of`, where it is given), and
+    how they are attempted and judged. With `by_tasks` what is measured depends on what the tasks have (`rewards_for`).
+    The plan's configuration names the model. Raises `TaskError` where no evaluation has any task."""
     problems = Problems()
-    known, chosen = named(model, overrides, use, problems)
+    known, chosen = named(model, overrides, use, problems, settings_of=settings_of)
     if not known:
         problems.report()
     config = known.value
-    measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
     place = choose_place(config, problems)
     _, eval_tasks = read_tasks(config, problems, training=False)
-    kinds = _kinds(config, (measured, measured, place), eval_tasks, problems)
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
+    if by_tasks and everything and (found := problems.attempt(lambda: rewards_for(everything))):
+        config = config.model_copy(update={"eval": config.eval.model_copy(update={"reward": found.value})})
+    measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
+    kinds = _kinds(config, (measured, measured, place), eval_tasks, problems)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
     check_workspaces(everything, place, problems)
     problems.attempt(lambda: _check_prompts(config, chosen.value, kinds.value, everything))
     if eval_tasks and not everything:
         problems.add(
-            TaskError("no evaluation has a held-out task", fix="name a source and a split that has: eval.split")
+            TaskError(
+                "no evaluation has a held-out task",
+                fix="name a source and a split that has: eval.split=train, say (crrl data list SOURCE has the splits)",
+            )
         )
     problems.report()
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": _pinned(model, config, chosen)})}
+    )
     return AgentPlan(
         config=config, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks=eval_tasks.value
     )
+
+
+def rewards_for(tasks: Sequence[Task]) -> dict[str, float]:
+    """What tells a repair of `tasks` from none, with weights: their checks, else their references, else their answers.
+
+    Raises `ConfigError` where they have nothing in common by which they can be judged.
+    """
+    references = all(task.reference.strip() for task in tasks)
+    if all(task.checks for task in tasks):
+        return {"tests": 1.0} | ({"patch_edits": 0.0} if references else {})
+    if references:
+        return {"patch_edits": 1.0}
+    if all(task.answer for task in tasks):
+        return {"classification": 1.0}
+    raise ConfigError(
+        "some tasks lack checks, some references: there is no one measure of all", fix="name it: eval.reward=NAME"
+    )
+
+
+def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) -> str:
+    """What names the model once more: of a run the checkpoint that is its newest now, of a TOML file what is in it."""
+    if Path(model).suffix == ".toml":
+        return config.model.path
+    run = isinstance(chosen.value, LocalModel) and not model.startswith("builtin:")
+    return chosen.value.name if run else model
 
 
 def resolve(config: Config, *, resumed: bool = False) -> Plan:

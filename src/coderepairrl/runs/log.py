@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,10 @@ class Log:
     def append(self, type: str, **fields: Any) -> None:
         """Write one record. Raises `RunError` when the disk is full; earlier records stay intact."""
         record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
-        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        self.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+    def write(self, line: bytes) -> None:
+        """Write a whole line, or nothing. Raises `RunError` when the disk is full."""
         start = os.fstat(self._file.fileno()).st_size
         cause: OSError | None = None
         written = 0
@@ -70,6 +73,38 @@ class Log:
         """Sync and release the lock."""
         self.sync()
         self._file.close()
+
+
+class Lines:
+    """Results of a long command, one JSON object a line, each in the file before the next is begun. Of the last line a
+    crash may leave a part, which opening the file again cuts off. Raises `UsageError` where it cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._log = Log(path)
+        repair(path)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write one object. Raises `RunError` when the disk is full."""
+        self._log.write(json.dumps(row).encode() + b"\n")
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        self._log.close()
+
+    @staticmethod
+    def read(path: Path) -> list[dict[str, Any]]:
+        """The objects in `path`, none where there is no file. Raises `UsageError` for a line that is none."""
+        found = []
+        whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        for number, line in enumerate(whole, 1):
+            try:
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError("no object")
+            except ValueError as error:
+                raise UsageError(f"{path}, line {number}: {error}", fix="name another file") from None
+            found.append(row)
+        return found
 
 
 def read(path: Path) -> Iterator[Record]:

@@ -17,46 +17,89 @@ from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.processes.signals import Interrupted, stoppable
+from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.runs.storage import difference, digests
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.parts import Bench, make_rollout, until_called_off
 from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stages.train import evaluate
-from coderepairrl.types import Sampling
+from coderepairrl.stages.watch import Watch
+from coderepairrl.stats.spending import Prices
+from coderepairrl.types import Episode, Sampling
 
 USE = Use(
     "crrl eval",
     used=("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout", "gateway", "eval", "run"),
     defaults=("run.name=evaluation",),
 )
+_PLACE = ("name", "dir")
+"""Of the section ``run``: where a folder lies says nothing of what was measured."""
 
 
-def resolve(model: str, overrides: Sequence[str] = ()) -> AgentPlan:
-    """The evaluations of `model` by its settings and `overrides`. Raises what `resolve_evaluation` raises."""
-    return resolve_evaluation(model, overrides, USE)
+def resolve(
+    model: str, overrides: Sequence[str] = (), *, settings_of: Path | None = None, by_tasks: bool = False
+) -> AgentPlan:
+    """The evaluations of `model` by its settings, or those of `settings_of`, and `overrides`. Raises what
+    `resolve_evaluation` raises."""
+    return resolve_evaluation(model, overrides, USE, settings_of=settings_of, by_tasks=by_tasks)
 
 
-async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
-    """Every evaluation that `plan` names, of its model as it is; their summaries by name.
+async def run(
+    plan: AgentPlan,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    shard: Shard = WHOLE,
+    prices: Prices | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """As `measure`. Raises `Interrupted`, which says how to go on, after one of `signals.STOPPING`."""
+    with stoppable() as received:
+        try:
+            return await measure(plan, folder, resume=resume, shard=shard, prices=prices, quiet=quiet)
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            raise Interrupted(f"{received[0]}: stopped", fix=f"crrl eval {folder.path} --resume") from None
+
+
+async def measure(
+    plan: AgentPlan,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    shard: Shard = WHOLE,
+    prices: Prices | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Every evaluation that `plan` names, of its model as it is; their summaries by name. Of each the tasks of `shard`.
 
     There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
-    and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`.
+    and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`. `prices` are for the
+    cost so far, which is printed with each attempt.
 
     Raises what `replying` raises, `UsageError` for a folder that is taken or, with `resume`,
-    that measured something else, and `HealthGateError` where too many episodes are void.
+    that measured something else, `HealthGateError` where too many episodes are void, and `RunError` where a server's
+    model becomes another.
     """
     config = plan.config
     differing: list[Difference] = []
+    for name, tasks in plan.eval_tasks.items():
+        if tasks and not shard.share(tasks):
+            raise UsageError(f"of the {len(tasks)} tasks of {name}, shard {shard} has none", fix="take fewer shards")
     if resume:
-        await _require_the_same(open_run(folder.path), plan)
+        await _require_the_same(open_run(folder.path), plan, shard)
     else:
         found = await asyncio.to_thread(conditions, plan)
         differing = differences(found, trained) if (trained := _training_of(plan)) else []
         about = {
             "name": folder.path.name,
             "seed": config.run.seed,
-            "policy": plan.model.name,
+            "policy": config.model.path,
+            "shard": str(shard),
+            "prices": prices,
             "rewards": plan.reward_versions,
             "config": config.model_dump(mode="json"),
             **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
@@ -68,11 +111,18 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
     try:
         folder.add_tasks(chain(*plan.eval_tasks.values()))
         history = read_history(folder)
+        before = list(logged_episodes(folder.records())) if resume else []
         with Progress(0, quiet=quiet) as progress, scratch("evaluation") as home:
             home.chmod(0o711)  # guests run as another user, and the socket is in it
             progress.say(str(plan.place.choice))
             for each in differing:
                 (progress.say if each.meant else progress.alarm)(str(each))
+            watch = Watch(attempts(plan, shard), config.rollout.concurrency, before, prices, progress.say)
+
+            def on_episode(episode: Episode) -> None:
+                progress.episode(episode)
+                watch(episode)
+
             async with (
                 replying(plan, folder.logs) as source,
                 Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept).listening(
@@ -84,8 +134,10 @@ async def measure(plan: AgentPlan, folder: RunFolder, *, resume: bool = False, q
                     folder=folder,
                     log=log,
                     eval_tasks=plan.eval_tasks,
-                    rollout=make_rollout(plan, gateway, log, progress),
+                    rollout=make_rollout(plan, gateway, log, on_episode),
                     progress=progress,
+                    shard=shard,
+                    model_name=config.model.path,
                 )
                 log.append("start", step=0, sandbox=plan.place.sandbox.name, engine=config.engine.name)
                 for name, tasks in plan.eval_tasks.items():
@@ -105,6 +157,12 @@ def _training_of(plan: AgentPlan) -> dict[str, Any]:
     return found
 
 
+def attempts(plan: AgentPlan, shard: Shard) -> int:
+    """How many there are to be, of all evaluations."""
+    each = plan.config.eval.each
+    return sum(len(shard.share(tasks)) * each[name].attempts for name, tasks in plan.eval_tasks.items())
+
+
 def _parts(plan: AgentPlan) -> dict[str, Path]:
     """The folders of the policy, by what run.json calls the checksums of their files; none of one behind a URL."""
     if not isinstance(plan.model, LocalModel):
@@ -113,12 +171,20 @@ def _parts(plan: AgentPlan) -> dict[str, Path]:
     return {part: place for part, place in places.items() if place is not None}
 
 
-async def _require_the_same(folder: RunFolder, plan: AgentPlan) -> None:
+async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) -> None:
     """Raise `UsageError` if what `folder` holds was measured of another policy, or by other settings."""
     about = folder.about()
-    config = plan.config.model_dump(mode="json")
-    other = ["the policy"] if about["policy"] != plan.model.name else []
-    other += [name for name, section in about["config"].items() if section != config.get(name)]
+    if "policy" not in about:
+        raise UsageError(f"{folder.path} is no evaluation", fix=f"crrl train {folder.path} --resume goes on with a run")
+    config: dict[str, Any] = plan.config.model_dump(mode="json")
+    other = ["the policy"] if about["policy"] != plan.config.model.path else []
+    other += [f"shard {about['shard']}"] if about.get("shard", str(WHOLE)) != str(shard) else []
+    for name, section in about["config"].items():
+        own: Any = config.get(name)
+        if name == "run":
+            own |= {key: section[key] for key in _PLACE}
+        if section != own:
+            other.append(name)
     if other:
         raise UsageError(
             f"{folder.path} cannot be resumed: another evaluation was begun there ({', '.join(other)})",

@@ -22,9 +22,10 @@ from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import replace_folder, write_sums
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.sync.shared import shared_folder
 from coderepairrl.sync.streamed import Streamed
-from coderepairrl.types import Sampling, Task
+from coderepairrl.types import Episode, Sampling, Task
 
 T = TypeVar("T")
 
@@ -40,6 +41,10 @@ class Bench:
     """By the name of the evaluation."""
     rollout: Rollout
     progress: Progress
+    shard: Shard = WHOLE
+    """Of the tasks of each evaluation, those that this process attempts."""
+    model_name: str = ""
+    """What predictions call the policy; empty: the run and the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +82,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
             folder=folder,
             log=log,
             eval_tasks=plan.eval_tasks,
-            rollout=make_rollout(plan, gateway, log, progress),
+            rollout=make_rollout(plan, gateway, log, progress.episode),
             progress=progress,
             sources=plan.sources,
             policy=policy,
@@ -176,14 +181,14 @@ async def open_gateway(
     return await parts.enter_async_context(gateway.listening(socket=socket))
 
 
-def make_rollout(plan: Plan | AgentPlan, gateway: Gateway, log: Log, progress: Progress) -> Rollout:
-    """Makes the episodes of `plan`."""
+def make_rollout(plan: Plan | AgentPlan, gateway: Gateway, log: Log, on_episode: Callable[[Episode], None]) -> Rollout:
+    """Makes the episodes of `plan`, and calls `on_episode` with each once its verdict is in `log`."""
     return Rollout(
         gateway=gateway,
         kinds=plan.kinds,
         log=log,
         concurrency=plan.config.rollout.concurrency,
-        on_episode=progress.episode,
+        on_episode=on_episode,
     )
 
 

@@ -139,8 +139,9 @@ class Progress:
         table = Table.grid(padding=(0, 2))
         done = f" {self._done}/{self._expected}" if self._expected else ""
         table.add_row("phase", Text(printable(self._phase) + done))
-        table.add_row("step", f"{self._step}/{self.total_steps}")
-        table.add_row("", _line(self._last))
+        if self.total_steps:  # an evaluation has none
+            table.add_row("step", f"{self._step}/{self.total_steps}")
+            table.add_row("", _line(self._last))
         table.add_row("speed", f"{self._rate:,.0f} tokens/s")
         for ending in (Ending.VOID, Ending.CRASH):
             if count := sum(len(alike) for (kind, _), alike in self._broken.items() if kind is ending):

@@ -18,7 +18,8 @@ from coderepairrl.stages.history import History, consumed, finished
 from coderepairrl.stages.parts import Bench, Parts
 from coderepairrl.stages.policy import make_batch, replayed
 from coderepairrl.stages.references import References, read_references
-from coderepairrl.stats import Summary, summarise
+from coderepairrl.stages.results import conclude
+from coderepairrl.stats import Interval, summarise
 from coderepairrl.types import Ending, Episode, Sampling, Verified
 
 
@@ -195,18 +196,14 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
-    groups = await gather(parts, history, chosen, sampling)
-    episodes = episodes_of(groups)
-    measured = summarise(episodes)
-    summary = as_json(measured)
-    parts.folder.write_episodes(f"{name}-{step:05d}", episodes)
-    parts.folder.write_evaluation(f"{name}-{step:05d}", {"step": step, **summary})
-    record = {"name": name, "step": step, "version": version, "summary": summary}
+    groups = await gather(parts, history, parts.shard.share(chosen), sampling)
+    episodes, tasks = episodes_of(groups), (group.task for group in groups)
+    record = conclude(parts.folder, name, step, version, episodes, tasks, model=parts.model_name)
     parts.log.append("eval", **record)
     parts.log.sync()
     history.evaluations[name, step] = record
-    if (reward := measured.values.get("reward")) is not None:
-        parts.progress.say(f"{name} after step {step}: reward {reward}")
+    if (reward := record["summary"]["values"].get("reward")) is not None:
+        parts.progress.say(f"{name} after step {step}: reward {Interval(**reward)}")
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,13 +237,3 @@ def _by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
         if episode.ending is not Ending.VOID:
             rewards.setdefault(episode.kind or "plain", []).append(episode.reward)
     return rewards
-
-
-def as_json(summary: Summary) -> dict[str, Any]:
-    """A summary as plain data."""
-    return {
-        "episodes": summary.episodes,
-        "tasks": summary.tasks,
-        "void": summary.void,
-        "values": {name: interval._asdict() for name, interval in summary.values.items()},
-    }

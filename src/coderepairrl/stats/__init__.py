@@ -11,6 +11,7 @@ from coderepairrl.stats.intervals import (
 )
 from coderepairrl.stats.measures import COUNTS, Summary, compare, measures, pair, summarise
 from coderepairrl.stats.notes import Noted, Notes
+from coderepairrl.stats.outcomes import outcomes, resolved
 from coderepairrl.stats.ranking import Ranking, interval, rank_correlation
 
 __all__ = [
@@ -25,9 +26,11 @@ __all__ = [
     "interval",
     "mean_interval",
     "measures",
+    "outcomes",
     "pair",
     "paired_difference",
     "rank_correlation",
+    "resolved",
     "sign_flip_test",
     "summarise",
     "tango",

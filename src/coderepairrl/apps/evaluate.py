@@ -1,0 +1,245 @@
+"""``crrl eval``: what it is asked to measure, and what it says of what it found (docs/guides/evaluate.md)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl.assembly.plan import AgentPlan
+from coderepairrl.config import Config
+from coderepairrl.errors import UsageError, as_called
+from coderepairrl.printable import counted, printable
+from coderepairrl.registry import nearest
+from coderepairrl.runs import RunFolder, logged_episodes, open_run
+from coderepairrl.stages import evaluation, predictions, shards
+from coderepairrl.stages.shards import WHOLE, Shard
+from coderepairrl.stats import Interval
+from coderepairrl.stats.spending import Prices, spent
+
+_PLAIN = ("eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0")
+PRESETS = {
+    "greedy": ("eval.temperature=0.0", *_PLAIN),
+    "thesis": (
+        *("eval.temperature=0.2", *_PLAIN, "eval.top_p=0.9"),
+        *("rollout.calls=30", "rollout.tokens=10240", "rollout.turn_tokens=4096", "rollout.seconds=60"),
+    ),
+    "long": (
+        *("eval.temperature=1.0", *_PLAIN),
+        *("rollout.calls=500", "rollout.tokens=65536", "rollout.turn_tokens=8192", "rollout.seconds=600"),
+    ),
+}
+"""Sampling and limits by name: greedy decoding; those of the thesis; those that its evaluations had later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An evaluation, and the run folder that it will have, or has."""
+
+    plan: AgentPlan
+    folder: RunFolder
+    shard: Shard
+    prices: Prices | None
+
+
+def asked(
+    what: str,
+    given: Sequence[str],
+    *,
+    policy: str | None = None,
+    preset: str | None = None,
+    attempts: int | None = None,
+    output: Path | None = None,
+    resume: bool = False,
+    shard: str | None = None,
+    prices: str | None = None,
+) -> Asked:
+    """What `crrl eval` is asked.
+
+    `what` is a TOML file, a shipped config or a run, whose settings hold, or a task source, of which `given` has the
+    options; what else is in `given` are settings. Without a `policy` it is that of the file, or the run itself. With
+    `resume` it may also be the folder of an evaluation, which knows the rest.
+
+    Raises what `evaluation.resolve` raises, and `UsageError` for what makes no sense together.
+    """
+    extra = [*(PRESETS[_known(preset)] if preset else ()), *given]
+    extra += [] if attempts is None else [f"eval.attempts={attempts}"]
+    own = _evaluation(Path(what)) if resume else None
+    if own is not None:
+        if policy is not None or output is not None:
+            raise UsageError(f"{what} has its policy and its place", fix=f"crrl eval {what} --resume")
+        about = own.about()
+        plan = evaluation.resolve(str(own.config), extra)
+        known = about.get("prices")
+        return Asked(plan, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None)
+    plan = _plan(what, extra, policy)
+    part = shards.parse(shard) if shard else WHOLE
+    return Asked(plan, _folder(plan.config, output, part, resume=resume), part, _prices(prices, plan))
+
+
+def _known(preset: str) -> str:
+    if preset not in PRESETS:
+        raise UsageError(f"there is no preset {preset!r}", fix=nearest(preset, PRESETS))
+    return preset
+
+
+def _evaluation(path: Path) -> RunFolder | None:
+    """The evaluation in the folder `path`, if there is one."""
+    return RunFolder(path) if (path / "run.json").is_file() and "policy" in open_run(path).about() else None
+
+
+def _plan(what: str, given: Sequence[str], policy: str | None) -> AgentPlan:
+    run, file = configs.run_of(what), _file(what)
+    if run is None and file is None:
+        return _of_source(what, given, policy)
+    given = [f"run.name={_named(what)}", *given]
+    if policy is None:
+        return evaluation.resolve(str(file or run), given)
+    if policy.endswith(".toml"):
+        raise UsageError(
+            f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
+        )
+    return evaluation.resolve(policy, given, settings_of=file or run)
+
+
+def _file(what: str) -> Path | None:
+    if what in configs.shipped():
+        return configs.shipped()[what]
+    return Path(what).expanduser() if what.endswith(".toml") and configs.run_of(what) is None else None
+
+
+def _of_source(source: str, given: Sequence[str], policy: str | None) -> AgentPlan:
+    """All that the settings of the policy say of tasks and what is measured is replaced; the rest holds."""
+    if policy is None:
+        raise UsageError("no policy is named", fix=f"crrl eval {source} --policy RUN|FOLDER|builtin:tiny|URL")
+    settings, options = list[str](), list[str]()
+    for each in given:
+        (settings if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields else options).append(each)
+    chosen = configs.parse_options(options, "path")
+    measured = any(each.startswith(("eval.reward", "reward", "kinds")) for each in settings)
+    own = (
+        *(f"run.name={_named(source)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
+        *(f"eval.source={json.dumps(source)}", 'eval.split="test"'),
+        *(f"eval.options.{key}={_toml(value)}" for key, value in chosen.items()),
+    )
+    return evaluation.resolve(policy, [*own, *settings], by_tasks=not measured)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value) if not isinstance(value, list) else f"[{', '.join(map(_toml, value))}]"
+
+
+def _named(what: str) -> str:
+    """The name of the evaluation of `what`, which may be a path or ``module:Class``.
+
+    >>> _named("quixbugs"), _named("runs/mine"), _named("my.sources:Bugs")
+    ('eval-quixbugs', 'eval-mine', 'eval-Bugs')
+    """
+    return f"eval-{Path(what.rpartition(':')[2]).stem or 'run'}"
+
+
+def _folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) -> RunFolder:
+    """The folder that is named, else ``RUN.DIR/RUN.NAME``, with a number where that is taken."""
+    if output is not None:
+        return RunFolder(output)
+    name = config.run.name if shard == WHOLE else f"{config.run.name}-{shard.number}of{shard.of}"
+    first = candidate = Path(config.run.dir) / name
+    number = 1
+    while candidate.exists() and not resume:
+        number += 1
+        candidate = first.with_name(f"{name}-{number}")
+    return RunFolder(candidate)
+
+
+def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
+    if text is None:
+        return None
+    if plan.config.engine.name != "relay":
+        raise UsageError("--prices is for a policy behind a URL", fix="leave it out")
+    try:
+        found = Prices(*map(float, text.split(",")))
+    except (TypeError, ValueError):
+        found = Prices(-1, -1)
+    if not all(price is None or 0 <= price < float("inf") for price in found):
+        raise UsageError(
+            f"{text!r} are no prices", fix="per million tokens: --prices PROMPT,REPLY or PROMPT,REPLY,CACHED (0.15,0.6)"
+        )
+    return found
+
+
+async def evaluate(asked: Asked, *, resume: bool = False) -> dict[str, Any]:
+    """Measure, and what ``--json`` prints: run folder, policy, summaries by name, cost. Raises what `measure` does."""
+    await evaluation.run(asked.plan, asked.folder, resume=resume, shard=asked.shard, prices=asked.prices)
+    return found(asked.folder)
+
+
+def found(folder: RunFolder) -> dict[str, Any]:
+    """What the evaluation in `folder` has come to."""
+    about = folder.about()
+    cost = spent(logged_episodes(folder.records()))
+    prices = about.get("prices")
+    money = {"money": cost.money(Prices(*prices))} if prices else {}
+    summaries = {record["name"]: record["summary"] for record in folder.records() if record["type"] == "eval"}
+    return {
+        "run": str(folder.path),
+        "policy": about["policy"],
+        "shard": about.get("shard", str(WHOLE)),
+        "evaluations": summaries,
+        "cost": {**cost._asdict(), **money},
+        "predictions": [str(path) for name in summaries for path in predictions.files(folder.path, name)],
+    }
+
+
+def as_text(result: Mapping[str, Any], config: Config) -> str:
+    """The result for people: a table for each evaluation, the cost, and what one may do now."""
+    lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != "1/1" else "")]
+    for name, summary in result["evaluations"].items():
+        lines += ["", *_table(name, summary, config)]
+    cost = result["cost"]
+    money = f", money {cost['money']:.4f}" if "money" in cost else ""
+    lines += [
+        "",
+        f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
+        f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')},"
+        f" {cost['attempt_seconds']:,.1f} s of attempts{money}",
+        "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
+        f"predictions: {' '.join(result['predictions'])}",
+        *_next(result),
+    ]
+    return "\n".join(lines)
+
+
+def _table(name: str, summary: Mapping[str, Any], config: Config) -> list[str]:
+    own = config.eval.each[name]
+    source = own.source or config.tasks.source
+    void = f", {summary['void']} void" if summary["void"] else ""
+    rows = {each: Interval(**share) for each, share in summary["outcomes"].items()}
+    rows |= {each: Interval(**mean) for each, mean in summary["values"].items() if _shown(each, rows)}
+    return [
+        f"{name}: {source}, {counted(summary['tasks'], 'task')} x {counted(own.attempts, 'attempt')}{void};"
+        f" temperature {own.temperature:g}, top-p {own.top_p:g};"
+        f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
+        *(f"  {each:<28} {found}" for each, found in rows.items()),
+    ]
+
+
+def _shown(measure: str, outcomes: Mapping[str, object]) -> bool:
+    """Whether a measure is in the table: those that `outcomes` tell already are not, nor is a mean per patch."""
+    told = {"empty_patches", "turns"} | ({"tests"} if "resolved" in outcomes else set())
+    return measure not in told and not measure.endswith("_per_patch")
+
+
+def _next(result: Mapping[str, Any]) -> list[str]:
+    run = shlex.quote(result["run"])
+    commands = {
+        f"crrl report {run}": "the numbers on one page",
+        f"crrl view {run} -o index.html": "every attempt, token by token",
+    }
+    wide = max(map(len, map(as_called, commands)))
+    return ["next:", *(f"  {as_called(command):<{wide}}  {what}" for command, what in commands.items())]

@@ -1,0 +1,122 @@
+"""``crrl eval``, ``merge``, ``grade``: how good a policy is, and whether patches resolve."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from coderepairrl.cli.output import Json, Options, run, show
+from coderepairrl.errors import ExitCode
+from coderepairrl.printable import counted, logged
+
+
+def eval(
+    what: Annotated[
+        str, typer.Argument(help="a TOML file, a shipped config, a run, or a task source; with --resume an evaluation")
+    ],
+    given: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="greedy, thesis, or long: docs/guides/evaluate.md")] = None,
+    attempts: Annotated[int | None, typer.Option(help="at each task; for pass@k")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a new run folder; else in run.dir")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue where it stopped")] = False,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = None,
+    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
+    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
+    prices: Annotated[
+        str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="of a URL, money per million tokens")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a policy on the tasks of a benchmark, without training: a table with intervals, and predictions."""
+    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.assembly.model import relayed
+
+    asked = evaluating.asked(
+        what,
+        [*(given or []), *relayed(model_name, key_env)],
+        policy=policy,
+        preset=preset,
+        attempts=attempts,
+        output=output,
+        resume=resume,
+        shard=shard,
+        prices=prices,
+    )
+    found = asyncio.run(evaluating.evaluate(asked, resume=resume))
+    show(json.dumps(found) if as_json else evaluating.as_text(found, asked.plan.config))
+
+
+def merge(
+    shards: Annotated[list[Path], typer.Argument(metavar="SHARD...", help="run folders of `crrl eval --shard`")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="a new run folder")],
+    keep: Annotated[
+        Literal["first", "last"] | None, typer.Option(help="whose attempts count where two shards have the same task")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The shards of an evaluation as one run folder, equal to that of one process."""
+    from coderepairrl import config
+    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.runs import open_run
+    from coderepairrl.stages.merge import merge as write
+
+    write(shards, output, keep=keep)
+    found = evaluating.found(open_run(output))
+    show(json.dumps(found) if as_json else evaluating.as_text(found, config.load(output)))
+
+
+def grade(
+    predictions: Annotated[Path, typer.Argument(help="patches as the harness of SWE-bench reads them")],
+    source: Annotated[str, typer.Argument(help="the task source that they are for, or module:Class")],
+    options: Options = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="verdicts as JSON lines; else beside PREDICTIONS")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="keep the verdicts that are there")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="patches at a time")] = 2,
+    skip_unknown: Annotated[
+        bool, typer.Option("--skip-unknown", help="leave out patches for what is no task of SOURCE")
+    ] = False,
+    sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
+    sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    as_json: Json = False,
+) -> None:
+    """Judge anybody's patches by the checks of a benchmark, natively or in its images, by its own rules."""
+    from coderepairrl import config
+    from coderepairrl import sandbox as sandboxes
+    from coderepairrl.certify import data
+    from coderepairrl.stages import grade as grading
+    from coderepairrl.stages import predictions as patches
+
+    made = patches.read(predictions)
+    there = data.load(source, config.parse_options(options or [], "path"))
+    tasks, known, unknown = grading.chosen(made, there, skip_unknown=skip_unknown)
+    choice = sandboxes.choose(sandbox)
+    if choice.fix:  # checks may fail there that pass elsewhere
+        _say(str(choice))
+    backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
+    target = output or predictions.with_name(f"{predictions.name.partition('.')[0]}.graded.jsonl")
+    verdicts = run(grading.grade(known, tasks, backend, target, resume=resume, jobs=jobs, say=_say))
+    found = grading.totals(verdicts, tasks)
+    if as_json:
+        show(json.dumps({"verdicts": str(target), "unknown": unknown, "models": [each.as_json() for each in found]}))
+    else:
+        left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
+        show("\n".join([grading.table(found), *left_out, f"verdicts: {target}"]))
+    if faults := sum(len(each.faults) for each in found):
+        _say(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
+        raise typer.Exit(ExitCode.RUN_FAILED)
+
+
+def _say(line: str) -> None:
+    print(logged(line), file=sys.stderr, flush=True)

@@ -1,0 +1,268 @@
+"""``crrl grade``: do anybody's patches resolve the tasks of a source, by the rules of its benchmark?"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coderepairrl import rewards
+from coderepairrl.errors import Fault, TaskError, UsageError
+from coderepairrl.printable import counted
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.runs.folder import write_atomic
+from coderepairrl.runs.log import Lines
+from coderepairrl.stages.predictions import Prediction
+from coderepairrl.stats import Interval, mean_interval, wilson
+from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.tasks.prepare import prepare
+from coderepairrl.types import Ending, Episode, Task
+
+_NAMED = 3
+Say = Callable[[str], None]
+
+
+class Graded(NamedTuple):
+    """The verdict on a prediction, or (`fault`) why there is none."""
+
+    instance: str
+    model: str
+    resolved: bool
+    empty: bool
+    problem: str = ""
+    """Why it is not resolved, in the grader's words."""
+    seconds: float = 0.0
+    patch: str = ""
+    """SHA-256 of the patch."""
+    task: str = ""
+    """SHA-256 of what it was judged by: workspace, environment, checks."""
+    fault: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """The row of a results file."""
+        return {
+            "instance_id": self.instance,
+            "model_name_or_path": self.model,
+            "resolved": self.resolved,
+            "empty": self.empty,
+            "problem": self.problem,
+            "seconds": self.seconds,
+            "patch_sha256": self.patch,
+            "task_sha256": self.task,
+        }
+
+
+class Totals(NamedTuple):
+    """What the patches of one model come to, of all tasks of the source. Shares leave out tasks with a fault."""
+
+    model: str
+    tasks: int
+    graded: int
+    empty: int
+    missing: tuple[str, ...]
+    """Tasks without a prediction, which count as not resolved."""
+    faults: Mapping[str, str]
+    """Why there is no verdict, by task."""
+    resolved: int
+    wilson: Interval | None
+    """Of all tasks, Wilson's interval of independent ones; None where every task has a fault."""
+    clustered: Interval | None
+    """The same share, with tasks of one repository as one cluster (`stats.clusters`)."""
+    per_patch: Interval | None
+    """Of those that are not empty, clustered; None where there is none."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        plain = self._asdict() | {"missing": list(self.missing), "faults": dict(self.faults)}
+        return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
+
+
+def chosen(
+    predictions: Sequence[Prediction], tasks: Iterable[Task], *, skip_unknown: bool = False
+) -> tuple[dict[str, Task], list[Prediction], list[str]]:
+    """The tasks by id, the predictions for them, and the instances that are none of them.
+
+    Raises `UsageError` for such instances, unless `skip_unknown`, and `TaskError` for a task that has no checks.
+    """
+    there = {task.id: task for task in tasks}
+    unknown = sorted({each.instance for each in predictions} - there.keys())
+    if unknown and not skip_unknown:
+        some = ", ".join(unknown[:_NAMED]) + (", ..." if len(unknown) > _NAMED else "")
+        raise UsageError(
+            f"{counted(len(unknown), 'instance')} of the predictions not among the {counted(len(there), 'task')} of the"
+            f" source: {some}",
+            fix="name the benchmark that they are for, or leave them out with --skip-unknown",
+        )
+    known = [each for each in predictions if each.instance in there]
+    if not known:
+        raise UsageError("no prediction is for a task of the source", fix="name the benchmark that they are for")
+    if untestable := next((each.instance for each in known if not there[each.instance].checks), ""):
+        raise TaskError(
+            f"task {untestable} has no checks, so no patch for it can be judged",
+            fix="where the benchmark has images or native environments: workspace=image, workspace=native",
+        )
+    return there, known, unknown
+
+
+async def grade(
+    predictions: Sequence[Prediction],
+    tasks: Mapping[str, Task],
+    sandbox: SandboxBackend,
+    output: Path,
+    *,
+    resume: bool = False,
+    jobs: int = 2,
+    say: Say = lambda _: None,
+) -> list[Graded]:
+    """The verdicts on `predictions`, in their order. Those that run are `jobs` at a time, each in a fresh sandbox.
+
+    What tasks need is prepared first. Every verdict is in the file `output` before the next is begun, one JSON object a
+    line; with `resume` those that are there are kept. A fault of the infrastructure is no verdict: it is not written,
+    and is tried again by the next call with `resume`.
+
+    Raises `UsageError` for a file that is there (without `resume`) or holds verdicts on other patches or tasks, and
+    what `prepare` raises.
+    """
+    known = _known(output, predictions, tasks) if resume else {}
+    if output.exists() and not resume:
+        raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
+    left = [each for each in predictions if (each.model, each.instance) not in known]
+    if needed := {each.instance: tasks[each.instance] for each in left if not each.empty}:
+        await prepare(needed.values(), jobs=jobs, say=say)
+    judged = rewards.make("tests")
+    room, done = asyncio.Semaphore(jobs), len(known)
+    lines = Lines(output)
+    try:
+
+        async def one(made: Prediction) -> Graded:
+            nonlocal done
+            async with room:
+                found = await _verdict(made, tasks[made.instance], judged, sandbox)
+            if not found.fault:
+                lines.append(found.as_json())
+            known[made.model, made.instance] = found
+            done += 1
+            say(f"[{done}/{len(predictions)}] {_line(found)}")
+            return found
+
+        async with asyncio.TaskGroup() as pending:
+            for each in left:
+                pending.create_task(one(each))
+    except BaseExceptionGroup as several:  # the first is the cause; the others were cancelled
+        raise several.exceptions[0] from None
+    finally:
+        lines.close()
+    ordered = [known[each.model, each.instance] for each in predictions]
+    write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in ordered if not each.fault))
+    return ordered
+
+
+async def _verdict(made: Prediction, task: Task, judged: Sequence[rewards.Weighted], sandbox: SandboxBackend) -> Graded:
+    about = Graded(made.instance, made.model, False, made.empty, patch=_sha(made.patch), task=task_digest(task))
+    if made.empty:
+        return about._replace(problem="empty patch")
+    began = time.monotonic()
+    episode = Episode(made.instance, task.id, "grade", 0, "", 0, Ending.DONE, patch=made.patch)
+    try:
+        [score] = await rewards.score(judged, task, episode, sandbox)
+    except Fault as fault:
+        return about._replace(fault=f"{type(fault).__name__}: {fault}")
+    return about._replace(resolved=bool(score.passed), problem=score.note, seconds=round(time.monotonic() - began, 1))
+
+
+def task_digest(task: Task) -> str:
+    """SHA-256 in hexadecimal of what patches of `task` are judged by."""
+    place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
+    return _sha(repr((place, task.environment, task.checks)).encode("utf-8", "surrogateescape"))
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, Task]) -> dict[tuple[str, str], Graded]:
+    """The verdicts in `output` by model and instance. Raises `UsageError` for those on something else."""
+    wanted = {(each.model, each.instance): each for each in predictions}
+    found = {}
+    for number, row in enumerate(Lines.read(output), 1):
+        try:
+            made = Graded(*(row[key] for key in Graded("", "", False, False).as_json()))
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{output}, line {number}: no verdict ({error})", fix="name another file") from None
+        asked = wanted.get((made.model, made.instance))
+        if asked is None or made.patch != _sha(asked.patch) or made.task != task_digest(tasks[made.instance]):
+            what = "another patch" if asked is not None and made.patch != _sha(asked.patch) else "another task"
+            raise UsageError(
+                f"{output}, line {number}: a verdict on {what} for {made.instance}", fix="name another file with -o"
+            )
+        found[made.model, made.instance] = made
+    return found
+
+
+def _line(found: Graded) -> str:
+    if found.fault:
+        return f"{found.instance}: no verdict: {found.fault.partition(chr(10))[0]}"
+    how = "resolved" if found.resolved else f"not resolved: {found.problem.partition(chr(10))[0][:100]}"
+    return f"{found.instance} ({found.seconds:g} s): {how}"
+
+
+def totals(graded: Sequence[Graded], tasks: Mapping[str, Task]) -> list[Totals]:
+    """What the patches of each model come to, in the order in which models first stand in `graded`."""
+    return [
+        _totals(model, [each for each in graded if each.model == model], tasks)
+        for model in dict.fromkeys(each.model for each in graded)
+    ]
+
+
+def _totals(model: str, graded: Sequence[Graded], tasks: Mapping[str, Task]) -> Totals:
+    faults = {each.instance: each.fault for each in graded if each.fault}
+    verdicts = {each.instance: each.resolved for each in graded if not each.fault}
+    filled = [each.instance for each in graded if not each.fault and not each.empty]
+    counted_in = [name for name in tasks if name not in faults]
+    own = clusters_by({name: task.repository for name, task in tasks.items()})
+
+    def share(names: Sequence[str]) -> Interval | None:
+        values = [float(verdicts.get(name, False)) for name in names]
+        return mean_interval(values, [own[name] for name in names], share=True) if names else None
+
+    return Totals(
+        model=model,
+        tasks=len(tasks),
+        graded=len(verdicts),
+        empty=sum(each.empty for each in graded),
+        missing=tuple(name for name in tasks if name not in verdicts and name not in faults),
+        faults=faults,
+        resolved=sum(verdicts.values()),
+        wilson=wilson(sum(verdicts.values()), len(counted_in)) if counted_in else None,
+        clustered=share(counted_in),
+        per_patch=share(filled),
+    )
+
+
+def table(found: Sequence[Totals]) -> str:
+    """For people: a block for each model."""
+    lines = []
+    for each in found:
+        lines += [
+            f"{each.model}: {counted(each.tasks, 'task')}, {each.graded} graded ({each.empty} empty), "
+            f"{len(each.missing)} missing, {len(each.faults)} without a verdict",
+            f"  resolved {each.resolved}",
+            f"  of all tasks            {_or_none(each.wilson)}  (Wilson, tasks taken as independent)",
+            f"  of all tasks            {_or_none(each.clustered)}  (clustered by repository, if of several)",
+            f"  of patches, not empty   {_or_none(each.per_patch)}  (clustered)",
+        ]
+        if each.missing:
+            more = f", ... ({len(each.missing)})" if len(each.missing) > _NAMED else ""
+            lines.append(f"  missing, counted as not resolved: {', '.join(each.missing[:_NAMED])}{more}")
+        if each.faults:
+            name, why = next(iter(each.faults.items()))
+            lines.append(f"  without a verdict, in no share: {', '.join(list(each.faults)[:_NAMED])}; {name}: {why}")
+    return "\n".join(lines)
+
+
+def _or_none(found: Interval | None) -> str:
+    return "none" if found is None else str(found)

@@ -1,0 +1,160 @@
+"""The shards of an evaluation, each measured by a process of its own, as the one run that they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from coderepairrl.errors import UsageError
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.storage import replace_folder
+from coderepairrl.stages import shards
+from coderepairrl.stages.results import conclude
+from coderepairrl.stages.shards import WHOLE
+from coderepairrl.types import Episode
+
+Keep = Literal["first", "last"]
+_SAME = ("policy", "model", "adapter", "rewards", "config", "coderepairrl", "schema")
+"""What run.json must say alike."""
+_ELSEWHERE = ("name", "dir")
+"""Of the section ``run``: where a folder lies."""
+
+
+class _Part(NamedTuple):
+    folder: RunFolder
+    about: Mapping[str, Any]
+    evaluations: Mapping[str, int]
+    """Policy version by name."""
+    groups: frozenset[str]
+
+
+def merge(paths: Sequence[Path], target: Path, *, keep: Keep | None = None) -> None:
+    """Write the evaluation of which the run folders `paths` are shards to `target`, whole or not at all.
+
+    Where two have attempts at the same task, those of the `keep` one of `paths` count. What it holds, summaries and
+    predictions among it, is what one run of the whole evaluation would hold, but for times.
+
+    Raises `UsageError` for shards that are missing, unfinished or of different evaluations, for a task in two without
+    `keep`, and for a `target` that exists.
+    """
+    if target.exists():
+        raise UsageError(f"{target} exists already", fix="name a new folder with -o")
+    parts = [_read(path) for path in paths]
+    for part in parts[1:]:
+        _require_alike(parts[0], part)
+    _require_all(parts)
+    owner = _owners(parts, keep)
+    with replace_folder(target) as home:
+        _write(RunFolder(home), target, parts, owner)
+
+
+def _read(path: Path) -> _Part:
+    folder = open_run(path)
+    about = folder.about()
+    if "policy" not in about:
+        raise UsageError(f"{path} is no evaluation", fix="name folders that `crrl eval --shard` made")
+    evaluations, groups, last = dict[str, int](), set[str](), ""
+    for record in folder.records():
+        kind = record["type"]
+        if kind == "eval":
+            evaluations[record["name"]] = record["version"]
+        elif kind == "episode":
+            groups.add(record["group"])
+        elif kind in ("start", "end", "stop"):
+            last = kind
+    if last != "end":
+        raise UsageError(f"{path} is not finished", fix=f"crrl eval {path} --resume")
+    return _Part(folder, about, evaluations, frozenset(groups))
+
+
+def _require_alike(first: _Part, other: _Part) -> None:
+    wrong = [key for key in _SAME if _compared(first.about, key) != _compared(other.about, key)]
+    wrong += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
+    if wrong:
+        raise UsageError(
+            f"{other.folder.path} and {first.folder.path} are of different evaluations: they differ in"
+            f" {', '.join(wrong)}",
+            fix="measure all shards with the same policy, settings and version",
+        )
+
+
+def _compared(about: Mapping[str, Any], key: str) -> Any:
+    value = about.get(key)
+    if key != "config" or not isinstance(value, dict):
+        return value
+    return {**value, "run": {name: each for name, each in value["run"].items() if name not in _ELSEWHERE}}
+
+
+def _require_all(parts: Sequence[_Part]) -> None:
+    found = [shards.parse(part.about.get("shard", str(WHOLE))) for part in parts]
+    if len({shard.of for shard in found}) > 1:
+        raise UsageError(
+            f"these are not shards of one evaluation: {', '.join(map(str, found))}", fix="name those of one: I/N"
+        )
+    of = found[0].of
+    if missing := sorted(set(range(1, of + 1)) - {shard.number for shard in found}):
+        names = ", ".join(f"{number}/{of}" for number in missing)
+        raise UsageError(f"shards are missing: {names}", fix=f"crrl eval ... --shard {missing[0]}/{of}")
+
+
+def _owners(parts: Sequence[_Part], keep: Keep | None) -> dict[str, int]:
+    """Whose attempts at it count, by group: a place in `parts`."""
+    owner: dict[str, int] = {}
+    for at, part in enumerate(parts):
+        for group in part.groups:
+            if group in owner and keep is None:
+                both = parts[owner[group]].folder.path, part.folder.path
+                raise UsageError(
+                    f"{both[0]} and {both[1]} have attempts at the same task ({group})",
+                    fix="say which count: --keep first, or --keep last",
+                )
+            if keep == "last" or group not in owner:
+                owner[group] = at
+    return owner
+
+
+def _write(folder: RunFolder, target: Path, parts: Sequence[_Part], owner: Mapping[str, int]) -> None:
+    about = {key: value for key, value in parts[0].about.items() if key not in ("schema", "argv")}
+    about |= {"name": target.name, "shard": str(WHOLE), "merged": [str(part.folder.path) for part in parts]}
+    folder.create(parts[0].folder.config.read_text("utf-8"), about)
+    tasks = {name: task for part in parts for name, task in part.folder.tasks().items()}
+    folder.add_tasks(tasks.values())
+    log = folder.writer()
+    try:
+        for at, part in enumerate(parts):
+            group_of: dict[str, str] = {}
+            for record in part.folder.records():
+                if record["type"] == "episode":
+                    group_of[record["id"]] = record["group"]
+                if _counts(record, group_of, owner, at):
+                    log.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        for name, version in parts[0].evaluations.items():
+            episodes = _episodes(parts, name, owner)
+            own = (tasks[each.task_id] for each in episodes)
+            record = conclude(folder, name, 0, version, episodes, own, model=about["policy"])
+            log.append("eval", **record)
+        log.append("end", step=0)
+    finally:
+        log.close()
+
+
+def _counts(record: Mapping[str, Any], group_of: Mapping[str, str], owner: Mapping[str, int], at: int) -> bool:
+    """Whether a record of part `at` belongs into the whole."""
+    kind: str = record["type"]
+    if kind in ("episode", "turn", "verdict"):
+        name = record["verdict"]["id"] if kind == "verdict" else record["episode" if kind == "turn" else "id"]
+        return owner[group_of[name]] == at
+    return kind != "eval"
+
+
+def _episodes(parts: Sequence[_Part], name: str, owner: Mapping[str, int]) -> list[Episode]:
+    """In the order in which one run has them."""
+    found = [
+        episode
+        for at, part in enumerate(parts)
+        for episode in part.folder.episodes(f"{name}-00000")
+        if owner[episode.group] == at
+    ]
+    return sorted(found, key=lambda each: (each.group, each.attempt))

@@ -1,0 +1,118 @@
+"""Patches as the harness of SWE-bench reads them: ``instance_id``, ``model_name_or_path`` and ``model_patch``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coderepairrl.errors import UsageError
+from coderepairrl.runs.folder import write_atomic
+from coderepairrl.types import Ending, Episode
+
+_FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": "...", "model_patch": "..."}'
+
+
+class Prediction(NamedTuple):
+    """A patch that somebody's `model` proposes for the task `instance`."""
+
+    instance: str
+    model: str
+    patch: bytes
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in the patch."""
+        return not self.patch.strip()
+
+
+def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
+    """Write ``predictions.jsonl`` into `folder`, and where tasks were attempted more than once a file for each further
+    attempt (``predictions-1.jsonl`` has the second). Void attempts are not among them.
+
+    Bytes that are no UTF-8 are surrogate escapes. Replaces the files that are there.
+    """
+    lines: dict[int, list[str]] = {0: []}
+    for episode in episodes:
+        if episode.ending is Ending.VOID:
+            continue
+        row = {
+            "instance_id": episode.task_id,
+            "model_name_or_path": model,
+            "model_patch": episode.patch.decode("utf-8", "surrogateescape"),
+        }
+        lines.setdefault(episode.attempt, []).append(json.dumps(row) + "\n")
+    paths = []
+    for attempt, own in sorted(lines.items()):
+        paths.append(folder / (f"predictions-{attempt}.jsonl" if attempt else "predictions.jsonl"))
+        write_atomic(paths[-1], "".join(own))
+    return paths
+
+
+def files(run: Path, evaluation: str) -> list[Path]:
+    """What `write` wrote of an evaluation without training, in the order of the attempts."""
+    found = (run / "eval" / f"{evaluation}-00000").glob("predictions*.jsonl")
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def read(path: Path) -> list[Prediction]:
+    """The predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object of them by instance. One that
+    stands there twice counts once; without ``model_name_or_path`` it has the file's, without ``model_patch`` it is
+    empty.
+
+    A patch without its last line end is given it. Raises `UsageError` that names what cannot be read, and where one
+    model has two different patches for an instance.
+    """
+    found: dict[tuple[str, str], Prediction] = {}
+    stem = path.name.partition(".")[0]
+    for where, row in _rows(path):
+        instance, model, patch = row.get("instance_id"), row.get("model_name_or_path", stem), row.get("model_patch")
+        if not isinstance(instance, str) or not instance:
+            raise UsageError(f"{path}, {where}: no instance_id", fix=_FIX)
+        if not isinstance(model, str) or not isinstance(patch, str | None):
+            wrong = "model_patch" if isinstance(model, str) else "model_name_or_path"
+            raise UsageError(f"{path}, {where}: {wrong} of {instance} is no text", fix=_FIX)
+        text = patch or ""
+        text += "" if text.endswith("\n") or not text.strip() else "\n"
+        made = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
+        if found.setdefault((model, instance), made) != made:
+            raise UsageError(
+                f"{path}, {where}: a second, different patch of {model} for {instance}",
+                fix="several attempts are files of their own, one patch for each instance",
+            )
+    if not found:
+        raise UsageError(f"{path} has no predictions", fix=_FIX)
+    return list(found.values())
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects in `path`, and where each is."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}", fix="name a file of predictions") from error
+    if ".jsonl" in path.suffixes:
+        parts = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    else:
+        parts = [("the file", text)]
+    for where, part in parts:
+        try:
+            value = json.loads(part)
+        except ValueError as error:
+            raise UsageError(f"{path}, {where}: not JSON ({error})", fix=_FIX) from None
+        yield from _objects(path, where, value, whole=where == "the file")
+
+
+def _objects(path: Path, where: str, value: Any, *, whole: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if whole and isinstance(value, dict) and "instance_id" not in value:
+        value = [{"instance_id": key, **row} if isinstance(row, dict) else row for key, row in value.items()]
+    if whole and isinstance(value, list):
+        for number, row in enumerate(value, 1):
+            yield from _objects(path, f"entry {number}", row, whole=False)
+    elif isinstance(value, dict):
+        yield where, value
+    else:
+        raise UsageError(f"{path}, {where}: no object", fix=_FIX)

@@ -1,0 +1,43 @@
+"""An evaluation in several parts, each by a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+from coderepairrl.errors import UsageError
+
+T = TypeVar("T")
+
+
+class Shard(NamedTuple):
+    """Every `of`-th task of an evaluation, from the `number`-th (1, 2, ...) on.
+
+    >>> str(Shard(2, 3)), Shard(2, 3).share("abcde")
+    ('2/3', 'be')
+    """
+
+    number: int = 1
+    of: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def share(self, everything: Sequence[T]) -> Sequence[T]:
+        """Its part of `everything`."""
+        return everything[self.number - 1 :: self.of]
+
+
+WHOLE = Shard()
+
+
+def parse(text: str) -> Shard:
+    """The shard that ``I/N`` names. Raises `UsageError` for what is none.
+
+    >>> parse("2/3")
+    Shard(number=2, of=3)
+    """
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UsageError(f"{text!r} is no shard", fix="write for example 1/4 to 4/4: four parts")
+    return Shard(int(number), int(of))

@@ -1,0 +1,97 @@
+"""An evaluation as it goes on: a line for each attempt, what it has come to and cost so far, and when to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from coderepairrl.errors import HealthGateError, RunError
+from coderepairrl.stats import Interval, mean_interval, resolved
+from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.stats.intervals import is_share
+from coderepairrl.stats.spending import Prices, Spent, spent
+from coderepairrl.types import Ending, Episode, Turn
+
+_PATIENCE = 2
+"""Rounds of attempts (as many as run at once) that may all be void before an evaluation is stopped."""
+
+
+class Watch:
+    """Takes each attempt once it has its verdict. `say` prints a line."""
+
+    def __init__(
+        self,
+        attempts: int,
+        concurrency: int,
+        before: Iterable[Episode],
+        prices: Prices | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Of so many `attempts`, `before` are those of earlier processes.
+
+        Raises `RunError` where replies in these are by several models.
+        """
+        self._attempts, self._patience = attempts, _PATIENCE * concurrency
+        self._prices, self._say = prices, say
+        self._valid: list[Episode] = []
+        """Without turns."""
+        self._cost = Spent()
+        self._void = 0
+        self._model: Any = ""
+        """What the server says that it is; empty of one that does not say, and of our own engines."""
+        for episode in before:
+            self._add(episode)
+
+    def __call__(self, episode: Episode) -> None:
+        """Count the attempt, and print its line.
+
+        Raises `RunError` where another model replies than before, and `HealthGateError` after many void attempts in a
+        row: whatever is broken, waiting for the rest mends nothing.
+        """
+        self._add(episode)
+        if episode.ending is Ending.VOID:
+            self._void += 1
+            if self._void >= self._patience:
+                raise HealthGateError(
+                    f"the last {self._void} attempts are void: {episode.fault.partition(chr(10))[0]}",
+                    fix="mend the cause, then continue with --resume",
+                )
+            return
+        self._void = 0
+        self._say(self._line(episode))
+
+    def _add(self, episode: Episode) -> None:
+        for turn in episode.turns:
+            self._check(turn)
+        self._cost = self._cost.plus(spent([episode]))
+        if episode.ending is not Ending.VOID:
+            self._valid.append(episode)
+
+    def _check(self, turn: Turn) -> None:
+        model = turn.remote.get("model")
+        if model and self._model and model != self._model:
+            raise RunError(
+                f"{turn.remote.get('url', 'the server')} replied as {self._model} before, and as {model} now: these are"
+                " two policies, and no evaluation of one",
+                fix="name a version that stays (--model-name), and begin anew",
+            )
+        self._model = self._model or model or ""
+
+    def _line(self, episode: Episode) -> str:
+        own = spent([episode])
+        verdict = resolved(episode)
+        how = f"reward {episode.reward:.3f}" if verdict is None else "resolved" if verdict else "not resolved"
+        how += ", empty patch" if not episode.patch.strip() else ""
+        parts = [f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how}"]
+        parts.append(f"{own.prompt_tokens:,} + {own.sampled_tokens:,} tokens, {own.attempt_seconds:.1f} s")
+        parts.append(f"so far {self._so_far()}")
+        if self._prices is not None:
+            parts.append(f"cost {self._cost.money(self._prices):.4f}")
+        return "; ".join(parts)
+
+    def _so_far(self) -> Interval:
+        verdicts = {each.id: verdict for each in self._valid if (verdict := resolved(each)) is not None}
+        tested = len(verdicts) == len(self._valid)
+        own = clusters_of(self._valid)
+        values = [float(verdicts[each.id]) if tested else each.reward for each in self._valid]
+        return mean_interval(values, [own[each.task_id] for each in self._valid], share=is_share(values))

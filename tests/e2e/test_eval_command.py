@@ -1,0 +1,273 @@
+"""``crrl eval``, ``merge`` and ``grade`` as their users call them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from coderepairrl import tasks
+from coderepairrl.apps import evaluate
+from coderepairrl.errors import CodeRepairError, HealthGateError, RunError, UsageError
+from coderepairrl.runs import RunFolder
+from coderepairrl.stages.merge import merge
+
+from .conftest import Project, until
+
+MANY = ("select.n=4", "rollout.seconds=600")
+GOLD = ("eval", "handmade", "eval.split=train", "agent=e2e_agents:Gold", "--policy", "builtin:tiny")
+
+
+def results(folder: Path) -> Mapping[str, Any]:
+    """All that must not depend on how an evaluation was run."""
+    return {
+        path.name: path.read_text()
+        for path in sorted(folder.glob("eval/eval-00000/*"))
+        if path.suffix in (".json", ".jsonl")
+    } | {"tasks": (folder / "tasks.jsonl").read_text()}
+
+
+def values(found: Mapping[str, Any], name: str = "eval") -> dict[str, float]:
+    return {key: share["value"] for key, share in found["evaluations"][name]["outcomes"].items()}
+
+
+@pytest.mark.timeout(900)  # six evaluations, on a machine that may be busy
+async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
+    project: Project, isolating: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.path)
+
+    async def measured(output: str, shard: str | None = None) -> Mapping[str, Any]:
+        made = evaluate.asked("mutants", [*MANY], policy="builtin:tiny", attempts=2, output=Path(output), shard=shard)
+        return await evaluate.evaluate(made)
+
+    whole = await measured("whole")
+    assert whole["evaluations"]["eval"]["episodes"] == 8 and whole["cost"]["sampled_tokens"] > 0
+    log = RunFolder(project.path / "killed").log
+
+    def some() -> bool:
+        return log.is_file() and log.read_bytes().count(b'{"type":"verdict"') >= 2
+
+    tiny = ("eval", "mutants", *MANY, "--policy", "builtin:tiny", "--attempts", "2", "-o", "killed")
+    with project.started(*tiny) as process:
+        await until(process, some)
+        process.send_signal(signal.SIGKILL)
+    await evaluate.evaluate(evaluate.asked("killed", [], resume=True), resume=True)
+    assert results(Path("killed")) == results(Path("whole")) != {}
+
+    parts = [Path("part1"), Path("part2")]
+    for number, part in enumerate(parts, 1):
+        await measured(str(part), f"{number}/2")
+    merge(parts[::-1], Path("merged"))
+    assert results(Path("merged")) == results(Path("whole"))
+    found = evaluate.found(RunFolder(Path("merged")))
+    assert found["evaluations"] == whole["evaluations"]
+    assert {**found["cost"], "attempt_seconds": 0} == {**whole["cost"], "attempt_seconds": 0}
+    merge([*parts, parts[0]], Path("last"), keep="last")
+    assert results(Path("last")) == results(Path("whole"))
+
+    for shards, message in (
+        (parts[:1], "shards are missing: 2/2"),
+        ([*parts, parts[0]], "have attempts at the same task"),
+        ([parts[0], Path("whole")], "not shards of one evaluation"),
+        ([parts[0], Path("nowhere")], "there is no run nowhere"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            merge(shards, Path("x"))
+    with pytest.raises(UsageError, match="merged exists already"):
+        merge(parts, Path("merged"))
+    _mixed(parts)
+    assert not Path("x").exists()
+    with pytest.raises(UsageError, match="already holds a run"):
+        await measured("whole")
+    other = evaluate.asked("whole", [], preset="greedy", resume=True)
+    with pytest.raises(UsageError, match=r"another evaluation was begun there \(eval\)"):
+        await evaluate.evaluate(other, resume=True)
+
+
+def _mixed(parts: list[Path]) -> None:
+    """Shards that are half written, or of several versions, are refused."""
+    log, about = (parts[1] / "log.jsonl").read_bytes(), json.loads((parts[1] / "run.json").read_text())
+    (parts[1] / "log.jsonl").write_bytes(log[: log.rindex(b'{"type":"eval"')])
+    with pytest.raises(UsageError, match="part2 is not finished") as caught:
+        merge(parts, Path("x"))
+    assert caught.value.fix == "crrl eval part2 --resume"
+    (parts[1] / "log.jsonl").write_bytes(log)
+    for key, value in {"coderepairrl": "0.0.1", "rewards": {"tests": 9}, "policy": "builtin:other"}.items():
+        (parts[1] / "run.json").write_text(json.dumps({**about, key: value}))
+        with pytest.raises(UsageError, match=f"they differ in {key}"):
+            merge(parts, Path("x"))
+    (parts[1] / "run.json").write_text(json.dumps(about))
+
+
+def test_what_an_agent_repairs_is_found_and_its_predictions_are_graded_alike(project: Project, isolating: None) -> None:
+    found = json.loads(project.crrl(*GOLD, "-o", "gold", "--json").stdout)
+    names = [task.id.rpartition("/")[2] for task in tasks.make("handmade") if task.split == "train"]
+    repaired = sum("r" in name for name in names)
+    filled = sum("r" in name or "s" in name for name in names)
+    assert 0 < repaired < filled <= len(names)
+    shares = values(found)
+    expected = {
+        "resolved": repaired / len(names),
+        "completed": filled / len(names),
+        "empty": 1 - filled / len(names),
+        "exact": repaired / len(names),
+        "resolved_per_patch": repaired / filled,
+    }
+    assert {name: shares[name] for name in expected} == pytest.approx(expected)
+    [predictions] = found["predictions"]
+    done = project.crrl("grade", predictions, "handmade", "-o", "graded.jsonl", "--json")
+    [graded] = json.loads(done.stdout)["models"]
+    assert graded["model"] == "builtin:tiny" and graded["resolved"] == repaired
+    assert len(graded["missing"]) == graded["tasks"] - len(names) > 0, "those of the other split"
+    rows = [json.loads(line) for line in (project.path / "graded.jsonl").read_text().splitlines()]
+    assert sum(row["resolved"] for row in rows) == repaired
+    assert sum(row["empty"] for row in rows) == len(names) - filled
+
+
+@pytest.mark.parametrize(
+    ("what", "given", "more", "message"),
+    [
+        ("handmade", [], {"policy": None}, "no policy is named"),
+        ("handmade", [], {"attempts": 0}, "eval.attempts: Input should be greater"),
+        ("handmade", [], {"preset": "gredy"}, "no preset 'gredy'"),
+        ("handmade", [], {"shard": "3/2"}, "'3/2' is no shard"),
+        ("handmade", [], {"shard": "9/9"}, "shard 9/9 has none"),
+        ("handmade", [], {"prices": "1,2"}, "--prices is for a policy behind a URL"),
+        ("handmade", [], {"policy": "nowhere"}, "nowhere is no model"),
+        ("handmad", [], {}, "handmad"),
+        ("handmade", ["nme=3"], {}, "has no option 'nme'"),
+        ("handmade", ["eval.split=none"], {}, "no evaluation has a held-out task"),
+        ("e2e.toml", [], {"policy": "e2e.toml"}, "both have settings"),
+        ("nowhere", [], {"policy": None, "resume": True}, "no policy is named"),
+    ],
+)
+async def test_mistakes_cost_no_run_folder(
+    project: Project,
+    what: str,
+    given: list[str],
+    more: dict[str, Any],
+    message: str,
+    isolating: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(project.path)
+    with pytest.raises(CodeRepairError, match=message) as caught:
+        await evaluate.evaluate(evaluate.asked(what, given, **{"policy": "builtin:tiny", **more}))
+    assert caught.value.exit_code == 2
+    assert not (project.path / "runs").exists()
+
+
+def test_a_file_measures_any_policy_by_its_own_settings(
+    project: Project, isolating: None, miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.path)
+    text = project.config.read_text().replace('"e2e_rewards:LowBytes"', "patch_edits")
+    project.config.write_text(text)
+    own, other = evaluate.asked("e2e.toml", []), evaluate.asked("e2e.toml", ["rollout.calls=2"], policy="builtin:tiny")
+    assert [each.plan.config.model.path for each in (own, other)] == [str(miniature), "builtin:tiny"]
+    assert own.folder.path == other.folder.path == Path("runs/eval-e2e")
+    assert (other.plan.config.rollout.calls, other.plan.config.rollout.tokens) == (2, 3000)
+    own.folder.path.mkdir(parents=True)
+    assert evaluate.asked("e2e.toml", []).folder.path == Path("runs/eval-e2e-2")
+
+
+LABELS = ("eval", "jsonl", "path=labels.jsonl", "eval.split=train", "agent=direct", 'agent.options={system=""}')
+
+
+def completion(text: str, model: str = "m-1") -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+    return {"id": "c", "model": model, "choices": [choice], "usage": usage}
+
+
+@asynccontextmanager
+async def listening(handler: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """The base URL of a server that completes by `handler`."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{site.port}/v1"
+    await runner.cleanup()
+
+
+def asked(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str, count: int = 3, **options: Any) -> Any:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(count)]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [*LABELS[2:], *more, *(each for each in ("engine.options.backoff=0", "engine.options.model_name=m"))]
+    return evaluate.asked("jsonl", given, policy=url, **options)
+
+
+async def test_a_url_that_throttles_is_waited_for_and_costs_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
+    seen = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal seen
+        seen += 1
+        if seen % 2:
+            return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": "0"})
+        return web.json_response(completion("<answer>yes</answer>" if seen % 4 else "no"))
+
+    async with listening(handler) as url:
+        found = await evaluate.evaluate(asked(url, tmp_path, monkeypatch, prices="1,10"))
+    assert found["cost"]["prompt_tokens"] == 30 and found["cost"]["sampled_tokens"] == 9
+    assert found["cost"]["money"] == pytest.approx((30 + 90) / 1e6)
+    summary = found["evaluations"]["eval"]
+    assert summary["void"] == 0 and 0 < summary["values"]["classification"]["value"] < 1
+    assert found["policy"] == url and "resolved" not in summary["outcomes"]
+
+
+async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
+    dead = True
+
+    async def handler(request: web.Request) -> web.Response:
+        return (
+            web.json_response({"error": "gone"}, status=500)
+            if dead
+            else web.json_response(completion("<answer>yes</answer>"))
+        )
+
+    async with listening(handler) as url:
+        first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=2", count=40)
+        with pytest.raises(HealthGateError, match="the last 4 attempts are void"):
+            await evaluate.evaluate(first)
+        assert sum(record["type"] == "episode" for record in first.folder.records()) < 12, "not all are tried"
+        dead = False
+        again = evaluate.asked(str(first.folder.path), [], resume=True)
+        found = await evaluate.evaluate(again, resume=True)
+    summary = found["evaluations"]["eval"]
+    assert (summary["void"], summary["tasks"]) == (0, 40)
+    share = summary["values"]["classification"]
+    assert share["value"] == pytest.approx(share["high"]) == 1 and 0.9 < share["low"] < 1, "never of zero width"
+
+
+async def test_a_url_that_becomes_another_model_is_two_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
+    seen = 0
+
+    async def handler(request: web.Request) -> web.Response:
+        nonlocal seen
+        seen += 1
+        return web.json_response(completion("yes", model="m-1" if seen < 3 else "m-2"))
+
+    async with listening(handler) as url:
+        first = asked(url, tmp_path, monkeypatch, "rollout.concurrency=1")
+        with pytest.raises(RunError, match="replied as m-1 before, and as m-2 now"):
+            await evaluate.evaluate(first)
+        with pytest.raises(RunError, match="replied as m-1 before"):
+            await evaluate.evaluate(evaluate.asked(str(first.folder.path), [], resume=True), resume=True)

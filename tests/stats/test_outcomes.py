@@ -1,0 +1,79 @@
+"""Shares of attempts, and of k attempts at a task, against what they mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coderepairrl.stats import outcomes, resolved
+from coderepairrl.stats.spending import Prices, spent
+from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn
+
+
+def attempt(task: str, number: int, passed: bool | None, *, patch: bytes = b"diff", void: bool = False) -> Episode:
+    scores = (Score("tests", float(bool(passed)), passed=passed),)
+    return Episode(
+        f"{task}-{number}", task, "eval", 0, task, number, Ending.VOID if void else Ending.DONE,
+        patch=patch, scores=() if void else scores,
+    )  # fmt: skip
+
+
+def test_shares_of_all_attempts_and_of_patches() -> None:
+    rows = [attempt("a", 0, True), attempt("a", 1, None, patch=b"\n"), attempt("b", 0, False), attempt("b", 1, True)]
+    found = {name: share.value for name, share in outcomes([*rows, attempt("c", 0, None, void=True)], {"a-0"}).items()}
+    assert found == pytest.approx(
+        {
+            "resolved": 0.5, "completed": 0.75, "empty": 0.25, "exact": 0.25, "resolved_per_patch": 2 / 3,
+            "exact_per_patch": 1 / 3, "pass@2": 1.0, "pass^2": 0.0,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_all_or_none_has_an_interval_of_some_width_and_one_task_has_none(passed: bool) -> None:
+    for share in outcomes([attempt(f"t{at}", k, passed) for at in range(5) for k in range(2)]).values():
+        assert share.low is not None and share.high is not None and share.high - share.low > 0.3
+        assert 0 <= share.low <= share.value + 1e-12 and share.value - 1e-12 <= share.high <= 1
+    for share in outcomes([attempt("t", 0, passed)]).values():
+        assert (share.low, share.high) == (None, None)
+
+
+def test_what_was_not_tested_is_not_resolved_nor_unresolved() -> None:
+    plain = Episode("e", "t", "eval", 0, "g", 0, Ending.DONE, patch=b"diff", scores=(Score("patch_edits", 0.5),))
+    assert resolved(plain) is None and "resolved" not in outcomes([plain]) and outcomes([]) == {}
+    short = [attempt("a", 0, True), attempt("a", 1, True), attempt("a", 2, True), attempt("b", 0, False)]
+    assert outcomes(short)["pass@3"].value == 1.0, "b has too few attempts to say anything of three"
+
+
+def test_intervals_of_pass_at_k_hold_the_truth() -> None:
+    """Of tasks that are solved with probabilities of their own, each of 4 attempts by itself."""
+    rng = np.random.default_rng(0)
+    held, runs = 0, 150
+    truth = float(np.mean(1 - (1 - rng.beta(0.5, 1.5, 200_000)) ** 2))
+    for _ in range(runs):
+        rates = rng.beta(0.5, 1.5, 40)
+        rows = [attempt(f"t{at}", k, bool(rng.random() < rate)) for at, rate in enumerate(rates) for k in range(4)]
+        share = outcomes(rows)["pass@2"]
+        assert share.low is not None and share.high is not None
+        held += share.low <= truth <= share.high
+    assert 0.9 <= held / runs <= 1.0
+
+
+def test_tokens_are_those_that_the_engine_had_or_the_server_counted() -> None:
+    def span(size: int) -> TokenSpan:
+        return TokenSpan(tuple(range(size)), Origin.GIVEN)
+
+    def said(size: int) -> TokenSpan:
+        return TokenSpan(tuple(range(size)), Origin.POLICY, (0.0,) * size)
+
+    usage = {"prompt_tokens": 7, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    turns = (
+        Turn(0, None, span(10), said(2)),
+        Turn(1, 0, span(3), said(4)),
+        Turn(2, None, span(1), said(1), fork=Fork(1, tokens=11, messages=1)),
+        Turn(3, None, span(0), said(0), remote={"usage": usage}),
+    )
+    found = spent([Episode("e", "t", "eval", 0, "g", 0, Ending.VOID, turns=turns, timings={"total": 1.5})])
+    assert found == (4, 10 + 15 + 12 + 7, 4, 2 + 4 + 1 + 5, 1.5)
+    assert found.money(Prices(1, 10)) == pytest.approx((44 + 120) / 1e6)
+    assert found.money(Prices(1, 10, 0.5)) == pytest.approx((40 + 2 + 120) / 1e6)

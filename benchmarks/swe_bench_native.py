@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,23 +70,38 @@ async def verdict(backend: SandboxBackend, task: Task, patch: bytes) -> dict[str
 
 
 async def instances(given: argparse.Namespace, backend: SandboxBackend) -> None:
-    done = {each["id"] for each in lines(given.out)}
-    with given.out.open("a") as out:
-        for task in chosen(given):
-            if task.id in done or (given.repository and task.repository not in given.repository):
-                continue
-            about: dict[str, Any] = {"id": task.id, "repository": task.repository}
-            began = time.monotonic()
-            try:
-                await build(Specification.parse(task.environment))
-                about["built"] = round(time.monotonic() - began, 1)
-                about["gold"] = await verdict(backend, task, task.reference)
-                about["untouched"] = await verdict(backend, task, b"")
-            except CodeRepairError as error:
-                about["error"] = f"{type(error).__name__}: {error}"[:600]
-            out.write(json.dumps(about) + "\n")
-            out.flush()
-            print(json.dumps(about)[:200], flush=True)
+    wanted = [task for task in chosen(given) if not given.repository or task.repository in given.repository]
+    await hold_each(wanted, backend, given.out)
+
+
+async def hold_each(wanted: Iterable[Task], backend: SandboxBackend, path: Path, jobs: int = 1) -> None:
+    """Write to `path` of each task that is not there yet whether it holds: its reference and no patch, graded."""
+    done = {each["id"] for each in lines(path)}
+    turns = asyncio.Semaphore(jobs)
+
+    async def one(task: Task) -> None:
+        async with turns:
+            about = json.dumps(await hold(task, backend))
+        with path.open("a") as out:
+            out.write(about + "\n")
+        print(about[:200], flush=True)
+
+    await asyncio.gather(*(one(task) for task in wanted if task.id not in done))
+
+
+async def hold(task: Task, backend: SandboxBackend) -> dict[str, Any]:
+    """What becomes of the task's reference, and of no patch at all."""
+    about: dict[str, Any] = {"id": task.id, "repository": task.repository}
+    began = time.monotonic()
+    try:
+        made = await build(Specification.parse(task.environment))
+        about["built"] = round(time.monotonic() - began, 1)
+        about["left_out"] = made.left_out
+        about["gold"] = await verdict(backend, task, task.reference)
+        about["untouched"] = await verdict(backend, task, b"")
+    except CodeRepairError as error:
+        about["error"] = f"{type(error).__name__}: {error}"[:600]
+    return about
 
 
 async def predictions(given: argparse.Namespace, backend: SandboxBackend) -> None:
@@ -235,6 +250,10 @@ def table(given: argparse.Namespace) -> None:
     print("\n" + "\n".join(out))
 
 
+def held(given: argparse.Namespace) -> None:
+    print("\n".join(sorted(each["id"] for path in given.results for each in lines(path) if holds(each))))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("instances", "predictions", "table", "held", "offline", "inside"))
@@ -250,12 +269,8 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=10)
     parser.add_argument("--built", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.what == "table":
-        table(given)
-        return
-    if given.what == "held":
-        print("\n".join(sorted(each["id"] for path in given.results for each in lines(path) if holds(each))))
-        return
+    if given.what in ("table", "held"):
+        return {"table": table, "held": held}[given.what](given)
     if given.what == "offline":
         offline(given)
         return

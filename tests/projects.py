@@ -74,14 +74,17 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def wheel(folder: Path, name: str = "crrl_test_helper", version: str = "1.0", code: str = NEARLY) -> Path:
+def wheel(
+    folder: Path, name: str = "crrl_test_helper", version: str = "1.0", code: str = NEARLY, requires: str = ""
+) -> Path:
     """A wheel in `folder` of the package `name`, one module of `code`; by default what the tests of `SHOP` need and no
     index has."""
     folder.mkdir(exist_ok=True)
     about = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": code,
-        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+        + (f"Requires-Dist: {requires}\n" if requires else ""),
         f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{name}-{version}.data/scripts/crrl_tool.py": "#!python\n'A tool.'\n"
         "from __future__ import division\nprint(1 / 2)\n",

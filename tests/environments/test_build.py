@@ -131,6 +131,24 @@ async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_pa
         await build(Specification(workspace=after, python="", conda=there.model_copy(update={"workspace": ""})))
 
 
+async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_cannot_be_had(
+    cache: Path, tmp_path: Path, isolating: None
+) -> None:
+    wheel(cache / "wheels", version="2.0")
+    wheel(cache / "wheels", name="crrl_test_asking", requires="crrl-test-helper>=2")
+    frozen = ("crrl-test-nowhere==1.0", "crrl-test-helper==1.0", "crrl-test-nothing==0.0.0")
+    asked = Specification(
+        workspace=project(tmp_path / "plain", {"a.py": ""}),
+        python=system_python(),
+        frozen=frozen,
+        requirements=("crrl-test-asking",),
+    )
+    made = await build(asked)
+    assert (made.packages["crrl_test_helper"], made.packages["crrl_test_asking"]) == ("1.0", "1.0")
+    assert made.left_out == (frozen[0], frozen[2])
+    assert (await build(asked)) == made, "from the cache"
+
+
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:
     asked = Specification(workspace=project(tmp_path / "shop"), python=system_python())
     made = await build(asked)
@@ -211,13 +229,17 @@ async def test_what_cannot_be_had_is_named(cache: Path, tmp_path: Path, isolatin
 
 
 def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:
-    """One that lies in a home is copied with its shared library, and needs the original no more."""
+    """One that lies in a home is copied with its shared library, and needs the original no more; nor does what is
+    compiled for it."""
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     if own.is_relative_to("/usr"):
         pytest.skip("the Python of these tests is the distribution's")
     copy = _copied(own)
     assert copy.is_relative_to(cache)
-    code = "import json, ssl, sqlite3, sys; print(sys.base_prefix, open('/proc/self/maps').read())"
+    code = """if True:
+        import json, ssl, sqlite3, sys, sysconfig
+        print(sys.base_prefix, open('/proc/self/maps').read(), *sysconfig.get_config_vars("LIBDIR", "LDSHARED"))
+    """
     done = subprocess.run([copy, "-I", "-c", code], capture_output=True, text=True, check=True, env={})
     assert str(own.parent.parent) not in done.stdout
     assert os.access(copy, os.X_OK)

@@ -87,14 +87,19 @@ class Specification(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    workspace: str
-    """The project at the commit that its environment is built for, as `Task.workspace`."""
+    workspace: str = ""
+    """The project at the commit that its environment is built for, as `Task.workspace`; empty for packages alone, which
+    many tasks can share."""
     python: str
     """``MAJOR.MINOR``; empty: what its conda file asks for."""
     conda: CondaFile | None = None
     """What is installed together with its requirements."""
     requirements: tuple[str, ...] = ()
     """What is installed before the project, as pip takes it."""
+    frozen: tuple[str, ...] = ()
+    """Requirements as ``pip freeze`` prints them, each installed without its own: they hold whatever `requirements` and
+    the project ask for. A release that was withdrawn gives way to the next of its series; what cannot be had, as
+    packages of another system, is left out (`Environment.left_out`)."""
     files: tuple[str, ...] = ()
     """Requirement files of the project; the first that it has is installed, too."""
     extras: str = ""
@@ -136,6 +141,7 @@ class _Stripped(BaseModel):
     imports: str
     built: dict[str, Base64Bytes]
     packages: dict[str, str]
+    left_out: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +152,8 @@ class Environment:
     packages: dict[str, str]
     digest: str
     """SHA-256 over names, modes and contents of its files."""
+    left_out: tuple[str, ...]
+    """Requirements that could not be installed (`Specification.frozen`)."""
 
 
 async def build(specification: Specification) -> Environment:
@@ -188,7 +196,7 @@ async def _make(specification: Specification, partial: Path) -> None:
 
 def _built(folder: Path) -> Environment:
     about = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
-    return Environment(folder, about["packages"], about["digest"])
+    return Environment(folder, about["packages"], about["digest"], tuple(about.get("left_out", ())))
 
 
 async def _with_conda(specification: Specification) -> Specification:
@@ -219,10 +227,12 @@ async def _build(specification: Specification, python: Path, target: Path) -> di
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
     backend = sandboxes.make(choice.name, binds=shown, **options)
     index = own_index()
-    task = Task(f"environment/{target.stem}", "build", "python", specification.workspace, b"")
     try:
         with scratch("environment") as home:
             home.chmod(0o711)  # the guest's user passes through it to the socket
+            (home / "nothing").mkdir()
+            workspace = specification.workspace or f"dir:{home / 'nothing'}"
+            task = Task(f"environment/{target.stem}", "build", "python", workspace, b"")
             async with proxy(home / "index.sock", index_hosts(), index) as refused, backend.open(task) as box:
                 reached = await box.reach(str(home / "index.sock"))
                 env = {"HTTPS_PROXY": reached, "ALL_PROXY": reached, **settings_inside(index, reached)}
@@ -253,7 +263,7 @@ async def _install(
     elif spec.version:
         env["SETUPTOOLS_SCM_PRETEND_VERSION"] = spec.version
     argv = ["sh", "-c", _BUILD, "sh", str(uv), str(python), spec.before, spec.extras, ":".join(spec.files)]
-    argv += [install, *spec.requirements]
+    argv += [install, "\n".join(spec.frozen), *spec.requirements]
     built = await box.exec(argv, env=env, stdin="\n".join(spec.edits).encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not built.ok:
         raise _refused(spec, built, refused)
@@ -269,7 +279,7 @@ async def _install(
         place = target / BUILT / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
-    return {"imports": about.imports, "packages": about.packages}
+    return {"imports": about.imports, "packages": about.packages, "left_out": about.left_out}
 
 
 def _read(output: bytes, target: Path) -> _Stripped:
@@ -351,4 +361,4 @@ def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> Cod
     printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
         printed = f"no end within {_SECONDS:.0f} s; {printed}"
-    return explained(spec.workspace, printed, refused)
+    return explained(spec.workspace or "these packages", printed, refused)

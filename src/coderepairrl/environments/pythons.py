@@ -16,6 +16,7 @@ from pathlib import Path
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes.caches import environments_cache
 from coderepairrl.processes.installs import alone, check_reachable
+from coderepairrl.runs.storage import replace_file
 
 _DONE = ".complete"
 _LEFT_OUT = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "__pycache__", "tkinter")
@@ -77,6 +78,7 @@ def _copied(python: Path) -> Path:
             _relocate(target / "bin" / python.name, prefix)
             _require_running(target / "bin" / python.name, target)
             (target / _DONE).touch()
+        _relocate_settings(target, prefix)
     return target / "bin" / python.name
 
 
@@ -98,6 +100,16 @@ def _relocate(program: Path, prefix: Path) -> None:
     data = program.read_bytes()
     if data.startswith(_MAGIC) and old in data and len(new) <= len(old):
         program.write_bytes(data.replace(old + b"\0", new.ljust(len(old), b"\0") + b"\0"))
+
+
+def _relocate_settings(target: Path, prefix: Path) -> None:
+    """Let what is compiled for the copy at `target` be linked with its library instead of the one in `prefix`."""
+    for settings in target.glob("lib/python3.*/_sysconfigdata_*.py"):
+        text = settings.read_text(encoding="utf-8")
+        if f"{prefix}/" in text:
+            with replace_file(settings) as partial:
+                shutil.copy2(settings, partial)  # its mode
+                partial.write_text(text.replace(f"{prefix}/", f"{target}/"), encoding="utf-8")
 
 
 def _require_running(python: Path, prefix: Path) -> None:

@@ -3,12 +3,14 @@
 #
 # Arguments: the program uv, the interpreter, the date (YYYY-MM-DD) as of which packages are taken or nothing, the
 # extras of the project in brackets or nothing, its requirement files between colons, of which the first that there is
-# counts, the commands that install the project or nothing, then the requirements that are installed before that.
+# counts, the commands that install the project or nothing, a frozen list of requirements or nothing, then the
+# requirements that are installed after that and before the project.
 # Standard input: shell commands that edit the project before it is built.
 set -eu
-uv=$1 python=$2 before=$3 extras=$4 files=$5 commands=$6
-shift 6
+uv=$1 python=$2 before=$3 extras=$4 files=$5 commands=$6 frozen=$7
+shift 7
 export UV_CACHE_DIR=/tmp/uv-cache UV_NO_PROGRESS=1 UV_SYSTEM_CERTS=1 UV_PYTHON_DOWNLOADS=never
+export UV_HTTP_CONNECT_TIMEOUT=60 UV_HTTP_TIMEOUT=120 # other builds may keep the machine busy
 if [ -n "$before" ]; then export UV_EXCLUDE_NEWER="$before"; fi
 "$uv" venv --quiet --relocatable --python "$python" /tmp/env
 git ls-files -z >/tmp/project-files
@@ -24,9 +26,40 @@ for file in $files; do
     fi
 done
 unset IFS
+# Prints the lines of the file $2 that the text in $1 mentions.
+mentioned() {
+    awk 'NR == FNR { text = text " " tolower($0); next }
+        { name = tolower($0); gsub("_", "-", name); if (index(text, name)) print }' "$1" "$2"
+}
+# Installs the requirements in the file $1, without their own. Those that a refusal mentions are tried by themselves, or
+# half of all. One that cannot be had gives way to the next release of its series, if its own was withdrawn, or is left
+# out; but for a fault on the way to it.
+freeze() {
+    if install --no-deps --requirement "$1" 2>"$1.refusal"; then
+        cat "$1" >>/tmp/kept
+    elif ! grep -q 'No solution found\|Failed to build\|Failed to download and build' "$1.refusal" ||
+        grep -q 'Failed to fetch\|Request failed after\|timed out\|Hash mismatch\|error reading a body' "$1.refusal"; then
+        cat "$1.refusal" >&2
+        exit 1
+    elif [ "$(wc -l <"$1")" -eq 1 ]; then
+        (unset UV_EXCLUDE_NEWER && install --no-deps --resolution lowest "$(sed 's/==/~=/' "$1")" 2>/dev/null) ||
+            cat "$1" >>/tmp/left-out
+    else
+        mentioned "$1.refusal" "$1" >"$1.1"
+        if [ ! -s "$1.1" ] || cmp -s "$1" "$1.1"; then head -n "$(($(wc -l <"$1") / 2))" "$1" >"$1.1"; fi
+        grep -vxF -f "$1.1" "$1" >"$1.2" || : # none is left of a list that repeats itself
+        freeze "$1.1"
+        freeze "$1.2"
+    fi
+}
+if [ -n "$frozen" ]; then
+    printf '%s\n' "$frozen" >/tmp/frozen
+    freeze /tmp/frozen
+fi
 if [ $# -gt 0 ]; then install "$@"; fi
 if [ -z "$commands" ]; then
     if [ -f setup.py ] || [ -f pyproject.toml ]; then install ".$extras"; fi
+    if [ -f /tmp/kept ]; then install --no-deps --requirement /tmp/kept; fi
     exit
 fi
 # pip of those commands is uv's, with this environment, and without what makes an installation editable

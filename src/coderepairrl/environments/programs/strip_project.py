@@ -3,7 +3,7 @@
 Run by the environment's own interpreter (Python 3.6 or later) in the project's folder, with the path of the workspace
 as sandboxes see it. Prints a JSON object: ``imports``, the folder of the project that its modules are imported from;
 ``built``, files that only its build makes (``_version.py``), in base64 by their path in the project; ``packages``, the
-version of each installed package by its name.
+version of each installed package by its name; ``left_out``, requirements that could not be installed.
 """
 
 import base64
@@ -79,7 +79,9 @@ def forget(record, name):
 def main(workspace):
     """Strip the environment, and print what there is to know of it."""
     packages = Path(sysconfig.get_paths()["purelib"])
-    about = {"imports": "", "built": {}, "packages": {}}
+    left_out = Path("/tmp/left-out")
+    listed = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []
+    about = {"imports": "", "built": {}, "packages": {}, "left_out": listed}
     # as committed: what the build wrote beside it is not the project's
     known = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
     for name, version, record, here in records(packages):
@@ -96,8 +98,7 @@ def main(workspace):
             remove(packages, own)
         for name in ("direct_url.json", "uv_cache.json"):  # a path of this sandbox, times of this build
             forget(record, name)
-        path = packages / "workspace.pth"
-        path.write_text(str(Path(workspace, about["imports"])) + "\n", encoding="utf-8")
+    (packages / "workspace.pth").write_text(str(Path(workspace, about["imports"])) + "\n", encoding="utf-8")
     for script in Path(sys.executable).parent.iterdir():
         if script.is_file() and not script.is_symlink():
             mend(script)

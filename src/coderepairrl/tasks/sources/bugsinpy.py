@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from coderepairrl.tasks.benchmark import Repositories, patch_bytes
 from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.sources import bugsinpy_native
 from coderepairrl.types import Task
+
+NATIVE = frozenset((resources.files(__package__) / "bugsinpy_native.txt").read_text().split())
+"""Bugs whose tests fail in a native environment, and pass with the reference."""
 
 
 class BugsInPy(Repositories):
@@ -17,19 +24,35 @@ class BugsInPy(Repositories):
 
     `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``, ``run_test``). There are no issue
     texts; a prompt has the command of the failing tests. `clone` is that of `benchmark.Repositories`; commits of pandas
-    are published with 7 digits, which cannot be fetched, and keras-12 has no patch.
+    are published with 7 digits, which cannot be fetched, and keras-12 has no patch. `project` are the benchmark's names
+    of some projects, between commas; all if not given.
+
+    With `workspace` ``native`` a task has an environment that is built on this machine and the bug's own tests, which
+    come from the repaired commit; of those bugs where that reproduces the benchmark (`NATIVE`; with `all_native` of
+    every one whose project compiles nothing). They are read when the tasks are, and fetched the first time.
     """
 
     name = "bugsinpy"
 
-    def __init__(self, path: str = "", *, clone: str = "", split: str = "test") -> None:
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        clone: str = "",
+        split: str = "test",
+        workspace: Literal["git", "native"] = "git",
+        all_native: bool = False,
+        project: str | Sequence[str] = (),
+    ) -> None:
         super().__init__(path, split=split, workspace="git", clone=clone)
+        self.native, self.all_native = workspace == "native", all_native
+        self.projects = frozenset(project.split(",") if isinstance(project, str) else project) - {""}
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
         commands = "\n".join(row.names("run_test"))
         repository = row.text("repo")
-        return Task(
+        made = Task(
             id=row.text("instance_id"),
             prompt=f"A bug in {repository.partition('/')[2]} makes this fail, with tests that are not in the "
             f"repository yet:\n\n{commands}\n",
@@ -40,10 +63,22 @@ class BugsInPy(Repositories):
             licence=row.maybe("license_upstream"),
             repository=repository,
         )
+        if not self.native:
+            return made
+        url = self.clone.format(repository=repository)
+        environment = bugsinpy_native.environment(row, url)
+        return replace(made, environment=environment, checks=bugsinpy_native.checks(row, url))
 
     def _read(self) -> list[Row]:
         projects = self.path / "projects" if self.path is not None else None
-        return list(_checkout(projects)) if projects is not None and projects.is_dir() else super()._read()
+        rows = list(_checkout(projects)) if projects is not None and projects.is_dir() else super()._read()
+        return [row for row in rows if self._taken(row)]
+
+    def _taken(self, row: Row) -> bool:
+        id_ = row.text("instance_id")
+        if self.projects and id_.removeprefix("bugsinpy__").rpartition("-")[0] not in self.projects:
+            return False
+        return not self.native or (bugsinpy_native.specified(row) if self.all_native else id_ in NATIVE)
 
 
 def _checkout(projects: Path) -> Iterator[Row]:
@@ -75,4 +110,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8", "surrogateescape") if path.is_file() else ""
+    data = path.read_bytes() if path.is_file() else b""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # lists that PowerShell wrote
+        data = data.decode("utf-16").encode()
+    return data.decode("utf-8", "surrogateescape")

@@ -370,7 +370,8 @@ class Command:
     """A check: `argv` run in the workspace, for at most `timeout` seconds.
 
     `results` is the format of its reports on single tests: ``pytest``, ``unittest``, ``junit``, ``cargo``, ``go``,
-    ``node``, ``harbor``, or ``swebench:PARSER`` (docs/guides/tasks.md). Without it the exit code decides: 0 passes.
+    ``node``, ``harbor``, or the rules of a benchmark, ``NAME:ARGUMENT`` (docs/guides/tasks.md). Without it the exit
+    code decides: 0 passes.
     `test_timeout` are the seconds that one test may take where pytest or unittest is asked: one that takes longer has
     failed, and the others still run. 0 is half of the time that is left, so that some is left for the others.
 
@@ -401,6 +402,8 @@ class Checks:
     """Tests that fail on the bug and pass on the repair."""
     pass_to_pass: tuple[str, ...] = ()
     """Tests that pass on both."""
+    workspace: str = ""
+    """Where they run, if not in a fresh workspace of the task: the image with tests that agents must not see."""
 
     @property
     def named(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import pytest
 
 from coderepairrl import grading, sandbox
 from coderepairrl.errors import GraderFault
-from coderepairrl.grading import Outcome, harness, programs
+from coderepairrl.grading import Outcome, harness, packages, programs
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Checks, Command, Task
 
@@ -84,7 +84,7 @@ def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
     asked = [{**case, **about, "log": log} for case, log in zip(cases, logs, strict=True)]
 
     def answers(program: str, lines: list[dict[str, object]]) -> list[str]:
-        command = [str(harness.install() / "bin/python"), "-I", "-c", program]
+        command = [str(packages.SWEBENCH.install() / "bin/python"), "-I", "-c", program]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout.splitlines()
 
@@ -127,7 +127,7 @@ async def test_patches_apply_as_leniently_as_there(task: Task, patch: bytes, pro
     """By the harness's own attempts: a line of context that differs is forgiven, a file that is not there is not."""
     backend = sandbox.make(sandbox.choose().name)
     async with backend.open(task) as box:
-        refused = await harness.apply(box, patch)
+        refused = await harness.apply(box, patch, harness.RULES["swebench"])
         assert problem in refused and bool(problem) == bool(refused)
         assert (b"thirteen" in await box.read("a.txt")) is not bool(problem)
     backend.close()
@@ -162,10 +162,10 @@ async def test_preparing_installs_the_harness_without_which_nothing_is_judged(
 ) -> None:
     """A harness that is not there is a fault of the grader, never a zero and not the end of a run."""
     await prepare([task])
-    assert (harness.install() / "bin/python").exists()
+    assert (packages.SWEBENCH.install() / "bin/python").exists()
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path / "empty"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(GraderFault, match="harness of SWE-bench is not there") as caught:
+    with pytest.raises(GraderFault, match="package that judges for swebench is not there") as caught:
         harness.report("PASSED t.py::a\n", RESULTS, task.checks)
     assert "crrl data prepare" in caught.value.fix

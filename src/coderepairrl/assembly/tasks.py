@@ -119,5 +119,7 @@ def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterat
             yield error
         try:
             check_workspace(task.workspace, check_image)
+            if task.checks.workspace:
+                check_workspace(task.checks.workspace, check_image)
         except TaskError as error:
             yield TaskError(f"task {task.id}: {error}", fix=error.fix)

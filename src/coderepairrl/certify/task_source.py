@@ -84,7 +84,7 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
 
 
 async def _graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
-    async with backend.open(task) as fresh:
+    async with backend.open(grading.judged_in(task)) as fresh:
         return await (grading.grade(fresh, task, patch) if patch else grading.judge(fresh, task.checks))
 
 

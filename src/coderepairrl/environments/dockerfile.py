@@ -5,7 +5,10 @@ Understood are ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files bes
 ``WORKDIR``, ``ENV``, ``ARG`` and ``USER``; ``CMD``, ``ENTRYPOINT`` and what only describes an image are left out, since
 sandboxes start commands of their own. Commands run in the image's own files, in a sandbox (`commands`). The
 distribution's packages are refused by name: their tools take several owners and a network. Owners (``--chown``) have no
-meaning here: inside, one user owns everything.
+meaning here: inside, one user owns everything. ``RUN rm -rf`` of whole paths takes no sandbox.
+
+One more instruction is ours: ``PATCH FILE`` applies a patch beside the Dockerfile to the working folder when all else is
+there, and makes that the only commit of its repository, so that nobody finds in it what the patch undid.
 
 Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
 """
@@ -47,6 +50,7 @@ _FOLDERS = {
 """What every image has."""
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
 _MKDIR = re.compile(r"mkdir\s+(?:-p\s+)?(?P<folders>[^;&|<>$`*?\\]+)")
+_REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")
 _THEN = 946_684_800
 """2000-01-01, in seconds since 1970: when copied files were written, for all that is known of them here."""
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
@@ -88,12 +92,14 @@ def find(
         "config": settings,
         "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in bench.found.layers]},
     }
+    if recipe.patches:  # they are no layer, and make another image
+        made["patches"] = [digest_of(patch) for patch in recipe.patches]
     digest = digest_of(json.dumps(made, sort_keys=True).encode())
     if reference.digest not in ("", digest):
         raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{state}@{digest}"
     about = {"name": where, "id": digest.removeprefix("sha256:"), "pinned": pinned, "digests": {"asked": digest}}
-    return replace(bench.found, **about, config=made)
+    return replace(bench.found, **about, config=made, patches=tuple(recipe.patches))
 
 
 def base_of(folder: Path) -> str:
@@ -118,6 +124,8 @@ class Recipe:
     base: str = field(init=False)
     parts: list[dict[str, _Entry] | Running] = field(init=False, default_factory=list)
     """What goes on top of the base, in this order: files by their path from the root, and commands."""
+    patches: list[bytes] = field(init=False, default_factory=list)
+    """Of the working folder, in their order."""
 
     def __post_init__(self) -> None:
         if (self.folder / ".dockerignore").exists():
@@ -144,7 +152,7 @@ class Recipe:
 
     def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Fill `parts` on top of an image with these `settings` (``Env``, ``WorkingDir``, ``User``); the new ones."""
-        self.parts = []
+        self.parts, self.patches = [], []
         self._shell: tuple[str, ...] = _SHELL
         self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
         self._env.setdefault("PATH", PATH)
@@ -200,6 +208,10 @@ class Recipe:
             for name in folders:
                 self._made(self._inside(name))
             return
+        if self._shell == _SHELL and (match := _REMOVE.fullmatch(rest.strip())):
+            for path in match["paths"].split():
+                self._remove(self._inside(path))
+            return
         network, command = True, rest
         while option := _OPTION.match(command):
             name, value = option.groups()
@@ -217,6 +229,15 @@ class Recipe:
         env = tuple(sorted((self._arguments | self._env).items()))
         where = f"{self.folder / NAME}, line {line}"
         self.parts.append(Running(argv, env, self._workdir, self._user, network, where))
+
+    def _remove(self, where: str) -> None:
+        for each in [each for each in self._entries if f"{each}/".startswith(f"{where}/")]:
+            del self._entries[each]
+        folder, _, name = where.rpartition("/")
+        self._entries[f"{folder}/{layers.HIDDEN}{name}"] = _Entry(b"")
+
+    def _patch(self, line: int, rest: str) -> None:
+        self.patches += [path.read_bytes() for path in self._matching(line, rest)]
 
     @property
     def _entries(self) -> dict[str, _Entry]:
@@ -352,6 +373,7 @@ _STEPS: dict[str, Any] = {
     "ADD": Recipe._add,
     "RUN": Recipe._run,
     "SHELL": Recipe._choose,
+    "PATCH": Recipe._patch,
 }
 
 

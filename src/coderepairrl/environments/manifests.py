@@ -46,6 +46,8 @@ class Found:
     layers: tuple[Layer, ...]
     open: Callable[[Layer], AbstractContextManager[IO[bytes]]]
     """The blob of a layer, whose digest `Layer.blob` nobody has checked."""
+    patches: tuple[bytes, ...] = ()
+    """Of the working folder, to be applied once the layers are there: then its repository begins anew."""
 
 
 class Reference(NamedTuple):

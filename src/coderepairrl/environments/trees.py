@@ -32,12 +32,12 @@ from coderepairrl.environments import history, layers
 from coderepairrl.environments.fetch import Say, check_room
 from coderepairrl.environments.manifests import Found, Layer
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.processes.hostgit import bare, git
+from coderepairrl.processes.hostgit import bare, git, reason
 from coderepairrl.sandbox import inside
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import MOUNTED, Image, store
-from coderepairrl.sandbox.workspace import blob_id, commit_stream
+from coderepairrl.sandbox.workspace import blob_id, commit_stream, decoy
 
 GROWTH = 3
 """How many times as large as compressed a layer is: 2.2 to 2.9 for images of Debian with Python, conda included."""
@@ -276,10 +276,14 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     about = found.config.get("config") or {}
     where = _working_folder(found, tree, about)
     work = folder(partial / "work")
+    if found.patches:
+        _patch(found, tree / where, work, user)
     reduced = history.reduce(tree, where, work, user)
     shutil.rmtree(work)
     (partial / "layers.py").unlink()
     base, manifest, size = _commit(tree / where, partial / "git")
+    if found.patches:
+        _begin(tree / where, partial / "git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
     who, group, home = user_of(tree, str(about.get("User") or ""), found.name)
     env = dict(pair.partition("=")[::2] for pair in about.get("Env") or ())
@@ -294,6 +298,30 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     unfinished.chmod(0o644)
     unfinished.rename(partial / "image.json")
     return image
+
+
+def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
+    """Apply the patches of `found` to its working folder, and remove its repository, which shows what they undo."""
+    own = place / ".git"
+    if own.is_dir() and not own.is_symlink():
+        shutil.rmtree(own)
+    else:
+        own.unlink(missing_ok=True)
+    home = bare(work / "patching")
+    for patch in found.patches:
+        try:
+            git("apply", "--whitespace=nowarn", "-", folder=home, tree=place, stdin=patch, prefix=command_as(user, []))
+        except subprocess.CalledProcessError as error:
+            raise TaskError(f"image {found.name}: its patch does not apply: {reason(error)}") from error
+
+
+def _begin(place: Path, source: Path) -> None:
+    """Make the one commit of `source` that of a repository in the working folder, which belongs to whom it belongs."""
+    decoy(place, source)
+    about = place.stat()
+    for path in (place / ".git", *(place / ".git").rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        os.chown(path, about.st_uid, about.st_gid)
 
 
 def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:

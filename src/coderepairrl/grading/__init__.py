@@ -1,24 +1,27 @@
 """Judging a patch by the task's checks in a fresh sandbox.
 
 `checks` applies, restores and runs; `reports` reads what test runners say of single tests; `witness` sees to it that a
-run in Python cannot end early and be taken for one that passed; `harness` asks a benchmark's own harness instead.
+run in Python cannot end early and be taken for one that passed; `harness` judges by a
+benchmark's own rules instead.
 """
 
-from coderepairrl.grading.checks import Verdict, apply, grade, judge, reported
-from coderepairrl.grading.harness import PREFIX as HARNESS
+from coderepairrl.grading.checks import Verdict, apply, grade, judge, judged_in, reported
+from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
 from coderepairrl.grading.witness import results_of
 
 __all__ = [
-    "HARNESS",
     "RESULTS",
+    "RULES",
     "Outcome",
     "Outcomes",
     "Verdict",
     "apply",
     "grade",
     "judge",
+    "judged_in",
     "lacking",
     "reported",
     "results_of",
+    "rules_of",
 ]

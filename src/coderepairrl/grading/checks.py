@@ -6,7 +6,6 @@ Faults of the sandbox are raised as `SandboxFault`; everything else is a verdict
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
@@ -52,9 +51,6 @@ _LACKING = re.compile(
 )
 """In the last words of a check that may never have begun. A hint only: the control decides (`rewards.tests`)."""
 _LAST = 2_000
-RESULT_FILES = "{results}"
-"""In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
-_READ = 'if [ -d "$0" ]; then find "$0" -type f -name "*.xml" -exec cat {} +; else cat "$0"; fi; rm -rf "$0"'
 
 
 class Verdict(NamedTuple):
@@ -66,12 +62,19 @@ class Verdict(NamedTuple):
     """Nothing shows that the failed check ever began, so that the cause may be the sandbox and not the patch."""
 
 
+def judged_in(task: Task) -> Task:
+    """`task` in the workspace that its checks run in: what to open a sandbox of for `grade` and `judge`."""
+    return replace(task, workspace=task.checks.workspace) if task.checks.workspace else task
+
+
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
     """Apply `patch` in a fresh sandbox of `task`, restore the checks' files, run the checks. Raises `SandboxFault`."""
-    if harness.judges(task.checks):
-        refused = await harness.apply(sandbox, patch)
+    rules = harness.judged_by(task.checks)
+    if rules is not None and rules.apply:
+        refused = await harness.apply(sandbox, patch, rules)
         return Verdict(refused) if refused else await judge(sandbox, task.checks)
     without = left_out(task.reference, task.checks, sandbox.workdir)
+    without += rules.left_out if rules is not None else ()
     without += await _shadowing(sandbox, patch, without, task)
     refused = await apply(sandbox, patch, without)
     return Verdict(refused) if refused else await judge(sandbox, task.checks)
@@ -151,7 +154,7 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
     outcomes: Outcomes = {}
     silent = ""
     for command in checks.commands:
-        if command.results.startswith(harness.PREFIX):
+        if harness.rules_of(command.results) is not None:
             return await _by_harness(sandbox, command, checks)
         ran = await _run(sandbox, command, checks)
         outcomes = worst(outcomes.items(), ran.outcomes.items())
@@ -167,14 +170,15 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
 
 
 async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Verdict:
-    """The verdict of the benchmark's own harness on a command."""
+    """The verdict of the benchmark's own rules on a command."""
     report, late = await harness.run(sandbox, command, checks)
     if report.resolved:
         return Verdict("", report.outcomes)
     if late:
         return Verdict(f"check failed (no end within {command.timeout:g} s): {' '.join(command.argv)}", report.outcomes)
     names = "; ".join(report.failed[:_NAMED])
-    problem = f"{len(report.failed)} of {len(checks.named)} tests did not pass: {names}"
+    whole = len(checks.named) or len(report.outcomes)
+    problem = f"{len(report.failed)} of {whole} tests did not end as they should: {names}"
     silent = "" if report.found else "no test reported a result; "
     silent += f"the harness broke ({report.broken}); " if report.broken else ""
     return Verdict(silent + problem, report.outcomes, doubtful=not report.found)
@@ -237,14 +241,14 @@ async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[
         result = await _exec(sandbox, command, watched, facts)
         report = witness.parse(result.output, word)
         return replace(result, output=witness.before(result.output, word)), report
-    path = f"/tmp/crrl-{secrets.token_hex(16)}"
-    argv, stdin = [word.replace(RESULT_FILES, path) for word in command.argv], b""
+    path = harness.drawn_path()
+    argv, stdin = [word.replace(harness.RESULT_FILES, path) for word in command.argv], b""
     if command.results == "node":
         argv, stdin = witness.node(argv, sandbox.workdir, checks)
     result = await _exec(sandbox, command, argv, stdin)
     text = result.output
-    if any(RESULT_FILES in word for word in command.argv):
-        text = (await sandbox.exec(["sh", "-c", _READ, path], max_bytes=_LOG_BYTES)).output
+    if any(harness.RESULT_FILES in word for word in command.argv):
+        text = (await sandbox.exec(["sh", "-c", harness.READ, path], max_bytes=_LOG_BYTES)).output
     return result, witness.Report(result.ok, PARSERS[command.results](text.decode("utf-8", "replace")))
 
 

@@ -1,81 +1,104 @@
-"""The verdict of a benchmark's own harness: its parsers read the log of a task's tests, its rules decide.
+"""Judging as a benchmark itself does: a patch applied in its way, its tests run by its script, its rules on the log.
 
-A `Command` whose `results` is ``swebench:PARSER`` is judged so, by the parser that a row of the benchmark names; what
-else some parsers ask for follows like a query (``swebench:parse_log_jest?eval_type=fail_only&version=3.0``). Verdicts
-equal published ones, and are no stricter than they are: tests whose names were cut in the published lists pass by
-prefix, a skipped test of PASS_TO_PASS is no regression, and a log that prints ``PASSED`` lines is believed. Rewards
-that are trained on should ask pytest itself (``results = "pytest"``).
-
-Source: swebench (MIT licence), the version that is pinned here, in an environment of its own.
+A `Command` whose `results` is ``NAME:ARGUMENT``, NAME being one of `RULES`, is judged so. The rules are `rules` of ours
+that read what a benchmark's tests leave, or `packages` of theirs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-from pathlib import Path
-from typing import Any, NamedTuple
-from urllib.parse import parse_qsl
+import re
+import secrets
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from coderepairrl.errors import GraderFault, PrerequisiteError, SandboxFault
-from coderepairrl.grading import programs
-from coderepairrl.grading.reports import Outcome, Outcomes
-from coderepairrl.processes.installs import tool
+from coderepairrl.errors import SandboxFault
+from coderepairrl.grading import packages, rules
+from coderepairrl.grading.packages import Package
+from coderepairrl.grading.rules import Report
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command
 
-PREFIX = "swebench:"
-PACKAGES = ("swebench==5.0.2", "unidiff==0.7.5")
-_APPLY = (
+_SWEBENCH = (
     "git apply --verbose",
     "git apply --verbose --3way",
     "git apply --verbose --reject",
     "patch --batch --forward --fuzz=5 -p1 -i",
 )
-"""The harness's attempts at a patch, in its order; after each that fails the tree is put back."""
+"""SWE-bench's attempts at a patch, in its order; after each that fails the tree is put back."""
+_SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
 _RESET = "git checkout -- . ; git clean -fd"
-_TRY = f"""
-patch=$(mktemp) && cat >"$patch" || exit 2
-{"".join(f'{command} "$patch" && exit 0; {_RESET}; ' for command in _APPLY)}
-git apply --check --reverse "$patch" && exit 0
-exit 1
-"""
+FIX_PATCH = "/home/fix.patch"
+"""Where Multi-SWE-bench's scripts find the patch, which they apply together with that of the tests."""
 _APPLY_SECONDS = 120.0
 _LOG_BYTES = 64 << 20
-_REPORT_SECONDS = 120.0
-_SHOWN = 200
-_DEFAULTS = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
-_PASSED = {"PASSED", "XFAIL"}
+_TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
+_BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
+RESULT_FILES = "{results}"
+"""In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
+READ = 'if [ -d "$0" ]; then find "$0" -type f -name "*.xml" -exec cat {} +; else cat "$0"; fi; rm -rf "$0"'
+"""Prints the result files at a path."""
 
 
-class Report(NamedTuple):
-    """What the harness makes of a log: whether it has results, whether the instance is resolved, which tests failed."""
+class Rules(NamedTuple):
+    """How a benchmark judges: what decides, and how patches are applied."""
 
-    found: bool
-    resolved: bool
-    failed: list[str]
-    outcomes: Outcomes
-    broken: str = ""
-    """How the harness itself ended without a verdict. A log can bring that about, and so can a wrong name of a parser:
-    as with a log without results, the control decides whose doing it is."""
-
-
-def install() -> Path:
-    """The environment of the harness, from the cache or made now. Raises `PrerequisiteError`."""
-    return tool("swebench", PACKAGES)
+    judge: Callable[[str, str, Checks], Report]
+    apply: str = ""
+    """A script that applies the patch in its standard input: exit code 1 where it does not apply. Without one, patches
+    are applied as for other checks, but for files that match `left_out`."""
+    left_out: tuple[str, ...] = ()
+    binary: bool = True
+    """Whether changes of binary files are applied, too."""
 
 
-def judges(checks: Checks) -> bool:
-    """Whether the harness judges these checks."""
-    return any(command.results.startswith(PREFIX) for command in checks.commands)
+def _attempts(commands: Iterable[str], last: str) -> str:
+    tries = "".join(f'{command} "$patch" && exit 0; {_RESET}; ' for command in commands)
+    return f'patch=$(mktemp) && cat >"$patch" || exit 2\n{tries}\n{last}'
 
 
-async def apply(sandbox: Sandbox, patch: bytes) -> str:
-    """Apply `patch` as the harness does, leniently; why that is impossible, or nothing. Raises `SandboxFault`."""
+RULES = {
+    "swebench": Rules(
+        packages.SWEBENCH, _attempts(_SWEBENCH, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n')
+    ),
+    "multi_swe_bench": Rules(packages.MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
+    "swe_smith": Rules(packages.SWE_SMITH, _attempts(_SWE_SMITH, "exit 1")),
+    "swe_bench_pro": Rules(rules.swe_bench_pro, "git apply -v - || exit 1", binary=False),
+    "r2e_gym": Rules(rules.r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
+    "defects4j": Rules(
+        rules.defects4j, left_out=(*_TEST_FOLDERS, ".defects4j.config", "defects4j.build.properties", "failing_tests")
+    ),
+    "gitbug_java": Rules(rules.gitbug_java, left_out=_TEST_FOLDERS),
+}
+"""By name."""
+
+
+def rules_of(results: str) -> Rules | None:
+    """The rules that `Command.results` names, if it names any."""
+    name, colon, _ = results.partition(":")
+    return RULES.get(name) if colon else None
+
+
+def judged_by(checks: Checks) -> Rules | None:
+    """The rules that judge these checks, if a benchmark does."""
+    return next(filter(None, (rules_of(command.results) for command in checks.commands)), None)
+
+
+def install(some: Iterable[Checks]) -> None:
+    """Install the packages that judge these checks. Raises `PrerequisiteError`."""
+    judges = {found.judge for found in map(judged_by, some) if found is not None}
+    for package in (judge for judge in judges if isinstance(judge, Package)):
+        package.install()
+
+
+async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
+    """Apply `patch` as the benchmark does; why that is impossible, or nothing. Raises `SandboxFault`."""
     if not patch.strip():
         return ""
-    done = await sandbox.exec(["bash", "-c", _TRY], stdin=patch, timeout=_APPLY_SECONDS)
+    if not chosen.binary:
+        parts = re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE)
+        patch = b"".join(part for part in parts if not _BINARY.search(part))
+    done = await sandbox.exec(["bash", "-c", chosen.apply], stdin=patch, timeout=_APPLY_SECONDS)
     if done.timed_out:  # a patch can be made to take long
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
@@ -85,51 +108,27 @@ async def apply(sandbox: Sandbox, patch: bytes) -> str:
 
 
 async def run(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[Report, bool]:
-    """Run `command` and let the harness judge its log; and whether it ran out of time.
+    """Run `command` and let the benchmark judge its log; and whether it ran out of time.
 
-    Raises `SandboxFault`, and `GraderFault` where the harness is not installed and cannot be.
+    Raises `SandboxFault`, and `GraderFault` where what judges is not installed and cannot be.
     """
-    result = await sandbox.exec(command.argv, timeout=command.timeout, max_bytes=_LOG_BYTES)
+    path = drawn_path()
+    argv = [word.replace(RESULT_FILES, path) for word in command.argv]
+    result = await sandbox.exec(argv, timeout=command.timeout, max_bytes=_LOG_BYTES)
     if result.timed_out:
         return Report(False, False, list(checks.named), {}), True
-    log = result.output.decode("utf-8", "replace")
-    return await asyncio.to_thread(report, log, command.results, checks), False
+    output = result.output
+    if any(RESULT_FILES in word for word in command.argv):
+        output = (await sandbox.exec(["sh", "-c", READ, path], max_bytes=_LOG_BYTES)).output
+    return await asyncio.to_thread(report, output.decode("utf-8", "replace"), command.results, checks), False
+
+
+def drawn_path() -> str:
+    """For `RESULT_FILES`."""
+    return f"/tmp/crrl-{secrets.token_hex(16)}"
 
 
 def report(log: str, results: str, checks: Checks) -> Report:
-    """The harness's verdict on `log`: the output of a script with the harness's marks, or of the test command alone.
-
-    Raises `GraderFault` where the harness is not installed and cannot be.
-    """
-    parser, _, more = results.removeprefix(PREFIX).partition("?")
-    asked: dict[str, Any] = {"log": log, "parser": parser, **_DEFAULTS, **dict(parse_qsl(more))}
-    asked |= {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}
-    try:
-        inside = install() / "bin/python"
-    except PrerequisiteError as error:
-        raise GraderFault(
-            f"the harness of SWE-bench is not there: {error}",
-            fix="prepare the tasks on a machine with a network (crrl data prepare)",
-        ) from error
-    try:
-        done = subprocess.run(
-            [str(inside), "-I", "-c", programs.SWEBENCH_REPORT],
-            input=json.dumps(asked).encode(),
-            capture_output=True,
-            timeout=_REPORT_SECONDS,
-            check=True,
-        )
-    except subprocess.TimeoutExpired:
-        return Report(False, False, list(checks.named), {}, f"no end within {_REPORT_SECONDS:g} s")
-    except subprocess.CalledProcessError as error:
-        last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return Report(False, False, list(checks.named), {}, last[:_SHOWN] or f"exit code {error.returncode}")
-    found = json.loads(done.stdout)
-    outcomes = {name: _outcome(status) for name, status in found["statuses"].items()}
-    return Report(found["found"], found["resolved"], found["failed"], outcomes)
-
-
-def _outcome(status: str) -> Outcome:
-    if status in _PASSED:
-        return Outcome.PASSED
-    return Outcome.SKIPPED if status == "SKIPPED" else Outcome.FAILED
+    """The benchmark's verdict on `log`. Raises `GraderFault` where what judges is not installed and cannot be."""
+    name, _, argument = results.partition(":")
+    return RULES[name].judge(log, argument, checks)

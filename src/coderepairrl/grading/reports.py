@@ -86,10 +86,17 @@ def _lines(text: str) -> Iterator[str]:
 
 def junit(text: str) -> Outcomes:
     """JUnit XML, several documents one after another included. A test is ``classname.name``, or its name alone."""
-    return worst(*(_junit(part) for part in re.split(r"(?=<\?xml\s)", text) if part.strip()))
+    return worst((f"{within}.{name}" if within else name, outcome) for within, name, outcome in junit_cases(text))
 
 
-def _junit(text: str) -> _Found:
+def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
+    """Class, name and outcome of every test case, those that occur more than once included."""
+    for part in re.split(r"(?=<\?xml\s)", text):
+        if part.strip():
+            yield from _junit(part)
+
+
+def _junit(text: str) -> Iterator[tuple[str, str, Outcome]]:
     if "<!DOCTYPE" in text or "<!ENTITY" in text:  # no runner writes them, and entities may grow without bound
         return
     try:
@@ -101,7 +108,7 @@ def _junit(text: str) -> _Found:
                 outcome = Outcome.FAILED
             elif case.find("skipped") is not None:
                 outcome = Outcome.SKIPPED
-            yield (f"{within}.{name}" if within else name), outcome
+            yield within, name, outcome
     except ElementTree.ParseError:  # cut off by a time limit, or no XML: its tests are missing
         return
 

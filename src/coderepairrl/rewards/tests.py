@@ -72,7 +72,7 @@ class TestsReward(Reward):
         async with self._busy[key]:  # of attempts that end alike at once, the first runs the tests
             if key in self._known:
                 return self._known[key]
-            async with sandbox.open(task) as fresh:
+            async with sandbox.open(grading.judged_in(task)) as fresh:
                 verdict = await grading.grade(fresh, task, patch)
             if verdict.doubtful:
                 await self._control(task, sandbox, verdict if patch == task.reference else None)
@@ -96,7 +96,7 @@ class _Control:
             if key in self._able:
                 return
             if known is None:
-                async with sandbox.open(task) as fresh:
+                async with sandbox.open(grading.judged_in(task)) as fresh:
                     known = await self._ask(task, fresh)
             if known.doubtful:
                 on = "its reference" if task.reference.strip() else "the untouched repository"

@@ -229,7 +229,7 @@ def prepare(
             target.chmod(0o755 if mode == "100755" else 0o644)
     git("fast-import", "--quiet", folder=prepared_git, stdin=commit_stream("refs/heads/main", entries))
     base = (prepared_git / "refs" / "heads" / "main").read_text().strip()
-    _decoy(tree, prepared_git)
+    decoy(tree, prepared_git)
     bare(root / "attempts")
     hand_over(root, owner)
     manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
@@ -265,7 +265,8 @@ def blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-def _decoy(tree: Path, source: Path) -> None:
+def decoy(tree: Path, source: Path) -> None:
+    """Make a repository in `tree` with the one commit of `source`."""
     decoy = bare(tree / ".git")
     (decoy / "config").write_text(_DECOY_CONFIG)
     shutil.copy(source / "refs" / "heads" / "main", decoy / "refs" / "heads" / "main")

@@ -23,7 +23,7 @@ from pydantic import (
 
 from coderepairrl.environments import KIND, Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import HARNESS, RESULTS, results_of
+from coderepairrl.grading import RESULTS, RULES, results_of, rules_of
 from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import nearest
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
@@ -62,8 +62,9 @@ class _Command(_Record):
     @field_validator("results")
     @classmethod
     def _known(cls, results: str | None) -> str | None:
-        if results and results not in RESULTS and not results.startswith(HARNESS):
-            raise ValueError(f"{results!r} is no format of results: {', '.join(RESULTS)}, {HARNESS}PARSER")
+        if results and results not in RESULTS and rules_of(results) is None:
+            rules = ", ".join(f"{name}:..." for name in RULES)
+            raise ValueError(f"{results!r} is no format of results: {', '.join(RESULTS)}, {rules}")
         return results
 
 
@@ -76,6 +77,7 @@ class _Checks(_Record):
     restore: dict[str, str] = {}
     fail_to_pass: list[str] = []
     pass_to_pass: list[str] = []
+    workspace: _Word = ""
 
     @field_validator("restore")
     @classmethod
@@ -196,9 +198,6 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
 
 def _line(task: Task, home: Path) -> _Task:
     """The line of `task` in a file of the folder `home`."""
-    workspace = task.workspace
-    if workspace.startswith("dir:") and Path(workspace[4:]).is_relative_to(home):
-        workspace = f"dir:{Path(workspace[4:]).relative_to(home)}"
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
         reference = armour(task.reference)  # a string of one line would be read as the name of a file
@@ -219,9 +218,17 @@ def _line(task: Task, home: Path) -> _Task:
         restore=restore,
         fail_to_pass=list(task.checks.fail_to_pass),
         pass_to_pass=list(task.checks.pass_to_pass),
+        workspace=_relative(task.checks.workspace, home),
     )
     plain = {name: getattr(task, name) for name in _PLAIN}
-    return _Task(workspace=workspace, reference=reference, checks=checks, **plain)
+    return _Task(workspace=_relative(task.workspace, home), reference=reference, checks=checks, **plain)
+
+
+def _relative(workspace: str, home: Path) -> str:
+    """As it is written in a file of the folder `home`."""
+    if workspace.startswith("dir:") and Path(workspace[4:]).is_relative_to(home):
+        return f"dir:{Path(workspace[4:]).relative_to(home)}"
+    return workspace
 
 
 def _read(path: Path) -> Iterator[Task]:
@@ -294,7 +301,33 @@ def _explain(error: ValidationError, where: str) -> TaskError:
 
 def _task(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
-    workspace = record.workspace
+    given = record.checks
+    commands = tuple(_command(each) for each in given.commands)
+    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}
+    if restore and not commands:
+        raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
+    named = given.fail_to_pass or given.pass_to_pass
+    if named and not any(command.results for command in commands):
+        raise TaskError(
+            f"{where}: checks.fail_to_pass without a command that says which tests passed",
+            fix=f'give the command its "results": {", ".join(RESULTS)}',
+        )
+    return Task(
+        workspace=_workspace(record.workspace, home, where),
+        reference=_reference(record.reference, home, where),
+        checks=Checks(
+            commands,
+            restore,
+            tuple(given.fail_to_pass),
+            tuple(given.pass_to_pass),
+            _workspace(given.workspace, home, where),
+        ),
+        **{name: getattr(record, name) for name in _PLAIN},
+    )
+
+
+def _workspace(workspace: str, home: Path, where: str) -> str:
+    """A workspace as a file of the folder `home` has it, with whole paths, and digests of images that are ready."""
     if workspace.startswith("dir:"):
         try:
             folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
@@ -310,23 +343,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
         workspace = f"{local[0]}{os.path.normpath(home / workspace[local.end() :])}"
     if workspace.startswith("image:"):
         workspace = f"image:{pinned(workspace.removeprefix('image:'))}"
-    given = record.checks
-    commands = tuple(_command(each) for each in given.commands)
-    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}
-    if restore and not commands:
-        raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
-    named = given.fail_to_pass or given.pass_to_pass
-    if named and not any(command.results for command in commands):
-        raise TaskError(
-            f"{where}: checks.fail_to_pass without a command that says which tests passed",
-            fix=f'give the command its "results": {", ".join(RESULTS)}',
-        )
-    return Task(
-        workspace=workspace,
-        reference=_reference(record.reference, home, where),
-        checks=Checks(commands, restore, tuple(given.fail_to_pass), tuple(given.pass_to_pass)),
-        **{name: getattr(record, name) for name in _PLAIN},
-    )
+    return workspace
 
 
 def _command(given: _Command) -> Command:

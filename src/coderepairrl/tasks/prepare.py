@@ -28,7 +28,7 @@ async def prepare(
     tasks: Iterable[Task], *, images: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> Prerequisites:
     """Fetch the commits and images of `tasks` and build their environments, `jobs` at a time; what is there is kept.
-    The harness that judges them is installed, too.
+    The packages that judge them are installed, too.
 
     `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. All is tried;
     raises what cannot be had together, as a `CodeRepairError`.
@@ -48,8 +48,7 @@ async def prepare(
     except CodeRepairError as error:
         problems.append(error)
     try:
-        if any(harness.judges(task.checks) for task in wanted):
-            await asyncio.to_thread(harness.install)
+        await asyncio.to_thread(harness.install, [task.checks for task in wanted])
     except CodeRepairError as error:
         problems.append(error)
     if problems:
@@ -74,5 +73,6 @@ def _fetch(tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> 
 
 def image_names(tasks: Iterable[Task]) -> list[str]:
     """The images that tasks run in, by name."""
-    kinds = (task.workspace.partition(":") for task in tasks)
+    places = (place for task in tasks for place in (task.workspace, task.checks.workspace))
+    kinds = (place.partition(":") for place in places)
     return list(dict.fromkeys(name for kind, _, name in kinds if kind == "image"))

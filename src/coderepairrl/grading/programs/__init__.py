@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 
 __all__ = [
+    "MULTI_SWE_BENCH_REPORT",
     "NEW_FILES",
     "NODE",
     "PREPARE",
@@ -24,6 +25,7 @@ __all__ = [
     "SCRIPT",
     "START",
     "SWEBENCH_REPORT",
+    "SWE_SMITH_REPORT",
     "UNITTEST",
     "WITH_GUARD",
     "WITH_PLUGIN",
@@ -74,4 +76,8 @@ WITH_PLUGIN = _text("with_plugin.sh")
 WITH_GUARD = _text("with_guard.sh")
 """Runs a command with standard input as what Node loads first."""
 SWEBENCH_REPORT = _python("swebench_report")
-"""The verdict of SWE-bench's harness on a log; run outside of the sandbox, by the harness's own Python."""
+"""The verdict of SWE-bench's harness on logs; run, as the next two, outside of the sandbox, by the harness's Python."""
+MULTI_SWE_BENCH_REPORT = _python("multi_swe_bench_report")
+"""The verdict of Multi-SWE-bench on logs."""
+SWE_SMITH_REPORT = _python("swe_smith_report")
+"""The verdict of SWE-smith on logs, and how its tests are run."""

@@ -7,28 +7,14 @@ one for each: ``found``, whether the log has results at all; ``resolved``; ``fai
 """
 
 import importlib
-import importlib.machinery
-import importlib.util
 import json
 import sys
 import tempfile
-import types
-from pathlib import Path
 from typing import Any
 
+from coderepairrl.grading.programs.absent import bare
+
 MARKS = ">>>>> Start Test Output\n", "\n>>>>> End Test Output\n"
-
-
-def grading() -> Any:
-    """The module of the harness that grades, without what its package imports beside it (docker, modal, datasets)."""
-    package = importlib.util.find_spec("swebench")
-    assert package is not None and package.submodule_search_locations is not None
-    [root] = package.submodule_search_locations
-    bare = types.ModuleType("swebench.harness")
-    bare.__path__ = [str(Path(root, "harness"))]
-    bare.__spec__ = importlib.machinery.ModuleSpec("swebench.harness", None, is_package=True)
-    sys.modules["swebench.harness"] = bare
-    return importlib.import_module("swebench.harness.grading")
 
 
 def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +45,8 @@ def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Read what is asked, and print the verdicts."""
-    harness = grading()
+    bare("swebench.harness")  # which imports docker, modal and datasets
+    harness = importlib.import_module("swebench.harness.grading")
     for line in sys.stdin:
         print(json.dumps(verdict(harness, json.loads(line))), flush=True)
 

@@ -2,7 +2,7 @@
 own specifications, and their tests run in any sandbox that shows folders.
 
 Source: the specifications are those of swebench 4.1.0, the last version that has them; the harness that judges the log
-of the tests is the one that `grading.harness` pins. Both have the MIT licence, and are installed when they are needed.
+of the tests is the one that `grading.packages` pins. Both have the MIT licence, and are installed when they are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from urllib.parse import urlencode
 
 from coderepairrl.environments import CondaFile, Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import HARNESS
 from coderepairrl.processes.installs import tool
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command
@@ -127,7 +126,7 @@ def checks(row: Row, *, image: bool) -> Checks:
     query = urlencode({name: row.text(name) for name in ("eval_type", "instance_id", "version")})
     text = row.text("eval_script") if image else script(row)
     return Checks(
-        commands=(Command(("bash", "-c", text), TIMEOUT, f"{HARNESS}{row.text('log_parser')}?{query}"),),
+        commands=(Command(("bash", "-c", text), TIMEOUT, f"swebench:{row.text('log_parser')}?{query}"),),
         fail_to_pass=row.names("FAIL_TO_PASS"),
         pass_to_pass=row.names("PASS_TO_PASS"),
     )

@@ -1,0 +1,112 @@
+"""Rules by which benchmarks judge that are in packages of theirs, each in an environment of its own.
+
+The packages' parsers read the log and their functions decide (`programs`), so that verdicts equal published ones.
+Versions are pinned; dependencies that judging does not use are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from coderepairrl.errors import GraderFault, PrerequisiteError
+from coderepairrl.grading import programs
+from coderepairrl.grading.rules import Report, outcome
+from coderepairrl.processes.installs import tool
+from coderepairrl.types import Checks
+
+_SECONDS = 120.0
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Package:
+    """A benchmark's own package: the environment, the program that asks it, and what the program is asked."""
+
+    name: str
+    requirements: tuple[str, ...]
+    program: str
+    asked: Callable[[str, Checks], dict[str, Any]]
+
+    def install(self) -> Path:
+        """The environment, from the cache or made now. Raises `PrerequisiteError`."""
+        return tool(self.name, self.requirements)
+
+    def ask(self, questions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The program's answers, in order. Raises CalledProcessError, TimeoutExpired and `PrerequisiteError`."""
+        lines = "".join(f"{json.dumps(each)}\n" for each in questions)
+        command = [str(self.install() / "bin/python"), "-I", "-c", self.program]
+        done = subprocess.run(command, input=lines.encode(), capture_output=True, timeout=_SECONDS, check=True)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def __call__(self, log: str, argument: str, checks: Checks) -> Report:
+        """The verdict on `log`. Raises `GraderFault` where the package is not installed and cannot be."""
+        try:
+            [found] = self.ask([{"log": log, **self.asked(argument, checks)}])
+        except PrerequisiteError as error:
+            raise GraderFault(
+                f"the package that judges for {self.name} is not there: {error}",
+                fix="prepare the tasks on a machine with a network (crrl data prepare)",
+            ) from error
+        except subprocess.TimeoutExpired:
+            return Report(False, False, list(checks.named), {}, f"no end within {_SECONDS:g} s")
+        except subprocess.CalledProcessError as error:
+            last = error.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            return Report(False, False, list(checks.named), {}, last[:_SHOWN] or f"exit code {error.returncode}")
+        outcomes = {name: outcome(status) for name, status in found["statuses"].items()}
+        return Report(found["found"], found["resolved"], found["failed"], outcomes)
+
+
+def _named(checks: Checks) -> dict[str, Any]:
+    return {"fail_to_pass": list(checks.fail_to_pass), "pass_to_pass": list(checks.pass_to_pass)}
+
+
+def _swebench(argument: str, checks: Checks) -> dict[str, Any]:
+    """A parser's name, and what else some parsers ask for, like a query (``parse_log_jest?eval_type=fail_only``)."""
+    parser, _, more = argument.partition("?")
+    defaults = {"eval_type": "pass_and_fail", "instance_id": "", "version": ""}
+    return {"parser": parser, **defaults, **dict(parse_qsl(more)), **_named(checks)}
+
+
+def _multi_swe_bench(argument: str, checks: Checks) -> dict[str, Any]:
+    """An object: ``org``, ``repo``, ``tag``, ``number_interval``; and names of tests by how they ended when the data
+    were made: with the patch of the tests alone (``fail``, ``skip``, and ``pass`` of those that are not in the checks),
+    and without any patch (``ran``: those that passed, but did neither pass nor fail with it)."""
+    about = json.loads(argument)
+    recorded = {
+        "PASS": [*checks.pass_to_pass, *about.pop("pass")],
+        "FAIL": about.pop("fail"),
+        "SKIP": about.pop("skip"),
+    }
+    test = {name: status for status, names in recorded.items() for name in names}
+    return {**about, "test": test, "run": dict.fromkeys(about.pop("ran"), "PASS"), "named": list(checks.named)}
+
+
+def _swe_smith(argument: str, checks: Checks) -> dict[str, Any]:
+    return {**json.loads(argument), **_named(checks)}
+
+
+SWEBENCH = Package("swebench", ("swebench==5.0.2", "unidiff==0.7.5"), programs.SWEBENCH_REPORT, _swebench)
+"""As published verdicts, and no stricter than they are: tests whose names were cut in the published lists pass by
+prefix, a skipped test of PASS_TO_PASS is no regression, and a log that prints ``PASSED`` lines is believed. Rewards
+that are trained on should ask pytest itself (``results = "pytest"``). MIT licence."""
+MULTI_SWE_BENCH = Package(
+    "multi-swe-bench",
+    (
+        "multi-swe-bench==1.1.2", "dataclasses-json==0.6.7", "marshmallow==3.26.2", "mypy-extensions==1.2.0",
+        "packaging==26.3", "typing-extensions==4.16.0", "typing-inspect==0.9.0", "unidiff==0.7.5",
+    ),
+    programs.MULTI_SWE_BENCH_REPORT,
+    _multi_swe_bench,
+)  # fmt: skip
+"""A log parser for each repository, and rules of its own: nothing fails that passed, and all passes that should.
+Apache-2.0."""
+SWE_SMITH = Package(
+    "swe-smith", ("swesmith==0.0.9", "swebench==4.1.0", "unidiff==0.7.5"), programs.SWE_SMITH_REPORT, _swe_smith
+)
+"""A command, a log parser and files of tests for each repository. MIT licence."""

@@ -1,0 +1,80 @@
+"""The verdict of Multi-SWE-bench on the log of an instance's tests, by its own parsers and rules.
+
+Run by the interpreter of an environment that has the package ``multi-swe-bench``. Reads JSON objects from standard
+input, one a line: ``log`` (of ``fix-run.sh``), ``org``, ``repo``, ``tag`` and ``number_interval`` of the instance;
+``run`` and ``test``, recorded statuses by name (PASS, FAIL, SKIP) without any patch and with that of the tests; and
+``named``, the tests that must end as recorded. Prints one for each: ``found``, ``resolved``, ``failed``, ``statuses``.
+"""
+
+import importlib
+import json
+import re
+import sys
+from typing import Any
+
+from coderepairrl.grading.programs.absent import absent, bare
+
+
+def load(root: Any, org: str) -> None:
+    """Import the modules that register repositories of `org`, and not the two thousand others."""
+    registers = re.compile(rf"Instance\.register\(\s*[\"']{re.escape(org)}[\"']")
+    folders = set()
+    for path in sorted(root.rglob("*.py")):
+        if registers.search(path.read_text(encoding="utf-8", errors="replace")):
+            parts = path.relative_to(root.parents[1].parent).with_suffix("").parts
+            for end in range(2, len(parts)):
+                name = ".".join(parts[:end])
+                if name not in folders:
+                    folders.add(name)
+                    bare(name)
+            importlib.import_module(".".join(parts))
+
+
+def result(kind: Any, statuses: dict[str, str]) -> Any:
+    """The benchmark's own record of `statuses`."""
+    sets = [{name for name, status in statuses.items() if status == each} for each in ("PASS", "FAIL", "SKIP")]
+    return kind(*map(len, sets), *sets)
+
+
+def verdict(harness: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """What the benchmark makes of one log: as ``gen_report.py`` does (``gen_eval_reports``)."""
+    numbered = {"org": asked["org"], "repo": asked["repo"], "number": 0}
+    about = {"state": "", "title": "", "body": "", "resolved_issues": [], "fix_patch": "", "test_patch": ""}
+    about |= {"base": harness["Base"]("", "", ""), "tag": asked["tag"], "number_interval": asked["number_interval"]}
+    config = harness["Config"](need_clone=False, global_env=None, clear_env=False)
+    instance = harness["Instance"].create(harness["PullRequest"](**numbered, **about), config)
+    fixed = instance.parse_log(asked["log"])
+    kind = harness["TestResult"]
+    report = harness["Report"](
+        **numbered,
+        run_result=result(kind, asked["run"]),
+        test_patch_result=result(kind, asked["test"]),
+        fix_patch_result=fixed,
+    )
+    statuses = {name: status.value for name, status in fixed._tests.items()}
+    kept = {"PASS": report.p2p_tests, "FAIL": report.f2p_tests, "SKIP": report.s2p_tests, "NONE": report.n2p_tests}
+    failed = [name for name in asked["named"] if name not in kept[asked["test"].get(name, "NONE")]]
+    if not report.valid:  # then it has sorted none of them
+        failed = [name for name in asked["named"] if statuses.get(name) != "PASS"]
+        failed += [name for name, status in statuses.items() if status == "FAIL" and name not in failed]
+    found = fixed.all_count > 0
+    return {"found": found, "resolved": bool(report.valid) and not failed, "failed": failed, "statuses": statuses}
+
+
+def main() -> None:
+    """Read what is asked, and print the verdicts."""
+    absent("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
+    root = bare("multi_swe_bench.harness")
+    harness: dict[str, Any] = {}
+    for module in ("image", "instance", "pull_request", "report", "test_result"):
+        harness |= vars(importlib.import_module(f"multi_swe_bench.harness.{module}"))
+    loaded = set()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["org"] not in loaded:
+            load(root / "repos", asked["org"])
+            loaded.add(asked["org"])
+        print(json.dumps(verdict(harness, asked)), flush=True)
+
+
+main()

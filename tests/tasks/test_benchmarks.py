@@ -400,7 +400,7 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "parsed_commit_content": json.dumps(COMMIT),
             "problem_statement": "Look: [ISSUE]It is broken.[/ISSUE]",
         },
-        {"id": "r2e__toy-666666666666", "created": "2020-01-02", "workspace": "image:n/toy_final:6"},
+        {"id": "r2e__toy-666666666666", "created": "2020-01-02"},
     ),
 }
 
@@ -420,7 +420,9 @@ def test_a_row_as_published_becomes_a_task(source: str, ending: str, tmp_path: P
     assert patches.size(task.reference).lines == 2 and task.language == "python"
     broken, whole = (b"-whole\n+broken", b"-broken\n+whole")
     assert (broken if source == "swe_smith" else whole) in task.reference
-    if source != "r2e_gym":
+    if source == "r2e_gym":
+        assert task.workspace.startswith("image:dockerfile:"), "without the tests in it"
+    else:
         assert task.workspace == f"git:https://github.com/o/toy.git@{'5' * 40}"
 
 

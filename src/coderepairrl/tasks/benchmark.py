@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from coderepairrl.environments import dockerfile
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.rootfs import pinned
 from coderepairrl.tasks.folders import store
-from coderepairrl.tasks.patches import language
+from coderepairrl.tasks.patches import language, paths
 from coderepairrl.tasks.rows import Row, from_hub, read
 from coderepairrl.types import Checks, Task
 
@@ -157,6 +160,58 @@ class Files(Benchmark):
 def image_workspace(name: str) -> str:
     """The workspace of an image, by the digest that it had when it was prepared; by its tag if it was not."""
     return f"image:{pinned(name)}"
+
+
+def derived_image(name: str, *steps: str, files: Mapping[str, bytes] | None = None) -> str:
+    """The workspace of the image `name` after these `steps` of a Dockerfile (`environments.dockerfile`).
+
+    `files`, contents by name, lie beside it. Raises OSError where they cannot be written.
+    """
+    return context("\n".join([f"FROM {name}", *steps]) + "\n", files=files)
+
+
+def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
+    """The workspace of the image that a Dockerfile of this `text` makes of what is in `folder`, and of `files`.
+
+    They are put into a folder of the cache that is named by what is in it. Raises OSError, and `TaskError` for a
+    Dockerfile that cannot be made.
+    """
+    home = user_cache() / "benchmarks/images"
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home, prefix=".making-") as scratch:
+        partial = Path(scratch) / "environment"
+        shutil.copytree(folder, partial, symlinks=True) if folder else partial.mkdir()
+        for name, content in (files or {}).items():
+            (partial / name).write_bytes(content)
+        (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
+        dockerfile.base_of(partial)
+        made = home / dockerfile.named(partial).rpartition(":")[2]
+        if not made.exists():
+            partial.rename(made)
+    return image_workspace(dockerfile.named(made))
+
+
+FOLDER = ".crrl-tests"
+"""Where in the workspace a benchmark's files are put for its script, which begins by moving them to ``$d``."""
+_MOVE = f"""
+d=$(mktemp -d) && mv {FOLDER}/* "$d" && rm -rf {FOLDER} || exit 1
+while IFS= read -r path; do git checkout -q HEAD -- "$path" 2>"$d/log" || rm -rf -- "$path"; done <"$d/paths"
+if [ -s "$d/tests.patch" ] && ! git apply --whitespace=nowarn "$d/tests.patch"; then
+  git apply --check --reverse "$d/tests.patch" || exit 1
+fi
+"""
+
+
+def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
+    """A script that first makes the benchmark's tests of the workspace's own, by `patches`, and what it needs there.
+
+    Whatever was done to the files of the patches is undone before; they may have been applied already. `files`, by
+    name, are beside them in ``$d``.
+    """
+    whole = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
+    listed = "".join(f"{path}\n" for path in paths(patch_bytes(whole)))
+    put = {"tests.patch": whole, "paths": listed, **files}
+    return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in put.items()}
 
 
 def patch_bytes(patch: str) -> bytes:

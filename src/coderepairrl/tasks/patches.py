@@ -67,6 +67,17 @@ def size(patch: bytes) -> Size:
     )
 
 
+def paths(patch: bytes) -> list[str]:
+    r"""The files that `patch` changes, in its order, those it removes or renames included.
+
+    >>> paths(b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n")
+    ['x', 'y', 'z']
+    """
+    named = re.findall(rb"^(?:--- a/|\+\+\+ b/|rename from |rename to )([^\t\n]+)", patch, re.MULTILINE)
+    named += re.findall(rb"^diff --git a/(.+) b/\1\n(?:new|deleted|old|index|Binary|GIT)", patch, re.MULTILINE)
+    return list(dict.fromkeys(each.decode("utf-8", "surrogateescape") for each in named))
+
+
 def language(patch: bytes, default: str = "text") -> str:
     r"""The programming language of most lines that `patch` changes; `default` where none is known.
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import csv
+import shlex
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.grading.rules import RAN
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.tasks.benchmark import Benchmark, patch_bytes
+from coderepairrl.tasks.benchmark import Benchmark, image_workspace, patch_bytes
 from coderepairrl.tasks.patches import turned_round
 from coderepairrl.tasks.rows import Row
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Task
+
+TIMEOUT = 3600.0
+_SCRIPT = """
+rm -f failing_tests
+PROGRAM compile && PROGRAM test && echo 'RAN' && cat failing_tests
+"""
 
 
 class Defects4J(Benchmark):
@@ -21,12 +29,27 @@ class Defects4J(Benchmark):
     `path` is a checkout of Defects4J, or a file of rows (``project``, ``bug_id``, ``patch``, ``trigger_tests``). The
     trees of the projects are not in it: a workspace is the folder ``PROJECT-BUGb`` of `checkouts`, made by ``defects4j
     checkout -p PROJECT -v BUGb -w FOLDER``. There are no issue texts; a prompt has the failing tests and what they say.
+
+    `program` is Defects4J's command as sandboxes find it (``/opt/defects4j/framework/bin/defects4j``): with it the
+    checks are that the project compiles, and that no test fails. `image` is an image for each bug, whose working folder
+    is such a checkout and which has the command; ``{project}`` and ``{bug}`` stand for the bug. The tests of a checkout
+    are those of the repair, as upstream has it, so that agents see them; a patch changes none of them.
     """
 
     name = "defects4j"
 
-    def __init__(self, path: str = "", *, active: bool = False, checkouts: str = "", split: str = "test") -> None:
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        active: bool = False,
+        checkouts: str = "",
+        program: str = "",
+        image: str = "",
+        split: str = "test",
+    ) -> None:
         super().__init__(path, split=split)
+        self.program, self.image = program or ("defects4j" if image else ""), image
         self.active = active
         self.checkouts = checkouts
 
@@ -39,11 +62,23 @@ class Defects4J(Benchmark):
             id=row.text("instance_id"),
             prompt=f"A bug in {project} makes tests fail:\n\n" + "\n".join(failing) + "\n",
             language="java",
-            workspace=f"dir:{(root / f'{project}-{bug}b').absolute()}",
+            workspace=image_workspace(self.image.format(project=project, bug=bug))
+            if self.image
+            else f"dir:{(root / f'{project}-{bug}b').absolute()}",
+            checks=self._checks(row),
             reference=patch_bytes(row.text("patch")),
             split=self.split,
             repository=project,
         )
+
+    def _checks(self, row: Row) -> Checks:
+        if not self.program:
+            return Checks()
+        script = _SCRIPT.replace("PROGRAM", shlex.quote(self.program)).replace("RAN", RAN)
+        tests = tuple(str(each["test"]) for each in row.values.get("trigger_tests", ()))
+        if not tests:
+            raise row.wrong("no column 'trigger_tests'")
+        return Checks((Command(("bash", "-c", script), TIMEOUT, "defects4j:"),), fail_to_pass=tests)
 
     def _read(self) -> list[Row]:
         projects = self.path / "framework" / "projects" if self.path is not None else None

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.tasks.benchmark import Repositories
+from coderepairrl.tasks.benchmark import Repositories, after_tests, image_workspace
 from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Checks, Command, Task
+
+TIMEOUT = 3600.0
+_COMMANDS = {"maven": "mvn -B -o test", "gradle": "./gradlew --offline test"}
+"""Of the tools that the workflows use, without a network."""
+_RUN = """
+find . -path '*/target/surefire-reports/*.xml' -delete ; find . -path '*/build/test-results/*.xml' -delete
+COMMAND
+mkdir "$0" && find . '(' -path '*/target/surefire-reports/*.xml' -o -path '*/build/test-results/*.xml' ')' -print0 |
+  xargs -0 -r cp --backup=numbered -t "$0"
+cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
+"""
+"""Reports of two modules may have one name."""
 
 
 class GitBugJava(Repositories):
@@ -16,12 +30,41 @@ class GitBugJava(Repositories):
 
     `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``). A prompt is the linked issue, or the
     commit's message where there is none. `clone` is that of `benchmark.Repositories`.
+
+    Upstream runs a bug's workflow by ``act`` in a container of Docker's, which no sandbox here can. With `command`,
+    which runs the tests without a network, or `image`, the checks are the same tests by that command: as many are
+    executed as on the repaired commit, and none fails. `image` is an image for each bug (``{id}`` stands for its name,
+    ``OWNER-NAME-COMMIT``), which has what the tests need and whose working folder is the commit before the repair, or
+    ``gitbug-java checkout``'s; the command is then Maven's or Gradle's, if none is given. Not run on an exported
+    environment of upstream's.
     """
 
     name = "gitbug_java"
 
-    def __init__(self, path: str = "", *, clone: str = "", split: str = "test") -> None:
+    def __init__(
+        self, path: str = "", *, clone: str = "", image: str = "", command: str = "", split: str = "test"
+    ) -> None:
         super().__init__(path, split=split, workspace="git", clone=clone)
+        self.image_name, self.command = image, command
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        made = super().task(row)
+        if self.image_name:
+            bug = row.maybe("bid") or row.text("instance_id").removeprefix("gitbug-java__")
+            made = replace(made, workspace=image_workspace(self.image_name.format(id=bug)))
+        return replace(made, checks=self._checks(row)) if self.image_name or self.command else made
+
+    def _checks(self, row: Row) -> Checks:
+        tool = row.maybe("build_tool") or "maven"
+        if not self.command and tool not in _COMMANDS:
+            raise row.wrong(f"no command is known for the tests of {tool}: give one (command=)")
+        run = _RUN.replace("COMMAND", self.command or _COMMANDS[tool])
+        script, restore = after_tests(run, row.maybe("non_code_patch"), row.maybe("test_patch"))
+        fail, passing = (row.names(column) for column in ("FAIL_TO_PASS", "PASS_TO_PASS"))
+        executed = row.values.get("executed", len(fail) + len(passing))
+        command = Command(("bash", "-c", script, "{results}"), TIMEOUT, f"gitbug_java:{executed}")
+        return Checks((command,), restore, fail, passing)
 
     def _read(self) -> list[Row]:
         bugs = self.path / "data" / "bugs" if self.path is not None else None
@@ -39,6 +82,7 @@ def _checkout(bugs: Path) -> Iterator[Row]:
 def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
     """Tests that failed before the repair, with the new tests in place, and passed after it; those that passed both."""
     before, after = (_passed(bug["actions_runs"][at]) for at in (1, 2))
+    repaired = bug["actions_runs"][2][0]
     passing = [name for name, good in after.items() if good]
     issues = [f"{each['title']}\n{each.get('body') or ''}".strip() for each in bug.get("issues", ())]
     return {
@@ -49,6 +93,9 @@ def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
         "problem_statement": "\n\n".join(issues) or bug["commit_message"],
         "patch": bug["bug_patch"],
         "test_patch": bug["test_patch"],
+        "non_code_patch": bug.get("non_code_patch") or "",
+        "build_tool": repaired.get("build_tool") or "",
+        "executed": sum(test["results"][0]["result"] != "Skipped" for test in repaired["tests"]),
         "FAIL_TO_PASS": [name for name in passing if not before.get(name, False)],
         "PASS_TO_PASS": [name for name in passing if before.get(name, False)],
     }

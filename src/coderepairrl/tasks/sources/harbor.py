@@ -16,8 +16,6 @@ import logging
 import os
 import re
 import shlex
-import shutil
-import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +23,8 @@ from typing import Any
 
 from coderepairrl.environments import dockerfile
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.caches import user_cache
 from coderepairrl.tasks.benchmark import Benchmark, image_workspace
+from coderepairrl.tasks.benchmark import context as context_image
 from coderepairrl.tasks.patches import language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -211,26 +209,10 @@ def _workspace(folder: Path, about: _Settings) -> str:
     else:
         dockerfile.base_of(context)
         return image_workspace(dockerfile.named(context))
-    made = _context(context if copied or not prebuilt else None, "\n".join(lines) + "\n")
-    dockerfile.base_of(made)
-    return image_workspace(dockerfile.named(made))
-
-
-def _context(files: Path | None, text: str) -> Path:
-    """A folder in the cache with these files and that Dockerfile, named by what is in it."""
-    home = user_cache() / "benchmarks/harbor"
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home, prefix=".making-") as scratch:
-            partial = Path(scratch) / "environment"
-            shutil.copytree(files, partial, symlinks=True) if files else partial.mkdir()
-            (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
-            state = dockerfile.named(partial).rpartition(":")[2]
-            if not (home / state).exists():
-                partial.rename(home / state)
+        return context_image("\n".join(lines) + "\n", context if copied or not prebuilt else None)
     except OSError as error:
-        raise TaskError(f"harbor: {home} cannot be written: {error}", fix="set CRRL_CACHE") from error
-    return home / state
+        raise TaskError(f"harbor: {folder}: {error}", fix="set CRRL_CACHE") from error
 
 
 def _variables(about: _Settings, section: str) -> dict[str, str]:

@@ -1,24 +1,40 @@
 """`multi_swe_bench`: Multi-SWE-bench (arXiv 2504.02605), issues in Java, TypeScript, JavaScript, Go, Rust, C and C++.
 
-Columns from its public code (``multi-swe-bench/multi-swe-bench``, ``harness/pull_request.py``, ``dataset.py`` and
-``image.py``). Not run against the hub.
+Columns and rules from its public code (``multi-swe-bench/multi-swe-bench`` 1.1.2, ``harness/pull_request.py``,
+``dataset.py``, ``image.py`` and ``gen_report.py``). Not run against the hub, and not on a published image.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.benchmark import Repositories, Workspace, derived_image
 from coderepairrl.tasks.rows import Row
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Task
 
+TIMEOUT = 3600.0
+"""Upstream sets no limit on the tests of an instance."""
+_HIDDEN = " ".join(
+    f"/home/{name}"
+    for name in ("fix.patch", "test.patch", "fix-run.sh", "test-run.sh", "run.sh", "prepare.sh", "check_git_changes.sh")
+)
+"""What a published image has beside the repository: the repair, the tests, and scripts, some of them with both."""
+_RUN = """
+if [ -s /home/fix.patch ] || [ ! -e /home/test-run.sh ]; then bash /home/fix-run.sh; else bash /home/test-run.sh; fi
+"""
 _HUB = {"bench": "ByteDance-Seed/Multi-SWE-bench", "rl": "ByteDance-Seed/Multi-SWE-RL"}
 
 
 class MultiSweBench(Repositories):
     """Multi-SWE-bench: `name` is ``bench`` (1,632 issues), or ``rl``, issues of the same form to train on.
 
-    `path`, `split`, `revision`, `workspace`, `clone` and `for_training` are as for `swe_bench.SweBench`.
+    `path`, `split`, `revision`, `workspace`, `clone` and `for_training` are as for `swe_bench.SweBench`. With
+    ``workspace=image`` an agent works in the published image without what lies in ``/home`` beside the repository
+    (`folder`, in which ``{repository}`` stands for its name): upstream leaves the repair there. The checks run in the
+    same image with it: ``fix-run.sh``, judged by the benchmark's own package.
     """
 
     name = "multi_swe_bench"
@@ -33,8 +49,10 @@ class MultiSweBench(Repositories):
         workspace: Workspace = "git",
         clone: str = "",
         for_training: bool = False,
+        folder: str = "/home/{repository}",
     ) -> None:
         super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=workspace, clone=clone)
+        self.folder = folder
         measured = name == "bench" and not for_training
         self.task_split = "test" if measured else "train"
         self.evaluation_set = "Multi-SWE-bench" if measured else ""
@@ -50,9 +68,44 @@ class MultiSweBench(Repositories):
             "patch": row.text("fix_patch"),
             "problem_statement": statement or f"{row.maybe('title')}\n{row.maybe('body')}".strip(),
         }
-        return super().task(Row(row.benchmark, row.where, {**row.values, **columns}))
+        whole = Row(row.benchmark, row.where, {**row.values, **columns})
+        made = super().task(whole)
+        if self.workspace != "image" or "test_patch_result" not in row:
+            return made
+        steps = f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
+        shown = derived_image(self.image(whole), f"RUN rm -rf {_HIDDEN}", steps)
+        judging = derived_image(self.image(whole), "RUN rm -rf /home/fix.patch", steps)
+        return replace(made, workspace=shown, checks=_checks(row, judging))
 
     def image(self, row: Row) -> str:
         """The published image."""
         owner, _, name = row.text("repo").lower().partition("/")
         return f"mswebench/{owner}_m_{name}:pr-{row.values['number']}"
+
+
+def _checks(row: Row, workspace: str) -> Checks:
+    """The rules of ``gen_report.py``: all recorded repairs happen again, and nothing fails that passed before."""
+    run, test = (_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
+    columns = [f"{kind}_tests" for kind in ("p2p", "f2p", "s2p", "n2p")]
+    passed, failed, skipped, new = (tuple(row.mapping(each)) if each in row else () for each in columns)
+    repaired = failed + skipped + new
+    if not repaired:
+        raise row.wrong("no test that the repair makes pass (f2p_tests, s2p_tests, n2p_tests)")
+    about = {
+        "org": row.text("org"),
+        "repo": row.text("repo"),
+        "tag": row.maybe("tag"),
+        "number_interval": row.maybe("number_interval"),
+        "pass": sorted({name for name, status in test.items() if status == "PASS"} - set(passed)),
+        "fail": failed,
+        "skip": skipped,
+        "ran": sorted(name for name, status in run.items() if status == "PASS" and test.get(name, "SKIP") == "SKIP"),
+    }
+    command = Command(("bash", "-c", _RUN), TIMEOUT, f"multi_swe_bench:{json.dumps(about)}")
+    return Checks((command,), {}, repaired, passed, workspace)
+
+
+def _statuses(result: Mapping[str, Any]) -> dict[str, str]:
+    """How each test of a recorded run ended."""
+    columns = {"PASS": "passed_tests", "FAIL": "failed_tests", "SKIP": "skipped_tests"}
+    return {str(name): status for status, column in columns.items() for name in result.get(column) or ()}

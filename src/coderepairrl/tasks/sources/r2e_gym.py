@@ -1,30 +1,47 @@
 """`r2e_gym`: R2E-Gym (arXiv 2504.07164), commits of 13 Python repositories with issue texts written for them.
 
-Columns from its public code (``R2E-Gym/R2E-Gym``, ``agenthub/runtime/docker.py``, ``commit_models/diff_classes.py``).
-Not run against the hub.
+Columns and rules from its public code (``R2E-Gym/R2E-Gym``, ``agenthub/runtime/docker.py`` and
+``commit_models/diff_classes.py``). Not run against the hub, and not on a published image.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Benchmark, image_workspace, patch_bytes
+from coderepairrl.tasks.benchmark import Benchmark, derived_image, image_workspace, patch_bytes
 from coderepairrl.tasks.patches import language
 from coderepairrl.tasks.rows import Row
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Task
 
 _HUB = {"full": "R2E-Gym/R2E-Gym-Full", "subset": "R2E-Gym/R2E-Gym-Subset", "lite": "R2E-Gym/R2E-Gym-Lite"}
 _TESTS = {"tests", "Tests", "test", "Test"}
+TIMEOUT = 300.0
+"""Upstream's limit on the tests of a task, in seconds."""
+_NOTES = ("syn_issue", "expected_test_output", "execution_result", "parsed_commit", "modified_files")
+_NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in (*_NOTES, "modified_entities")))
+_HIDDEN = ("/r2e_tests", *(f"/testbed/{name}" for name in _NAMES))
+"""What upstream hides from agents: tests, and in older images what is known of the commit."""
+_PATH = "/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_SCRIPT = f"""
+[ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
+find . /r2e_tests -name __pycache__ -prune -exec rm -rf {{}} + ; find . /r2e_tests -name '*.pyc' -delete
+if [ -e /r2e_tests ]; then rm -rf /root/r2e_tests r2e_tests && mv /r2e_tests /root/ || exit 1; fi
+[ ! -e /root/r2e_tests ] || ln -s /root/r2e_tests r2e_tests
+mv run_tests.sh /root/run_tests.sh && PATH={_PATH} bash /root/run_tests.sh
+"""
+"""As upstream prepares a container, but for what it installs."""
 
 
 class R2EGym(Benchmark):
     """R2E-Gym: `name` is ``full``, ``subset`` or ``lite``.
 
-    A workspace is the image of the row: it has tests that the commit's history has not. The reference is the commit
-    without its changes to tests, and to files that are no Python, as upstream's own. `path`, `split` and `revision` are
-    as for `swe_gym`.
+    A workspace is the image of the row without its hidden tests, which the commit's history has not; the checks run in
+    the image with them, and every test must end as it did on the repaired commit (``expected_output_json``). The
+    reference is the commit without its changes to tests, and to files that are no Python, as upstream's own. `path`,
+    `split` and `revision` are as for `swe_gym`.
     """
 
     name = "r2e_gym"
@@ -52,12 +69,24 @@ class R2EGym(Benchmark):
             id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
             prompt=(issue[1] if issue else statement).strip(),
             language=language(reference, "python"),
-            workspace=image_workspace(row.text("docker_image")),
+            workspace=derived_image(row.text("docker_image"), f"RUN rm -rf {' '.join(_HIDDEN)}"),
             reference=reference,
+            checks=_checks(row),
             split=self.split,
             repository=repository,
             created=dated.day("commit_date"),
         )
+
+
+def _checks(row: Row) -> Checks:
+    """None where the row has no expected results."""
+    if "expected_output_json" not in row:
+        return Checks()
+    expected = row.mapping("expected_output_json")
+    if not expected:
+        raise row.wrong("column 'expected_output_json' names no test")
+    command = Command(("bash", "-c", _SCRIPT), TIMEOUT, f"r2e_gym:{json.dumps(expected)}")
+    return Checks((command,), workspace=image_workspace(row.text("docker_image")))
 
 
 def _counts(row: Row, diff: Mapping[str, Any]) -> bool:

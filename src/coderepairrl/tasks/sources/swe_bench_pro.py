@@ -1,22 +1,34 @@
 """`swe_bench_pro`: SWE-bench Pro (arXiv 2509.16941), longer issues of 11 public repositories.
 
-Columns from its public code (``scaleapi/SWE-bench_Pro-os``, ``swe_bench_pro_eval.py`` and ``helper_code``). Not run
-against the hub.
+Columns and rules from its public code (``scaleapi/SWE-bench_Pro-os``, ``swe_bench_pro_eval.py`` and ``helper_code``).
+Not run against the hub, and not on a published image.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.errors import TaskError
+from coderepairrl.tasks.benchmark import Repositories, Workspace, after_tests
 from coderepairrl.tasks.rows import Row
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Task
+
+TIMEOUT = 3600.0
+"""Upstream's limit on an instance, in seconds."""
+_RUN = """
+bash "$d/run_script.sh" "$1" >"$d/stdout.log" 2>"$d/stderr.log"
+python "$d/parser.py" "$d/stdout.log" "$d/stderr.log" "$0"
+"""
 
 
 class SweBenchPro(Repositories):
     """SWE-bench Pro, the public set. A prompt is the issue, the requirements and the new interfaces, as upstream's.
 
-    `path`, `split`, `revision`, `workspace`, `clone` and `for_training` are as for `swe_bench.SweBench`.
+    `path`, `split`, `revision`, `workspace`, `clone` and `for_training` are as for `swe_bench.SweBench`. `scripts` is a
+    checkout of upstream's repository, which has a script and a parser for each instance: with it, and
+    ``workspace=image``, tasks have checks. Upstream takes the tests' files from the commit with the repair, which no
+    image here has; they are those that the row's ``test_patch`` makes.
     """
 
     name = "swe_bench_pro"
@@ -30,9 +42,11 @@ class SweBenchPro(Repositories):
         workspace: Workspace = "git",
         clone: str = "",
         for_training: bool = False,
+        scripts: str = "",
     ) -> None:
         hub = "ScaleAI/SWE-bench_Pro"
         super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
+        self.scripts = Path(scripts).expanduser() / "run_scripts" if scripts else None
         self.task_split = "train" if for_training else split
         self.evaluation_set = "" if for_training else "SWE-bench Pro"
 
@@ -42,7 +56,24 @@ class SweBenchPro(Repositories):
         for title, column in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
             if text := row.maybe(column).strip():
                 parts.append(f"{title}:\n{text}")
-        return replace(super().task(row), prompt="\n\n".join(parts))
+        checks = self._checks(row, self.scripts) if self.scripts and self.workspace == "image" else Checks()
+        return replace(super().task(row), prompt="\n\n".join(parts), checks=checks)
+
+    def _checks(self, row: Row, scripts: Path) -> Checks:
+        folder = scripts / row.text("instance_id")
+        try:
+            own = {
+                name: (folder / name).read_text("utf-8", "surrogateescape") for name in ("run_script.sh", "parser.py")
+            }
+        except OSError as error:
+            raise TaskError(
+                f"{self.name}: {error.filename}: {error.strerror}", fix="scripts=CHECKOUT of SWE-bench_Pro-os"
+            ) from error
+        script, restore = after_tests(_RUN, row.text("test_patch"), **own)
+        chosen = ",".join(row.names("selected_test_files_to_run"))
+        fail, passing = (row.names(column) for column in ("fail_to_pass", "pass_to_pass"))
+        command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
+        return Checks((command,), restore, fail, passing)
 
     def image(self, row: Row) -> str:
         """The published image."""

@@ -1,16 +1,21 @@
 """`swe_rebench`: issues mined and built by machine, to train on (arXiv 2505.20411; V2, 20 languages: arXiv 2602.23866).
 
-Columns from public code that reads it (``SWE-rebench/SWE-rebench-V2-OpenRewardEnv``, ``server.py``) and the data set's
-description. Not run against the hub.
+Columns and rules from public code that reads it (``SWE-rebench/SWE-rebench-V2-OpenRewardEnv``, ``server.py``) and the
+data set's description. Not run against the hub, and not on a published image.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace
+from coderepairrl.tasks.benchmark import Repositories, Workspace, after_tests, patch_bytes
+from coderepairrl.tasks.patches import is_test_module, paths
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Checks, Command, Task
 
 _HUB = {"v1": "nebius/SWE-rebench", "v2": "nebius/SWE-rebench-V2", "leaderboard": "nebius/SWE-rebench-leaderboard"}
+TIMEOUT = 1800.0
 _SPLIT = {"v1": "filtered", "v2": "train", "leaderboard": "test"}
 
 
@@ -19,8 +24,10 @@ class SweRebench(Repositories):
     ``leaderboard``, which is there to be measured on.
 
     What is known of a task's defects (``meta`` and the like) is in its `row`; ``select.after`` takes issues that a
-    model cannot have seen. `path`, `split` and `revision` are as for `swe_gym`, `workspace` and `clone` those of
-    `benchmark.Repositories`.
+    model cannot have seen. With ``workspace=image`` the checks are the row's ``test_cmd`` on the tests of its
+    ``test_patch``, read by the parser that it names. Parsers are those of the package ``swebench``: of V2 some have
+    other names, and tasks that need them cannot be judged (a fault, never a zero). `path`, `split` and `revision` are
+    as for `swe_gym`, `workspace` and `clone` those of `benchmark.Repositories`.
     """
 
     name = "swe_rebench"
@@ -39,5 +46,21 @@ class SweRebench(Repositories):
         split = split or _SPLIT[name]
         super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=workspace, clone=clone)
         measured = name == "leaderboard"
+        self.named = name
         self.task_split = "test" if measured and not for_training else "train"
         self.evaluation_set = "SWE-rebench's leaderboard" if measured and not for_training else ""
+
+    def task(self, row: Row) -> Task:
+        """The task of a row."""
+        made = super().task(row)
+        if self.workspace != "image" or "install_config" not in row:
+            return made
+        settings = Row(row.benchmark, row.where, row.mapping("install_config"))
+        given = settings.values.get("test_cmd")
+        tests = "\n".join(map(str, given)) if isinstance(given, list) else settings.text("test_cmd")
+        if self.named != "v2":  # whose commands name files themselves
+            tests += "".join(f" {path}" for path in paths(patch_bytes(row.text("test_patch"))) if is_test_module(path))
+        script, restore = after_tests(tests, row.text("test_patch"))
+        named = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
+        command = Command(("bash", "-lc", script), TIMEOUT, f"swebench:{settings.text('log_parser')}")
+        return replace(made, checks=Checks((command,), restore, *named))

@@ -1,31 +1,57 @@
-"""`swe_smith`: bugs injected into public Python repositories (SWE-smith, arXiv 2504.21798), to train on.
+"""`swe_smith`: bugs injected into public repositories (SWE-smith, arXiv 2504.21798), to train on.
 
-Columns from its public code (``SWE-bench/SWE-smith``, ``swesmith/harness/gather.py``). Not run against the hub.
+Columns and rules from its public code (``SWE-bench/SWE-smith`` 0.0.9, ``swesmith/harness/gather.py`` and ``utils.py``).
+Not run against the hub, and not on a published image.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
-from coderepairrl.tasks.benchmark import Repositories, patch_bytes
+from coderepairrl.grading.packages import SWE_SMITH
+from coderepairrl.tasks.benchmark import Repositories, Workspace, derived_image, patch_bytes
 from coderepairrl.tasks.patches import language, turned_round
 from coderepairrl.tasks.rows import Row
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Task
+
+_SCRIPT = """
+set -uxo pipefail
+git checkout -- FILES
+: '>>>>> Start Test Output'
+COMMAND
+: '>>>>> End Test Output'
+"""
+"""Upstream's, and what it does before: tests are those of the commit, whatever a patch did to them."""
+_BUG = "bug.patch"
 
 
 class SweSmith(Repositories):
     """SWE-smith. A row's patch makes the bug, so the reference is that patch turned round.
 
-    A task is a commit of the mirror that the row names (``swesmith/OWNER__NAME.COMMIT``), in which the bug is. Its
-    image (``image_name`` in the row) has the repository without the bug: an environment, and no workspace. A row
-    without an issue text has the tests that fail for a prompt. `path`, `revision` and `clone` are as for `swe_gym`.
+    With `workspace` ``git`` a task is a commit of the mirror that the row names (``swesmith/OWNER__NAME.COMMIT``), in
+    which the bug is, and no test that it breaks. With ``image`` it is the row's image (``image_name``), which has the
+    repository without the bug, with the bug, without the files of tests that it breaks, and without history; the checks
+    run all tests there, by the command and the parser that upstream's package has for the repository. Each task is an
+    image of its own, whose files are those of the published one but for a few. A row without an issue text has the
+    tests that fail for a prompt. `path`, `revision` and `clone` are as for `swe_gym`.
     """
 
     name = "swe_smith"
 
-    def __init__(self, path: str = "", *, split: str = "train", revision: str = "", clone: str = "") -> None:
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        split: str = "train",
+        revision: str = "",
+        workspace: Workspace = "git",
+        clone: str = "",
+    ) -> None:
         hub = "SWE-bench/SWE-smith"
-        super().__init__(path, hub=hub, split=split, revision=revision, workspace="git", clone=clone)
+        super().__init__(path, hub=hub, split=split, revision=revision, workspace=workspace, clone=clone)
+        self._profiles: dict[str, dict[str, Any]] = {}
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
@@ -33,4 +59,38 @@ class SweSmith(Repositories):
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
         reference = patch_bytes(turned_round(row.text("patch")))
         made = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
-        return replace(made, reference=reference, language=language(reference))
+        made = replace(made, reference=reference, language=language(reference))
+        return self._in_image(made, row) if self.workspace == "image" else made
+
+    def _in_image(self, task: Task, row: Row) -> Task:
+        profile = self._profile(row)
+        broken, kept = profile["files"]
+        bug = {_BUG: patch_bytes(row.text("patch"))}
+        gone = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
+        script = _SCRIPT.replace("COMMAND", profile["command"])
+        script = script.replace("FILES", " ".join(dict.fromkeys([*broken, *kept])) or ".")
+        command = Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_about(row))}")
+        checks = Checks(
+            commands=(command,),
+            fail_to_pass=row.names("FAIL_TO_PASS"),
+            pass_to_pass=row.names("PASS_TO_PASS"),
+            workspace=derived_image(self.image(row), f"PATCH {_BUG}", files=bug),
+        )
+        shown = derived_image(self.image(row), *gone, f"PATCH {_BUG}", files=bug)
+        return replace(task, workspace=shown, checks=checks)
+
+    def _profile(self, row: Row) -> dict[str, Any]:
+        """How the tests of a row are run; asked for all rows at once."""
+        if not self._profiles:
+            rows = self.rows()
+            answers = SWE_SMITH.ask([{**_about(each), **_named(each)} for each in rows])
+            self._profiles = {each.text("instance_id"): answer for each, answer in zip(rows, answers, strict=True)}
+        return self._profiles[row.text("instance_id")]
+
+
+def _about(row: Row) -> dict[str, str]:
+    return {"instance_id": row.text("instance_id"), "repo": row.text("repo")}
+
+
+def _named(row: Row) -> dict[str, list[str]]:
+    return {"fail_to_pass": list(row.names("FAIL_TO_PASS")), "pass_to_pass": list(row.names("PASS_TO_PASS"))}

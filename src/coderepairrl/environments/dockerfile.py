@@ -7,8 +7,8 @@ sandboxes start commands of their own. Commands run in the image's own files, in
 distribution's packages are refused by name: their tools take several owners and a network. Owners (``--chown``) have no
 meaning here: inside, one user owns everything. ``RUN rm -rf`` of whole paths takes no sandbox.
 
-One more instruction is ours: ``PATCH FILE`` applies a patch beside the Dockerfile to the working folder when all else is
-there, and makes that the only commit of its repository, so that nobody finds in it what the patch undid.
+One more instruction is ours: ``PATCH FILE`` applies a patch beside the Dockerfile to the working folder when all else
+is there, and makes that the only commit of its repository, so that nobody finds in it what the patch undid.
 
 Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
 """

@@ -19,7 +19,6 @@ from urllib.parse import urlencode
 
 from coderepairrl.environments import CondaFile, Specification
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.grading import HARNESS
 from coderepairrl.tasks.rows import Row
 from coderepairrl.tasks.sources.swe_bench_native import BEFORE, TIMEOUT, constants
 from coderepairrl.types import Checks, Command
@@ -108,7 +107,7 @@ def checks(row: Row, file: Path) -> Checks:
     """The instance's tests, as the fork's own script runs them; the harness of SWE-bench judges their log."""
     query = urlencode({"instance_id": row.text("instance_id"), "version": row.text("version")})
     return Checks(
-        commands=(Command(("bash", "-c", script(row, file)), TIMEOUT, f"{HARNESS}{_PARSER}?{query}"),),
+        commands=(Command(("bash", "-c", script(row, file)), TIMEOUT, f"swebench:{_PARSER}?{query}"),),
         fail_to_pass=row.names("FAIL_TO_PASS"),
         pass_to_pass=row.names("PASS_TO_PASS"),
     )

@@ -133,7 +133,7 @@ def test_lite_and_verified_are_not_trained_on_unless_asked_for_by_name() -> None
 RUNNABLE = {
     "quixbugs": ("quixbugs-python__gcd",),
     "polyglot python": ("polyglot-python__bowling",),
-    "polyglot javascript": ("polyglot-javascript__promises", "polyglot-javascript__grep"),
+    "polyglot javascript": ("polyglot-javascript__parallel-letter-frequency", "polyglot-javascript__grep"),
     "humaneval stubs": ("HumanEval/32", "HumanEval/50"),
 }
 

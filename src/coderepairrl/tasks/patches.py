@@ -70,12 +70,20 @@ def size(patch: bytes) -> Size:
 def paths(patch: bytes) -> list[str]:
     r"""The files that `patch` changes, in its order, those it removes or renames included.
 
-    >>> paths(b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n")
+    >>> paths(b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n--- a/no\n")
     ['x', 'y', 'z']
     """
-    named = re.findall(rb"^(?:--- a/|\+\+\+ b/|rename from |rename to )([^\t\n]+)", patch, re.MULTILINE)
-    named += re.findall(rb"^diff --git a/(.+) b/\1\n(?:new|deleted|old|index|Binary|GIT)", patch, re.MULTILINE)
-    return list(dict.fromkeys(each.decode("utf-8", "surrogateescape") for each in named))
+    lines, heads, at = patch.decode("utf-8", "surrogateescape").split("\n"), list[str](), 0
+    while at < len(lines):
+        if match := _HUNK.fullmatch(lines[at]):
+            at = _end(lines, at, match)
+        else:
+            heads.append(lines[at])
+            at += 1
+    text = "\n".join(heads)
+    named = re.findall(r"^(?:--- a/|\+\+\+ b/|rename from |rename to )([^\t\n]+)", text, re.MULTILINE)
+    named += re.findall(r"^diff --git a/(.+) b/\1\n(?:new|deleted|old|index|Binary|GIT)", text, re.MULTILINE)
+    return list(dict.fromkeys(named))
 
 
 def language(patch: bytes, default: str = "text") -> str:

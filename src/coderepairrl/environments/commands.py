@@ -25,7 +25,6 @@ from coderepairrl.environments import layers, trees
 from coderepairrl.environments.fetch import Say, check_room
 from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
 from coderepairrl.environments.manifests import Found, Layer, digest_of
-from coderepairrl.environments.proxy import proxy
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.printable import printable
 from coderepairrl.processes.caches import images_cache
@@ -185,6 +184,8 @@ def _keep(archive: Path, key: str) -> _Kept:
 
 async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
     """What came of `command` in `tree`, and the hosts that it wanted and did not get."""
+    from coderepairrl.environments.proxy import proxy  # loads aiohttp, and most images are ready without a command
+
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
     try:
         with scratch("image") as home:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.environments import Environment, ReadyImage, prepare_environments, prepare_images
-from coderepairrl.errors import CodeRepairError, several
+from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
 from coderepairrl.grading import harness
-from coderepairrl.sandbox.workspace import commit_folder
+from coderepairrl.printable import without_login
+from coderepairrl.sandbox.workspace import commits_at_hand, fetch_commits
 from coderepairrl.types import Task
 
 Say = Callable[[str], None]
+_AT_ONCE = 32
+"""Commits of a repository in one fetch: all that a kill or a failure can lose."""
+_WAITS = (1.0, 5.0)
+"""Seconds after which a fetch is tried again that failed for a reason that may pass."""
 
 
 class Prerequisites(NamedTuple):
@@ -35,7 +43,7 @@ async def prepare(
     """
     wanted = list(tasks)
     problems: list[CodeRepairError] = []
-    commits = await asyncio.to_thread(_fetch, wanted, problems, say)
+    commits = await asyncio.to_thread(_Commits(wanted, problems, say).fetch, jobs)
     unpacked: list[ReadyImage] = []
     environments: list[Environment] = []
     try:
@@ -56,19 +64,65 @@ async def prepare(
     return Prerequisites(commits, unpacked, environments)
 
 
-def _fetch(tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> list[str]:
-    """Fetch each commit once; returns those that could be had, and adds to `problems` why the others could not."""
-    wanted = dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:"))
-    there = []
-    for number, workspace in enumerate(wanted, 1):
-        url, _, commit = workspace.removeprefix("git:").rpartition("@")
+class _Commits:
+    """Fetches the commits of tasks: those of one repository `_AT_ONCE` at a time, which is one answer of its server."""
+
+    def __init__(self, tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> None:
+        self._wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
+        self._problems, self._say, self._done = problems, say, 0
+
+    def fetch(self, jobs: int) -> list[str]:
+        """Fetch those of `jobs` repositories at a time; returns what could be had, and adds to the problems why the
+        others could not."""
+        by_url = defaultdict[str, list[str]](list)
+        for workspace in self._wanted:
+            url, _, commit = workspace.removeprefix("git:").rpartition("@")
+            by_url[url].append(commit)
+        with ThreadPoolExecutor(jobs) as pool:
+            found = pool.map(self._of, by_url, by_url.values())
+            here = {f"git:{url}@{commit}" for url, some in zip(by_url, found, strict=True) for commit in some}
+        return [workspace for workspace in self._wanted if workspace in here]
+
+    def _of(self, url: str, commits: list[str]) -> list[str]:
+        """Those of `commits` that are there in the end."""
+        here = commits_at_hand(url, commits)
+        self._done += len(here)
+        lacking = [commit for commit in commits if commit not in here]
+        while lacking:
+            some, lacking = lacking[:_AT_ONCE], lacking[_AT_ONCE:]
+            try:
+                self._some(url, some)
+            except CodeRepairError as error:  # it would be the same with the others
+                self._problems.append(error)
+                self._say(f"{len(some) + len(lacking)} commits not fetched: {error}")
+                break
+        return commits_at_hand(url, commits)
+
+    def _some(self, url: str, commits: list[str]) -> None:
         try:
-            with commit_folder(url, commit):
-                there.append(workspace)
-        except CodeRepairError as error:
-            problems.append(error)
-            say(f"commit {number} of {len(wanted)}: {error}")
-    return there
+            _patiently(url, commits, self._say)
+        except TaskError as error:
+            if len(commits) == 1:
+                self._problems.append(error)
+                self._say(f"{error}")
+                return
+            half = len(commits) // 2
+            self._some(url, commits[:half])
+            self._some(url, commits[half:])
+            return
+        self._done += len(commits)
+        self._say(f"commits: {self._done} of {len(self._wanted)} are here ({without_login(url)}: {len(commits)} more)")
+
+
+def _patiently(url: str, commits: list[str], say: Say) -> None:
+    """`fetch_commits`, and again after a while where that may help."""
+    for wait in _WAITS:
+        try:
+            return fetch_commits(url, commits)
+        except SandboxFault as error:
+            say(f"{error}; trying again in {wait:.0f} s")
+            time.sleep(wait)
+    return fetch_commits(url, commits)
 
 
 def image_names(tasks: Iterable[Task]) -> list[str]:

@@ -155,7 +155,7 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
     problems = Problems()
     check_workspaces([task, task], Made([]), problems)
-    assert states([task, task]) == [(made.folder.name, "as built", 2)] and not problems.found
+    assert states([task, task]) == [(made.folder.name, "as built", 2, "")] and not problems.found
     path = next(made.folder.rglob("METADATA"))
     content = bytearray(path.read_bytes())
     content[5] ^= 1

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
 
 from coderepairrl.cli.output import Json, Options, show, table
 from coderepairrl.errors import ExitCode
+from coderepairrl.printable import logged
 
 app = typer.Typer(help="Environments of tasks: are they as built; in what do two differ?", no_args_is_help=True)
 
-Environment = Annotated[str, typer.Argument(help="its folder, or its name in the cache")]
+Environment = Annotated[str, typer.Argument(help="its folder, its name in the cache, or an image's name")]
 
 
 @app.command("verify")
@@ -21,21 +23,25 @@ def env_verify(
     options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file of the environments that the tasks of SOURCE need: are they there, and as they were built?"""
+    """Read every file of the environments and images that the tasks of SOURCE need: are they there, and as they were
+    built?"""
     from coderepairrl import config
     from coderepairrl.certify import data
     from coderepairrl.environments import states
 
-    found = states(data.load(source, config.parse_options(options or [], "path")))
+    found = states(list(data.load(source, config.parse_options(options or [], "path"))))
     lines = {each.name: f"{each.state:<10} {each.tasks} tasks" for each in found}
     show(json.dumps([each._asdict() for each in found]) if as_json else table(lines) or "no environment is needed")
+    for fix in dict.fromkeys(each.fix for each in found if each.fix):
+        print(logged(f"fix: {fix}"), file=sys.stderr)
     if any(each.state != "as built" for each in found):
         raise typer.Exit(ExitCode.RUN_FAILED)
 
 
 @app.command("diff")
 def env_diff(first: Environment, second: Environment, as_json: Json = False) -> None:
-    """What two environments do not share: Python, packages, specification, files. Exit code 1 if there is anything."""
+    """What two environments, or two images, do not share: Python, packages, specification or settings, files. Exit code
+    1 if there is anything."""
     from coderepairrl.environments import differences, record
 
     found = differences(record(first), record(second))

@@ -1,13 +1,24 @@
-"""What was recorded of built environments, and in what two of them differ."""
+"""What was recorded of built environments and unpacked images, and in what two of them differ."""
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coderepairrl.errors import UsageError
+from coderepairrl.environments.verify import content_of, kind_of
+from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environments_cache
+from coderepairrl.sandbox import inside, rootfs
+from coderepairrl.sandbox.privileges import SANDBOX_USER
+
+_DPKG = "var/lib/dpkg"
+_SHOWN = 12
+"""Digits of a file's SHA-256 that tell two of them apart."""
 
 
 class Difference(NamedTuple):
@@ -23,28 +34,49 @@ class Difference(NamedTuple):
 
 
 def record(name: str) -> dict[str, Any]:
-    """The record of an environment, by its folder or by its name in the cache. Raises `UsageError`."""
+    """The record of an environment, by its folder or by its name in the cache, or that of an unpacked image, by its
+    folder or by its name, which has its files in ``tree``. Raises `UsageError`."""
     folder = Path(name) if "/" in name else environments_cache() / name
     try:
+        if not (folder / ENVIRONMENT_RECORD).is_file():
+            if not (folder / rootfs.IMAGE_RECORD).is_file():
+                user = SANDBOX_USER if os.geteuid() == 0 else None
+                folder, _ = rootfs.find(name.removeprefix("image:"), user)
+            about: dict[str, Any] = json.loads((folder / rootfs.IMAGE_RECORD).read_text(encoding="utf-8"))
+            return about | {"tree": str(folder / "tree")}
         found: dict[str, Any] = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
         assert {"packages", "digest", "specification"} <= found.keys()
-    except (OSError, ValueError, AssertionError) as error:
+    except (OSError, ValueError, AssertionError, TaskError) as error:
         raise UsageError(
-            f"{folder} is no environment that was built to its end",
+            f"{name} is no environment that was built to its end, and no image that was unpacked",
             fix="crrl env verify SOURCE names those of a source's tasks",
         ) from error
     return found
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[Difference]:
-    """Every fact of two records that is not the same, packages one by one."""
+    """Every fact of two records that is not the same, packages one by one; of images the files, too, but for those of
+    packages that differ."""
     one, other = _facts(first), _facts(second)
+    found = _unequal(one, other)
+    if "tree" in first and "tree" in second and first["digest"] != second["digest"]:
+        trees = [Path(each["tree"]) for each in (first, second)]
+        changed = {each.fact for each in found}
+        explained = {path for tree in trees for fact, path in _belongings(tree, changed)}
+        files = [_files(*trees), _files(*reversed(trees))]
+        found += [each for each in _unequal(*files) if each.fact.removeprefix("file ") not in explained]
+    return found
+
+
+def _unequal(one: Mapping[str, str], other: Mapping[str, str]) -> list[Difference]:
     names = sorted(one.keys() | other.keys())
     there = (Difference(name, one.get(name, ""), other.get(name, "")) for name in names)
     return [each for each in there if each.first != each.second]
 
 
 def _facts(about: dict[str, Any]) -> dict[str, str]:
+    if "tree" in about:
+        return _image_facts(about)
     packages = {f"package {name}": version for name, version in about["packages"].items()}
     asked = {f"specification {name}": _text(value) for name, value in about["specification"].items()}
     return {"python": about["python"], "uv": about["uv"], "files": about["digest"], **packages, **asked}
@@ -52,3 +84,69 @@ def _facts(about: dict[str, Any]) -> dict[str, str]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+# -- images
+
+
+def _image_facts(about: dict[str, Any]) -> dict[str, str]:
+    tree = Path(about["tree"])
+    facts = {name: about[name] for name in ("id", "workdir", "head", "home")}
+    facts |= {"files": about["digest"], "user": f"{about['user']}:{about['group']}"}
+    facts |= {f"variable {name}": value for name, value in about["env"].items()}
+    facts |= {_name(name, where): version for name, version, where in _distributions(tree)}
+    status = inside.text(tree, f"{_DPKG}/status", longest=1 << 26)
+    for row in status.split("\n\n"):
+        name, version = (
+            re.search(r"^Package: *(.+)", row, re.MULTILINE),
+            re.search(r"^Version: *(.+)", row, re.MULTILINE),
+        )
+        if name and version and re.search(r"^Status: .* installed$", row, re.MULTILINE):
+            facts[f"package {name[1]} of dpkg"] = version[1]
+    return facts
+
+
+def _name(name: str, where: str) -> str:
+    return f"package {name} in /{where}"
+
+
+def _distributions(tree: Path) -> Iterator[tuple[str, str, str]]:
+    """Name, version and folder of Python's packages."""
+    for parent, folders, _ in os.walk(tree):
+        for each in folders:
+            if each.endswith(".dist-info") and not Path(parent, each).is_symlink():
+                name, _, version = each.removesuffix(".dist-info").partition("-")
+                yield name, version, str(Path(parent).relative_to(tree))
+
+
+def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
+    """Fact and path of the files of packages that are in `facts`, as the packages list them."""
+    for name, version, where in _distributions(tree):
+        if (fact := _name(name, where)) in facts:
+            listed = inside.text(tree, f"{where}/{name}-{version}.dist-info/RECORD", longest=1 << 26)
+            for row in csv.reader(listed.splitlines()):
+                if row:
+                    yield fact, os.path.normpath(f"{where}/{row[0]}" if row[0][:1] != "/" else row[0][1:])
+    debian = {fact for fact in facts if fact.endswith(" of dpkg")}
+    for fact in debian:
+        yield fact, f"{_DPKG}/status"
+    for info in (tree / _DPKG / "info").glob("*"):
+        fact = f"package {info.stem.partition(':')[0]} of dpkg"
+        if fact in debian:
+            yield fact, str(info.relative_to(tree))
+            if info.suffix == ".list":
+                for line in inside.text(tree, str(info.relative_to(tree)), longest=1 << 26).splitlines():
+                    yield fact, line.lstrip("/")
+
+
+def _files(tree: Path, other: Path) -> dict[str, str]:
+    """Kind and content of each file of `tree` that is not one file with that of `other`."""
+    found = {}
+    for parent, folders, files in os.walk(tree):
+        for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):
+            path = Path(parent, name)
+            where, status = path.relative_to(tree), path.lstat()
+            if os.path.lexists(other / where) and os.path.samestat(status, (other / where).lstat()):
+                continue
+            found[f"file {where}"] = f"{kind_of(status)} {content_of(path, status)[:_SHOWN]}".strip()
+    return found

@@ -31,12 +31,13 @@ from typing import IO, Any
 from coderepairrl.environments import history, layers
 from coderepairrl.environments.fetch import Say, check_room
 from coderepairrl.environments.manifests import Found, Layer
+from coderepairrl.environments.verify import digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.hostgit import bare, git, reason
 from coderepairrl.sandbox import inside
 from coderepairrl.sandbox.interpreter import first_python, install_command
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.rootfs import MOUNTED, Image, store
+from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, store
 from coderepairrl.sandbox.workspace import blob_id, commit_stream, decoy
 
 GROWTH = 3
@@ -62,13 +63,13 @@ def build(found: Found, user: int | None, say: Say) -> Image:
     folder(home)
     with alone(home / found.id) as lock:
         done = home / found.id
-        if (done / "image.json").is_file():
+        if (done / IMAGE_RECORD).is_file():
             return Image.read(done)
         partial = home / f".partial-{found.id}"
         shutil.rmtree(partial, ignore_errors=True)
         check_room(home, GROWTH * sum(layer.size for layer in found.layers), f"unpacking image {found.name}")
         try:
-            tree, shares = folder(partial) / "tree", home / "shares"
+            tree, shares = folder(partial) / "tree", home / SHARES
             for each in (tree, shares):
                 owned(each, user)
             unpacking = Unpacking(found, tree, shares, partial, user, lock, say)
@@ -80,7 +81,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
                 f"image {found.name} cannot be unpacked: {error}", fix="free some disk space, or set CRRL_CACHE"
             ) from error
         finally:
-            if not (partial / "image.json").is_file():
+            if not (partial / IMAGE_RECORD).is_file():
                 shutil.rmtree(partial, ignore_errors=True)
         partial.rename(done)
         return image
@@ -288,15 +289,16 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     who, group, home = user_of(tree, str(about.get("User") or ""), found.name)
     env = dict(pair.partition("=")[::2] for pair in about.get("Env") or ())
     report = summary(reports) | {"removed": list(reduced.removed), **found.digests}
-    image = Image(
-        found.name, found.id, f"/{where}", env, who, group, home, base, size, reduced.head, tuple(_hidden(tree)), report
-    )
     for path in partial.glob("*.json"):
         path.chmod(0o644)
+    hidden, digest = tuple(_hidden(tree)), digest_of(partial, record=IMAGE_RECORD)
+    image = Image(
+        found.name, found.id, f"/{where}", env, who, group, home, base, size, reduced.head, hidden, report, digest
+    )
     unfinished = partial / ".image.json"
     unfinished.write_text(json.dumps(asdict(image)))
     unfinished.chmod(0o644)
-    unfinished.rename(partial / "image.json")
+    unfinished.rename(partial / IMAGE_RECORD)
     return image
 
 

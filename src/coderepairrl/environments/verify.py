@@ -1,26 +1,29 @@
-"""Whether an environment is still what was built: a digest over all of its files."""
+"""Whether an environment or an image is still what was built: a digest over all of its files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shlex
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
+from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find, pinned
 from coderepairrl.types import Task
 
 _SHARED = 512
 """Bytes from which a file is worth a link."""
 
 
-def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None) -> str:
-    """SHA-256 in hex over path, kind, permission to execute and content of every file of `folder`, but its record.
+def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
+    """SHA-256 in hex over path, kind, permission to execute and content of every file of `folder`, but its `record`.
 
     `known` keeps the hashes of files by device and inode, so that one that several environments share is read once.
     """
@@ -30,17 +33,33 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None) -> 
         links = [name for name in folders if Path(parent, name).is_symlink()]
         for name in sorted((*files, *links)):
             path = Path(parent, name)
-            if path == folder / ENVIRONMENT_RECORD:
+            if path == folder / record:
                 continue
             status = path.lstat()
-            linked, inode = stat.S_ISLNK(status.st_mode), (status.st_dev, status.st_ino)
-            if inode not in known:
-                content = os.fsencode(path.readlink()) if linked else path.read_bytes()
-                known[inode] = hashlib.sha256(content).hexdigest()
-            kind = "link" if linked else "program" if status.st_mode & stat.S_IXUSR else "file"
-            about = f"{path.relative_to(folder)}\0{kind}\0{known[inode]}\n"
+            if (inode := (status.st_dev, status.st_ino)) not in known:
+                known[inode] = content_of(path, status)
+            about = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
             whole.update(about.encode("utf-8", "surrogateescape"))
     return whole.hexdigest()
+
+
+def kind_of(status: os.stat_result) -> str:
+    """``link``, ``program`` (its owner may execute it), ``file``, or ``pipe`` for whatever cannot be read."""
+    if stat.S_ISLNK(status.st_mode):
+        return "link"
+    if not stat.S_ISREG(status.st_mode):
+        return "pipe"
+    return "program" if status.st_mode & stat.S_IXUSR else "file"
+
+
+def content_of(path: Path, status: os.stat_result) -> str:
+    """SHA-256 in hex of a file's content, or of a link's target; empty for a pipe, which would never end."""
+    if stat.S_ISLNK(status.st_mode):
+        return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+    if not stat.S_ISREG(status.st_mode):
+        return ""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def share(folder: Path) -> None:
@@ -98,27 +117,41 @@ def check_environments(tasks: Iterable[Task]) -> None:
 
 
 class State(NamedTuple):
-    """An environment of tasks: its name in the cache, whether it is ``as built``, ``changed`` or ``missing``, and how
-    many tasks need it."""
+    """What tasks run in: the name of an environment in the cache, or of an image; whether it is ``as built``,
+    ``changed``, ``missing`` or ``unknown`` (an image unpacked before digests were kept); how many tasks need it; and
+    what helps, unless it is as built."""
 
     name: str
     state: str
     tasks: int
+    fix: str = ""
 
 
-def states(tasks: Iterable[Task]) -> list[State]:
-    """The environments that `tasks` specify. Reads every file of them."""
-    found = []
+def states(tasks: Sequence[Task]) -> list[State]:
+    """The environments that `tasks` specify, and the images that they run in. Reads every file of them."""
+    known: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
+    places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))
+    images = Counter(place for place in places if place.startswith("image:"))
+    found = []
     for text, count in needed.items():
         folder = environment_folder(text)
-        state = "as built"
-        if not (folder / ENVIRONMENT_RECORD).is_file():
-            state = "missing"
-        else:
-            try:
-                check_unchanged(folder)
-            except TaskError:
-                state = "changed"
-        found.append(State(folder.name, state, count))
+        try:
+            check_unchanged(folder)
+            found.append(State(folder.name, "as built", count))
+        except TaskError as error:
+            state = "changed" if (folder / ENVIRONMENT_RECORD).is_file() else "missing"
+            found.append(State(folder.name, state, count, error.fix))
+    for text, count in images.items():
+        where = text.removeprefix("image:")
+        try:
+            folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
+            same = digest_of(folder, known, IMAGE_RECORD) == image.digest
+            state = "as built" if same else "changed" if image.digest else "unknown"
+            # what is damaged may be shared: unpacked again, the image would be linked with it
+            command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
+            fix = "" if same else f"{command}, and prepare its tasks again (crrl data prepare)"
+            found.append(State(pinned(where), state, count, fix))
+        except TaskError as error:
+            found.append(State(where, "missing", count, error.fix))
     return found

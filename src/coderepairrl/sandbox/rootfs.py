@@ -25,6 +25,10 @@ from coderepairrl.processes.hostgit import bare
 from coderepairrl.sandbox.workspace import Prepared, hand_over, pack
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+IMAGE_RECORD = "image.json"
+"""The file of an unpacked image that says what it is; written last, so that one without it is half unpacked."""
+SHARES = "shares"
+"""The folder beside unpacked images with the files that they share."""
 MOUNTED = "run/crrl"
 """Folder of an image that sandboxes mount what they need upon."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -56,11 +60,14 @@ class Image:
     """Folders in it with answers to the tasks that ship."""
     report: Mapping[str, Any] | None = None
     """How it was made, what was left out."""
+    digest: str = ""
+    """SHA-256 in hex over all its files, and over those of ``git``, as they were unpacked; empty if they were before
+    there was one."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The image that was unpacked to `folder`. Raises FileNotFoundError where none was, or not to its end."""
-        values = json.loads((folder / "image.json").read_text())
+        values = json.loads((folder / IMAGE_RECORD).read_text())
         return cls(**values | {"hidden": tuple(values["hidden"])})
 
 

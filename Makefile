@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: help hello hello-bar hello-short test crash lint test-slow test-programs test-protocols test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
+.PHONY: help hello hello-bar hello-short test crash lint test-slow test-programs test-rules test-protocols test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -36,6 +36,9 @@ test-slow: .venv/.dev  ## real components that take minutes
 
 test-programs: .venv/.dev  ## Codex CLI, Claude Code, mini-swe-agent and the original Nano, as they are
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
+
+test-rules: .venv/.dev  ## benchmarks judged by their own rules, in images of their layout
+	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/tasks
 
 test-pages: .venv/.dev  ## reports and viewed episodes in a real Chromium
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/report/view

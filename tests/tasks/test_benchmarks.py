@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -407,7 +408,10 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("source", SHAPES)
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
-def test_a_row_as_published_becomes_a_task(source: str, ending: str, tmp_path: Path) -> None:
+def test_a_row_as_published_becomes_a_task(
+    source: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     row, expected = SHAPES[source]
     path = tmp_path / f"rows{ending}"
     if ending == ".parquet":
@@ -424,6 +428,23 @@ def test_a_row_as_published_becomes_a_task(source: str, ending: str, tmp_path: P
         assert task.workspace.startswith("image:dockerfile:"), "without the tests in it"
     else:
         assert task.workspace == f"git:https://github.com/o/toy.git@{'5' * 40}"
+
+
+def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark may have 50,000 rows; a selected task is the same as it is among all."""
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
+    row, _ = SHAPES["r2e_gym"]
+    rows = []
+    for number in range(3):
+        commit = {**COMMIT, "new_commit_hash": str(number) * 40}
+        rows.append({**row, "docker_image": f"n/toy:{number}", "parsed_commit_content": json.dumps(commit)})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    source: Any = make("r2e_gym", path=str(path), select={"n": 1, "skip": 1, "split": "dev"})
+    [task] = source
+    assert len(list((tmp_path / "benchmarks/images").iterdir())) == 1
+    assert source.row(task.id)["docker_image"] == "n/toy:1"
+    assert replace(task, split="train") == list(make("r2e_gym", path=str(path)))[1]
 
 
 def test_images_are_named_as_published(tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     for name in UNUSED.split():
         shutil.rmtree(library / name, ignore_errors=True)
     subprocess.run(["rm", "-rf", root / "testbed", *(root / "usr/lib/git-core").glob("git-*-*")], check=True)
-    for name in ("mktemp", "patch"):
-        shutil.copy(f"/usr/bin/{name}", root / "usr/bin")
+    for name in ("mktemp", "patch"):  # that patches are tried with in the end
+        if program := shutil.which(name):
+            shutil.copy(program, root / "usr/bin")
     (root / "usr/bin/python").symlink_to("python3")
     (root / "usr/lib/runner.py").write_text(RUNNER)
     return packed(root)
@@ -160,13 +161,17 @@ async def resolved(backend: Bubblewrap, task: Task, patch: str) -> grading.Verdi
         return await (grading.grade(box, task, patch.encode()) if patch else grading.judge(box, task.checks))
 
 
-async def holds(backend: Bubblewrap, task: Task, *cheats: str) -> None:
-    """The reference resolves; untouched, another task's repair, and patches that only edit tests do not."""
+async def holds(backend: Bubblewrap, task: Task, *cheats: str, conflict: bool = False) -> None:
+    """The reference resolves, and with edits of tests, too, unless they make a `conflict` with the benchmark's own;
+    untouched, another task's repair, and patches that only edit tests do not."""
     found = await resolved(backend, task, task.reference.decode())
     assert not found.problem, found
     for patch in ("", OTHER, *cheats):
         found = await resolved(backend, task, patch)
         assert found.problem and (patch in cheats or not found.doubtful), (patch, found)
+    for patch in cheats:
+        found = await resolved(backend, task, task.reference.decode() + patch)
+        assert bool(found.problem) is conflict, (patch, found)
 
 
 async def seen(backend: Bubblewrap, task: Task, script: str) -> str:
@@ -243,6 +248,7 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
     hidden = await seen(
         backend, task, "ls -d /r2e_tests run_tests.sh; find / -xdev -name 'test_1*'; git log --oneline --all"
     )
+    assert await seen(backend, task, "command -v python") == "/root/.venv/bin/python\n"
     assert "test_1.py" not in hidden and hidden.count("cannot access") == 2 and "fix" not in hidden, hidden
     made = "--- /dev/null\n+++ b/{}\n@@ -0,0 +1 @@\n+x\n"
     same = FIX + made.format("run_tests.sh") + made.format("r2e_tests/x")
@@ -331,7 +337,7 @@ async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
     task = world.task("multi_swe_bench", multi_row(image), workspace="image")
     hidden = await seen(backend, task, "pwd; ls /home; grep -rl 'a + b' /home; git log --oneline --all")
     assert hidden.split()[:2] == ["/home/gson", "gson"] and "a + b" not in hidden and "fix" not in hidden, hidden
-    await holds(backend, task, CHEAT)
+    await holds(backend, task, CHEAT, conflict=True)
     broken = FIX.replace("return a + b", "return a + b if b else -a")
     found = await resolved(backend, task, broken)
     assert "com.keep" in found.problem, "a test that is not named passed, and fails now"
@@ -400,7 +406,7 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
             continue  # no such row is published
         maps = {kind: dict.fromkeys(named, "") for kind, named in kinds.items()}
         results = {"run_result": recorded(runs), "test_patch_result": recorded(tests)}
-        checks = _checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}), "")
+        checks = _checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
         argument = checks.commands[0].results.partition(":")[2]
         questions.append({"log": log(fixes), **packages.MULTI_SWE_BENCH.asked(argument, checks)})
         expected.append(good)
@@ -595,6 +601,7 @@ def machine(isolating: None) -> Iterator[Bubblewrap]:
     made.close()
 
 
+@pytest.mark.slow
 @needs_java
 async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Path) -> None:
     files = {"src/main/Sum.java": SUM.format("-"), "src/test/SumTest.java": SUM_TEST, **TOOLS}

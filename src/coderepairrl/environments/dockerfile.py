@@ -5,7 +5,7 @@ Understood are ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files bes
 ``WORKDIR``, ``ENV``, ``ARG`` and ``USER``; ``CMD``, ``ENTRYPOINT`` and what only describes an image are left out, since
 sandboxes start commands of their own. Commands run in the image's own files, in a sandbox (`commands`). The
 distribution's packages are refused by name: their tools take several owners and a network. Owners (``--chown``) have no
-meaning here: inside, one user owns everything. ``RUN rm -rf`` of whole paths takes no sandbox.
+meaning here: inside, one user owns everything. ``RUN rm -rf`` and ``RUN ln -sfT`` of whole paths take no sandbox.
 
 One more instruction is ours: ``PATCH FILE`` applies a patch beside the Dockerfile to the working folder when all else
 is there, and makes that the only commit of its repository, so that nobody finds in it what the patch undid.
@@ -51,6 +51,7 @@ _FOLDERS = {
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
 _MKDIR = re.compile(r"mkdir\s+(?:-p\s+)?(?P<folders>[^;&|<>$`*?\\]+)")
 _REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")
+_LINK = re.compile(r"ln\s+-sfT\s+(?P<to>/[^\s;&|<>$`*?\\]+)\s+(?P<where>/[^\s;&|<>$`*?\\]+)")
 _THEN = 946_684_800
 """2000-01-01, in seconds since 1970: when copied files were written, for all that is known of them here."""
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
@@ -211,6 +212,9 @@ class Recipe:
         if self._shell == _SHELL and (match := _REMOVE.fullmatch(rest.strip())):
             for path in match["paths"].split():
                 self._remove(self._inside(path))
+            return
+        if self._shell == _SHELL and (match := _LINK.fullmatch(rest.strip())):
+            self._entries[self._inside(match["where"])] = _Entry(match["to"].encode(), 0o777, link=True)
             return
         network, command = True, rest
         while option := _OPTION.match(command):

@@ -6,8 +6,9 @@ import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from coderepairrl.environments import dockerfile
 from coderepairrl.errors import ConfigError, TaskError
@@ -23,6 +24,15 @@ Workspace = Literal["git", "image"]
 GITHUB = "https://github.com/{repository}.git"
 
 
+class Images(NamedTuple):
+    """Workspaces that are made of a published image."""
+
+    shown: str
+    """Without what agents must not see."""
+    judging: str = ""
+    """Where the checks run, if not there."""
+
+
 class Benchmark(TaskSource, ABC):
     """Tasks that are the rows of a published table, which is read once.
 
@@ -34,7 +44,8 @@ class Benchmark(TaskSource, ABC):
         self.path = Path(path).expanduser() if path else None
         self.hub, self.split, self.revision = hub, split, revision
         self._rows: tuple[Row, ...] | None = None
-        self._tasks: dict[str, tuple[Task, Row]] = {}
+        self._described: dict[str, tuple[Task, Row]] = {}
+        self._tasks: tuple[Task, ...] = ()
 
     def rows(self) -> Sequence[Row]:
         """The rows as they were published. Raises `TaskError` and `PrerequisiteError`."""
@@ -46,16 +57,19 @@ class Benchmark(TaskSource, ABC):
                 )
         return self._rows
 
-    def prepare(self) -> None:
-        """Read the rows, and write the workspaces that are made of them. Raises as `rows`."""
-        if self._tasks:
-            return
+    def described(self) -> list[Task]:
+        """The tasks of all rows, as they are before `ready`: what can be selected from. Raises as `rows`."""
+        if not self._described:
+            self._described = self._describe()
+        return [task for task, _ in self._described.values()]
+
+    def _describe(self) -> dict[str, tuple[Task, Row]]:
         found: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
                 task = self.task(row)
             except OSError as error:
-                raise TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE") from error
+                raise self._unwritten(error) from error
             except (LookupError, TypeError, AttributeError, ValueError) as error:  # of values within its columns
                 raise row.wrong(f"its values cannot be read: {type(error).__name__}: {error}") from error
             if task.id in found:
@@ -64,16 +78,39 @@ class Benchmark(TaskSource, ABC):
                     fix="name one file of the folder: path=FILE",
                 )
             found[task.id] = task, row
-        self._tasks = found
+        return found
+
+    def ready(self, task: Task) -> Task:
+        """One of the tasks `described`, or a changed one of its id, in the images that are made for it. Raises
+        `TaskError`."""
+        try:
+            made = self.made_images(self._described[task.id][1])
+        except OSError as error:
+            raise self._unwritten(error) from error
+        if made is None:
+            return task
+        return replace(task, workspace=made.shown, checks=replace(task.checks, workspace=made.judging))
+
+    def made_images(self, row: Row) -> Images | None:
+        """The images that are made for a row, if any are; asked for the tasks that are selected alone."""
+        return None
+
+    def _unwritten(self, error: OSError) -> TaskError:
+        return TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE")
+
+    def prepare(self) -> None:
+        """Read the rows, and write the workspaces that are made of them. Raises as `rows`."""
+        if not self._tasks:
+            self._tasks = tuple(map(self.ready, self.described()))
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()
-        return (task for task, _ in self._tasks.values())
+        return iter(self._tasks)
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """The row of which the task of that id was made. Raises KeyError."""
-        self.prepare()
-        return self._tasks[task_id][1].values
+        self.described()
+        return self._described[task_id][1].values
 
     @abstractmethod
     def task(self, row: Row) -> Task:

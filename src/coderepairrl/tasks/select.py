@@ -12,6 +12,7 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.benchmark import Benchmark
 from coderepairrl.tasks.patches import Size, size
 from coderepairrl.tasks.quarantine import outside
 from coderepairrl.types import Checks, Task
@@ -123,14 +124,18 @@ class Selected(TaskSource):
     def prepare(self) -> None:
         """Prepare the source, and select. Raises what that does, and `TaskError` where nothing is left."""
         if self._tasks is None:
-            self.source.prepare()
-            there = list(self.source)
+            benchmark = self.source if isinstance(self.source, Benchmark) else None
+            if benchmark is not None:  # images are made for what is selected alone
+                there = benchmark.described()
+            else:
+                self.source.prepare()
+                there = list(self.source)
             found = self.selection.of(there)
             if not found:
                 raise TaskError(
                     f"no task of {self.name} is left of {len(there)} by select", fix="ask for less in options.select"
                 )
-            self._tasks = found
+            self._tasks = found if benchmark is None else list(map(benchmark.ready, found))
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()

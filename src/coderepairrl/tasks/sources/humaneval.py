@@ -60,11 +60,11 @@ class HumanEval(Files):
         self.bug, self.seed = bug, seed
         self._broken: dict[str, str] = {}
 
-    def prepare(self) -> None:
-        """Read the rows and make the bugs. Raises `TaskError` and `PrerequisiteError`."""
+    def described(self) -> list[Task]:
+        """The tasks of all rows, with the bugs that are made first. Raises `TaskError` and `PrerequisiteError`."""
         if self.bug == "mutant" and not self._broken:
             self._broken = self._mutants()
-        super().prepare()
+        return super().described()
 
     def task(self, row: Row) -> Task:
         """The task of a row."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Repositories, Workspace, derived_image
+from coderepairrl.tasks.benchmark import Images, Repositories, Workspace, derived_image
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
@@ -59,23 +59,19 @@ class MultiSweBench(Repositories):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        issues = [dict(each) for each in row.values.get("resolved_issues") or ()]
-        statement = "\n\n".join(f"{each.get('title', '')}\n{each.get('body') or ''}".strip() for each in issues)
-        columns = {
-            "instance_id": f"{row.text('org')}__{row.text('repo')}-{row.values['number']}",
-            "repo": f"{row.text('org')}/{row.text('repo')}",
-            "base_commit": row.mapping("base").get("sha"),
-            "patch": row.text("fix_patch"),
-            "problem_statement": statement or f"{row.maybe('title')}\n{row.maybe('body')}".strip(),
-        }
-        whole = Row(row.benchmark, row.where, {**row.values, **columns})
-        made = super().task(whole)
-        if self.workspace != "image" or "test_patch_result" not in row:
-            return made
-        steps = f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
-        shown = derived_image(self.image(whole), f"RUN rm -rf {_HIDDEN}", steps)
-        judging = derived_image(self.image(whole), "RUN rm -rf /home/fix.patch", steps)
-        return replace(made, workspace=shown, checks=_checks(row, judging))
+        made = super().task(_as_swe_bench(row))
+        return replace(made, checks=_checks(row)) if self._is_judged(row) else made
+
+    def _is_judged(self, row: Row) -> bool:
+        return self.workspace == "image" and "test_patch_result" in row
+
+    def made_images(self, row: Row) -> Images | None:
+        """The published image without what agents must not see, and without the repair alone."""
+        if not self._is_judged(row):
+            return None
+        base, go = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
+        shown = derived_image(base, f"RUN rm -rf {_HIDDEN}", go)
+        return Images(shown, derived_image(base, "RUN rm -rf /home/fix.patch", go))
 
     def image(self, row: Row) -> str:
         """The published image."""
@@ -83,7 +79,21 @@ class MultiSweBench(Repositories):
         return f"mswebench/{owner}_m_{name}:pr-{row.values['number']}"
 
 
-def _checks(row: Row, workspace: str) -> Checks:
+def _as_swe_bench(row: Row) -> Row:
+    """The row with the columns of SWE-bench."""
+    issues = [dict(each) for each in row.values.get("resolved_issues") or ()]
+    statement = "\n\n".join(f"{each.get('title', '')}\n{each.get('body') or ''}".strip() for each in issues)
+    columns = {
+        "instance_id": f"{row.text('org')}__{row.text('repo')}-{row.values['number']}",
+        "repo": f"{row.text('org')}/{row.text('repo')}",
+        "base_commit": row.mapping("base").get("sha"),
+        "patch": row.text("fix_patch"),
+        "problem_statement": statement or f"{row.maybe('title')}\n{row.maybe('body')}".strip(),
+    }
+    return Row(row.benchmark, row.where, {**row.values, **columns})
+
+
+def _checks(row: Row) -> Checks:
     """The rules of ``gen_report.py``: all recorded repairs happen again, and nothing fails that passed before."""
     run, test = (_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
     columns = [f"{kind}_tests" for kind in ("p2p", "f2p", "s2p", "n2p")]
@@ -102,7 +112,7 @@ def _checks(row: Row, workspace: str) -> Checks:
         "ran": sorted(name for name, status in run.items() if status == "PASS" and test.get(name, "SKIP") == "SKIP"),
     }
     command = Command(("bash", "-c", _RUN), TIMEOUT, f"multi_swe_bench:{json.dumps(about)}")
-    return Checks((command,), {}, repaired, passed, workspace)
+    return Checks((command,), {}, repaired, passed)
 
 
 def _statuses(result: Mapping[str, Any]) -> dict[str, str]:

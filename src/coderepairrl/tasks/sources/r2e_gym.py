@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from coderepairrl.tasks.benchmark import Benchmark, derived_image, image_workspace, patch_bytes
+from coderepairrl.tasks.benchmark import Benchmark, Images, derived_image, image_workspace, patch_bytes
 from coderepairrl.tasks.patches import language
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -25,6 +25,12 @@ _NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in (*_NOTES, "m
 _HIDDEN = ("/r2e_tests", *(f"/testbed/{name}" for name in _NAMES))
 """What upstream hides from agents: tests, and in older images what is known of the commit."""
 _PATH = "/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_STEPS = (
+    f"RUN rm -rf {' '.join(_HIDDEN)}",
+    "RUN ln -sfT /testbed/.venv /root/.venv",
+    f"ENV PATH={_PATH}",
+)
+"""As upstream shows an image to agents."""
 _SCRIPT = f"""
 [ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
 find . /r2e_tests -name __pycache__ -prune -exec rm -rf {{}} + ; find . /r2e_tests -name '*.pyc' -delete
@@ -69,13 +75,18 @@ class R2EGym(Benchmark):
             id=f"r2e__{repository}-{dated.text('new_commit_hash')[:12]}",
             prompt=(issue[1] if issue else statement).strip(),
             language=language(reference, "python"),
-            workspace=derived_image(row.text("docker_image"), f"RUN rm -rf {' '.join(_HIDDEN)}"),
+            workspace=image_workspace(row.text("docker_image")),
             reference=reference,
             checks=_checks(row),
             split=self.split,
             repository=repository,
             created=dated.day("commit_date"),
         )
+
+    def made_images(self, row: Row) -> Images:
+        """The row's image as agents see it in upstream's containers, and as it is."""
+        image = row.text("docker_image")
+        return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
 
 
 def _checks(row: Row) -> Checks:
@@ -86,7 +97,7 @@ def _checks(row: Row) -> Checks:
     if not expected:
         raise row.wrong("column 'expected_output_json' names no test")
     command = Command(("bash", "-c", _SCRIPT), TIMEOUT, f"r2e_gym:{json.dumps(expected)}")
-    return Checks((command,), workspace=image_workspace(row.text("docker_image")))
+    return Checks((command,))
 
 
 def _counts(row: Row, diff: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from coderepairrl.grading.packages import SWE_SMITH
-from coderepairrl.tasks.benchmark import Repositories, Workspace, derived_image, patch_bytes
+from coderepairrl.tasks.benchmark import Images, Repositories, Workspace, derived_image, patch_bytes
 from coderepairrl.tasks.patches import language, turned_round
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -60,24 +60,25 @@ class SweSmith(Repositories):
         reference = patch_bytes(turned_round(row.text("patch")))
         made = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
         made = replace(made, reference=reference, language=language(reference))
-        return self._in_image(made, row) if self.workspace == "image" else made
+        return replace(made, checks=self._checks(row)) if self.workspace == "image" else made
 
-    def _in_image(self, task: Task, row: Row) -> Task:
-        profile = self._profile(row)
-        broken, kept = profile["files"]
+    def made_images(self, row: Row) -> Images | None:
+        """The row's image with the bug; agents do not see the tests that it breaks."""
+        if self.workspace != "image":
+            return None
+        broken, _ = self._profile(row)["files"]
         bug = {_BUG: patch_bytes(row.text("patch"))}
         gone = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
+        shown = derived_image(self.image(row), *gone, f"PATCH {_BUG}", files=bug)
+        return Images(shown, derived_image(self.image(row), f"PATCH {_BUG}", files=bug))
+
+    def _checks(self, row: Row) -> Checks:
+        profile = self._profile(row)
+        broken, kept = profile["files"]
         script = _SCRIPT.replace("COMMAND", profile["command"])
         script = script.replace("FILES", " ".join(dict.fromkeys([*broken, *kept])) or ".")
         command = Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_about(row))}")
-        checks = Checks(
-            commands=(command,),
-            fail_to_pass=row.names("FAIL_TO_PASS"),
-            pass_to_pass=row.names("PASS_TO_PASS"),
-            workspace=derived_image(self.image(row), f"PATCH {_BUG}", files=bug),
-        )
-        shown = derived_image(self.image(row), *gone, f"PATCH {_BUG}", files=bug)
-        return replace(task, workspace=shown, checks=checks)
+        return Checks((command,), fail_to_pass=row.names("FAIL_TO_PASS"), pass_to_pass=row.names("PASS_TO_PASS"))
 
     def _profile(self, row: Row) -> dict[str, Any]:
         """How the tests of a row are run; asked for all rows at once."""

@@ -258,7 +258,7 @@ def test_any_score_is_a_metric(tmp_path: Path) -> None:
     found = numbers(*(side.path for side in sides), "--metric", "cost", "--margin", 9)
     assert found["verdicts"][0].startswith("b is above a: b - a = +") and "points" not in found["verdicts"][0]
     assert not found["comparisons"][0]["share"] and found["comparisons"][0]["h"] is None
-    with pytest.raises(UsageError, match="its tests were never run"):
+    with pytest.raises(UsageError, match="no checks were run"):
         read_outcomes(str(sides[0].path))
     with pytest.raises(UsageError, match="does not measure 'cots'") as caught:
         read_outcomes(str(sides[0].path), "cots")
@@ -419,6 +419,7 @@ def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:
         (Asked(["A", "B"], discordance=0.1), "of a plan"),
         (Asked(["A", "B"]), "there is no run A"),
         (Asked(["A", "B"], cluster="file"), "no clusters"),
+        (Asked(["A", "B"], metric="cost", tasks=Path("ids.txt")), "nothing of 'cost'"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(asked: Asked, message: str) -> None:

@@ -50,8 +50,12 @@ def answer(asked: Asked) -> Result:
         raise UsageError("--discordance is of a plan", fix="say how many points are to be shown: --plan 3")
     if asked.cluster not in ("repository", "task"):
         raise UsageError(f"no clusters are called {asked.cluster!r}", fix="--cluster repository, or --cluster task")
+    if asked.tasks is not None and asked.metric != RESOLVED:
+        raise UsageError(
+            f"--tasks says which tasks are unresolved, and nothing of {asked.metric!r}", fix="leave out --tasks"
+        )
     found: list[Comparison | Unpaired] = []
-    settings, said = {}, []
+    settings, remarks = {}, []
     if len(asked.policies) == 1 or (not asked.policies and (asked.plan is None or asked.discordance is None)):
         raise UsageError(
             "a comparison takes two policies",
@@ -63,7 +67,7 @@ def answer(asked: Asked) -> Result:
         if len(outcomes) == len(read):
             compared = compare(outcomes, _question(asked, outcomes))
             found += compared
-            settings, said = settings_that_differ(outcomes), notes(outcomes, compared)
+            settings, remarks = settings_that_differ(outcomes), notes(outcomes, compared)
         else:
             found += _counts(asked, read)
     planned = None
@@ -73,7 +77,7 @@ def answer(asked: Asked) -> Result:
             raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
         by = first if isinstance(first, Comparison) and asked.discordance is None else float(asked.discordance or 0)
         planned = plan(asked.plan / 100, by, asked.power)
-    return result(found, planned, settings, said)
+    return result(found, planned, settings, remarks)
 
 
 def _question(asked: Asked, outcomes: Sequence[Outcomes]) -> Question:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, codec, open_run
-from coderepairrl.stats import measures
+from coderepairrl.stats import measures, resolved
 from coderepairrl.types import Ending, Episode, Task
 
 RESOLVED = "resolved"
@@ -121,6 +121,7 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
     values: dict[str, list[float]] = {}
     repositories: dict[str, str] = {}
     known: dict[str, None] = {}
+    judges = {"tests"}
     void = 0
     for episode in episodes:
         repositories[episode.task_id] = episode.repository
@@ -129,11 +130,12 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
             void += 1
             continue
         found = _measures(episode)
+        judges |= {score.name for score in episode.scores if score.passed is not None}
         known |= dict.fromkeys(found)
         if metric in found:
             own.append(found[metric])
     if metric not in known:
-        why = ": its tests were never run" if metric == RESOLVED else ""
+        why = ": no checks were run" if metric == RESOLVED else ""
         raise UsageError(
             f"{folder.path} does not measure {metric!r} in {name}{why}", fix=f"--metric: {nearest(metric, known)}"
         )
@@ -156,17 +158,15 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
         tasks={task.id: _digest(task) for task in folder.tasks().values() if task.id in values} or None,
-        versions=_versions(about.get("rewards") or {}, metric),
+        versions=_versions(about.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": about["policy"]} if about.get("policy") else {}),
     )
 
 
 def _measures(episode: Episode) -> dict[str, float]:
-    """As `measures`, and whether the task is resolved: its tests pass."""
-    found = measures(episode)
-    if RESOLVED not in found and "tests" in found:
-        found[RESOLVED] = float(found["tests"] >= 1)
-    return found
+    """As `measures`, and whether the task is resolved."""
+    verdict = resolved(episode)
+    return measures(episode) | ({} if verdict is None else {RESOLVED: float(verdict)})
 
 
 def _choose(folder: RunFolder, which: str) -> str:
@@ -230,12 +230,13 @@ def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return digests | kinds
 
 
-def _versions(versions: Mapping[str, int], metric: str) -> dict[str, int]:
-    """Of the rewards that `metric` comes from: all of them for their sum, none for a count."""
+def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
+    """Of the rewards that `metric` comes from: all of them for their sum, none for a count, and for whether a task is
+    resolved those that ran its checks (`judges`)."""
     if metric == "reward":
         return dict(versions)
-    name = "tests" if metric == RESOLVED else metric.removesuffix("_per_patch")
-    return {name: versions[name]} if name in versions else {}
+    names = judges if metric == RESOLVED else {metric.removesuffix("_per_patch")}
+    return {name: version for name, version in versions.items() if name in names}
 
 
 def _digest(task: Task) -> str:
@@ -365,8 +366,8 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
         except ValueError as error:
             raise UsageError(f"{file} is not JSON: {error}", fix="name the reports of an evaluation") from None
         whole = whole and not (_resolved(data) and not any(data.get(key) for key in _OF_HARNESS))
-        for task, resolved in _judged(data):
-            if values.setdefault(task, resolved) != resolved:
+        for task, value in _judged(data):
+            if values.setdefault(task, value) != value:
                 raise UsageError(
                     f"{file} and another report in {path} disagree on {task}", fix="name the reports of one evaluation"
                 )
@@ -392,12 +393,13 @@ def _resolved(data: Any) -> list[Any] | None:
 def _judged(data: Any) -> Iterator[tuple[str, float]]:
     if not isinstance(data, dict):
         return
-    resolved = _resolved(data)
-    if resolved is not None:
-        tasks = dict.fromkeys(resolved) | dict.fromkeys(
+    listed = _resolved(data)
+    if listed is not None:
+        solved = dict.fromkeys(listed)
+        tasks = solved | dict.fromkeys(
             task for key in (*_OF_HARNESS, "no_generation", "no_logs") for task in data.get(key) or ()
         )
-        yield from ((str(task), float(task in set(resolved))) for task in tasks)
+        yield from ((str(task), float(task in solved)) for task in tasks)
         return
     for task, report in data.items():
         if isinstance(report, dict) and isinstance(report.get("resolved"), bool):

@@ -12,16 +12,22 @@ from coderepairrl.types import Ending, Episode
 
 def resolved(episode: Episode) -> bool | None:
     """Whether the patch passed the task's checks, by every reward that ran them; None where none did. An empty patch,
-    on which the reward ``tests`` runs nothing, did not.
+    on which the reward ``tests`` runs nothing, did not. Runs of older versions say it by that score's value alone.
 
     >>> from coderepairrl.types import Score
     >>> def scored(*scores: Score) -> Episode: return Episode("", "", "", 0, "", 0, Ending.DONE, scores=scores)
     >>> resolved(scored(Score("tests", 1.0, passed=True))), resolved(scored(Score("tests", 0.0, note="empty patch")))
     (True, False)
+    >>> resolved(scored(Score("tests", 1.0))), resolved(scored(Score("hybrid", 0.3, passed=True)))
+    (True, True)
     >>> resolved(scored(Score("patch_edits", 1.0))) is None
     True
     """
-    verdicts = [bool(score.passed) for score in episode.scores if score.passed is not None or score.name == "tests"]
+    verdicts = [
+        score.value >= 1 if score.passed is None else score.passed
+        for score in episode.scores
+        if score.passed is not None or score.name == "tests"
+    ]
     return all(verdicts) if verdicts else None
 
 

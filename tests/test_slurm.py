@@ -24,14 +24,16 @@ STUBS = {
     "ssh": 'echo "$@" >>"$CALLS/ssh"; exec /bin/sleep 60',
     "curl": "exit 0",
     "sleep": "exec /bin/sleep 0.1",
-    # a run that is told that its time is up right after it began, and ends as `crrl train` does
+    # a run whose time is up right after it began, and that ends as `crrl train` and `crrl eval` do
     "crrl": """
 echo "$@" >>"$CALLS/crrl"
 case "$*" in
 *--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\", \\"steps\\": 1}"; exit ;;
 *--resume* | *run.steps=0*) exit "${STATUS:-0}" ;;
+*" -o "*) run=${*##* } ;;
+*) run=$CALLS/run ;;
 esac
-mkdir "$CALLS/run" && echo began >"$CALLS/run/log.jsonl"
+mkdir -p "$run" && echo began >"$run/log.jsonl"
 trap 'exit 130' USR1
 kill -USR1 "$PPID"
 while :; do /bin/sleep 0.05; done
@@ -125,14 +127,16 @@ def test_a_server_that_ends_ends_the_job(cluster: Cluster) -> None:
     assert (cluster.path / "logs" / f"engine-t{os.getpid()}.log").read_text() == "no GPU\n"
 
 
-def test_each_of_an_array_evaluates_its_own(cluster: Cluster) -> None:
-    (cluster.path / "models.txt").write_text("runs/a/checkpoints/00010\nruns/a/checkpoints/00020\n")
-    done = cluster.submit("evaluate.sh", "models.txt", "a.toml", "eval.attempts=4")
-    assert done.returncode == 0, done.stderr
-    assert cluster.called("crrl")[-1] == (
-        "train a.toml eval.attempts=4 model.path=runs/a/checkpoints/00020 run.steps=0 run.name=evaluate-9-2"
-    )
-    missing = cluster.submit("evaluate.sh", "models.txt", "a.toml", SLURM_ARRAY_TASK_ID="3")
+def test_each_of_an_array_evaluates_its_own_and_goes_on(cluster: Cluster) -> None:
+    (cluster.path / "policies.txt").write_text("runs/a/checkpoints/00010\nruns/a/checkpoints/00020\n")
+    done = cluster.submit("evaluate.sh", "policies.txt", "a.toml", "eval.attempts=4")
+    assert done.returncode == 130, done.stderr
+    assert cluster.called("scontrol") == [f"requeue t{os.getpid()}"]
+    again = cluster.submit("evaluate.sh", "policies.txt", "a.toml", "eval.attempts=4")
+    assert again.returncode == 0, again.stderr
+    asked = "eval a.toml eval.attempts=4 --policy runs/a/checkpoints/00020 -o runs/evaluate-9-2"
+    assert cluster.called("crrl") == [asked, f"{asked} --resume"]
+    missing = cluster.submit("evaluate.sh", "policies.txt", "a.toml", SLURM_ARRAY_TASK_ID="3")
     assert missing.returncode == 2 and "has no line 3" in missing.stderr
 
 
@@ -143,8 +147,8 @@ def test_an_evaluation_with_the_real_command(cluster: Cluster) -> None:
         'options = { system = "compact", tools = "compact", user_template = "{prompt}" }\n'
         '[rollout]\ncalls = 2\ntokens = 3000\nturn_tokens = 12\n[eval]\nsplit = "train"\ntasks = 1\n'
     )
-    (cluster.path / "models.txt").write_text("nobody\nbuiltin:tiny\n")
-    done = cluster.submit("evaluate.sh", "models.txt", "a.toml", CRRL=f"{sys.executable} -m coderepairrl.cli")
+    (cluster.path / "policies.txt").write_text("nobody\nbuiltin:tiny\n")
+    done = cluster.submit("evaluate.sh", "policies.txt", "a.toml", CRRL=f"{sys.executable} -m coderepairrl.cli")
     assert done.returncode == 0, done.stderr
     records = [json.loads(line) for line in (cluster.path / "runs/evaluate-9-2/log.jsonl").read_text().splitlines()]
     assert any(record["type"] == "eval" for record in records)

@@ -230,9 +230,9 @@ def _table(name: str, summary: Mapping[str, Any], config: Config) -> list[str]:
 
 
 def _shown(measure: str, outcomes: Mapping[str, object]) -> bool:
-    """Whether a measure is in the table: those that `outcomes` tell already are not, nor is a mean per patch."""
-    told = {"empty_patches", "turns"} | ({"tests"} if "resolved" in outcomes else set())
-    return measure not in told and not measure.endswith("_per_patch")
+    """Whether a measure is in the table: those that are in `outcomes` already are not, nor is a mean per patch."""
+    repeated = {"empty_patches", "turns"} | ({"tests"} if "resolved" in outcomes else set())
+    return measure not in repeated and not measure.endswith("_per_patch")
 
 
 def _next(result: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,7 @@ class Running:
     where: str
 
 
-class Bench:
+class LayerBuilder:
     """The layers of an image that is being made on top of `base`; its files are unpacked when a command first needs
     them, into the folder `work`, for sandboxes that run as `user`. Leaving it removes that folder."""
 

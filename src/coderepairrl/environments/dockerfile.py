@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from coderepairrl.environments import fetch, layers
-from coderepairrl.environments.commands import Bench, Running
+from coderepairrl.environments.commands import LayerBuilder, Running
 from coderepairrl.environments.fetch import Say
 from coderepairrl.environments.manifests import Found, Reference, digest_of
 from coderepairrl.errors import TaskError
@@ -82,16 +82,16 @@ def find(
     recipe = Recipe(folder)
     base = fetch.find(recipe.base, store, say, offered)
     settings = recipe.run(base.config.get("config") or {})
-    with Bench(base, work or store / ".building", user, say) as bench:
+    with LayerBuilder(base, work or store / ".building", user, say) as builder:
         for part in recipe.parts:
             if isinstance(part, Running):
-                bench.run(part)
+                builder.run(part)
             elif part:
-                bench.add(_layer(part))
+                builder.add(_layer(part))
     about = {key: base.config[key] for key in ("os", "architecture", "variant") if key in base.config}
     made: dict[str, Any] = about | {
         "config": settings,
-        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in bench.found.layers]},
+        "rootfs": {"type": "layers", "diff_ids": [each.diff_id for each in builder.found.layers]},
     }
     if recipe.patches:  # they are no layer, and make another image
         made["patches"] = [digest_of(patch) for patch in recipe.patches]
@@ -100,7 +100,7 @@ def find(
         raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
     pinned = f"{TRANSPORT}:{folder}:{state}@{digest}"
     about = {"name": where, "id": digest.removeprefix("sha256:"), "pinned": pinned, "digests": {"asked": digest}}
-    return replace(bench.found, **about, config=made, patches=tuple(recipe.patches))
+    return replace(builder.found, **about, config=made, patches=tuple(recipe.patches))
 
 
 def base_of(folder: Path) -> str:

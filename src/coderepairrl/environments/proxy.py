@@ -44,16 +44,16 @@ async def proxy(socket: Path, hosts: Collection[str], index: Index | None = None
     Yields what was asked for and refused, as it comes.
     """
     async with _client() as client:
-        way_out = _WayOut(hosts, index, client)
-        server = await asyncio.start_unix_server(way_out.accept, path=socket, limit=_HEAD_BYTES)
+        served = _Proxy(hosts, index, client)
+        server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)
         socket.chmod(0o666)  # the guest's side is another user's
         try:
-            yield way_out.refused
+            yield served.refused
         finally:
             server.close()
-            for connection in way_out.open_ones:
+            for connection in served.connections:
                 connection.cancel()
-            await asyncio.gather(*way_out.open_ones, return_exceptions=True)
+            await asyncio.gather(*served.connections, return_exceptions=True)
             socket.unlink(missing_ok=True)
 
 
@@ -63,19 +63,19 @@ def _client() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=timeout, connector=connector, trust_env=True)
 
 
-class _WayOut:
+class _Proxy:
     def __init__(self, hosts: Collection[str], index: Index | None, client: aiohttp.ClientSession) -> None:
         self.hosts, self.index, self.client = hosts, index, client
         self.refused: list[str] = []
-        self.open_ones: set[asyncio.Task[None]] = set()
+        self.connections: set[asyncio.Task[None]] = set()
         self._named: set[str] = set()
         """Paths that pages of the index name."""
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a connection."""
         connection = asyncio.create_task(self._serve(reader, writer))
-        self.open_ones.add(connection)
-        connection.add_done_callback(self.open_ones.discard)
+        self.connections.add(connection)
+        connection.add_done_callback(self.connections.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, aiohttp.ClientError):

@@ -209,23 +209,23 @@ def _curve(
 
 def notes(policies: Sequence[Outcomes], found: Sequence[Comparison]) -> list[str]:
     """What a reader should know of how `policies` were measured, and of what the tests of `found` cannot say."""
-    said = []
+    remarks = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
-        said.append(
+        remarks.append(
             f"Nothing records what attempts could spend or what tasks contained for {', '.join(unknown)}: both are "
             "taken to be alike."
         )
-    said += [
+    remarks += [
         f"{each.name}: {counted(each.void, 'attempt')} void by a fault of the machinery, not measured."
         for each in policies
         if each.void
     ]
     if found and (clusters := min(each.clusters for each in found)) < _ENOUGH:
-        said.append(
+        remarks.append(
             f"No permutation test of {counted(clusters, 'cluster')} has a p-value below 0.05, so no difference can be "
             "claimed."
         )
-    return said
+    return remarks
 
 
 # -- what may be compared

@@ -146,18 +146,18 @@ def boundary(found: Comparison) -> str:
     if len(found.curve) == 1:
         return f"pass@{first.k}: {found.after} - {found.before} = {_difference(first.change, True)}."
     if last.change.above(0):
-        said = f"{found.after} solves within {last.k} attempts what {found.before} does not"
+        claim = f"{found.after} solves within {last.k} attempts what {found.before} does not"
     elif last.change.below(0):
-        said = f"{found.before} solves within {last.k} attempts what {found.after} does not"
+        claim = f"{found.before} solves within {last.k} attempts what {found.after} does not"
     elif first.change.above(0):
-        said = (
+        claim = (
             f"{found.after} is surer in a single attempt, and no new skill is shown"
             if first.k == 1
             else "no new skill is shown"
         )
     else:
-        said = "no new skill is shown"
-    return f"pass@k: {said}: {few}, {many}."
+        claim = "no new skill is shown"
+    return f"pass@k: {claim}: {few}, {many}."
 
 
 def _plan_sentence(planned: PlanTable) -> str:

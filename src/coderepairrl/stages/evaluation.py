@@ -23,7 +23,7 @@ from coderepairrl.runs.storage import difference, digests
 from coderepairrl.stages.history import read_history
 from coderepairrl.stages.parts import Bench, make_rollout, until_called_off
 from coderepairrl.stages.progress import Progress
-from coderepairrl.stages.shards import WHOLE, Shard
+from coderepairrl.stages.shards import WHOLE, Shard, measured_by
 from coderepairrl.stages.train import evaluate
 from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
@@ -34,8 +34,6 @@ USE = Use(
     used=("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout", "gateway", "eval", "run"),
     defaults=("run.name=evaluation",),
 )
-_PLACE = ("name", "dir")
-"""Of the section ``run``: where a folder lies says nothing of what was measured."""
 
 
 def resolve(
@@ -176,15 +174,10 @@ async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) ->
     about = folder.about()
     if "policy" not in about:
         raise UsageError(f"{folder.path} is no evaluation", fix=f"crrl train {folder.path} --resume goes on with a run")
-    config: dict[str, Any] = plan.config.model_dump(mode="json")
+    before, now = measured_by(about["config"]), measured_by(plan.config.model_dump(mode="json"))
     other = ["the policy"] if about["policy"] != plan.config.model.path else []
     other += [f"shard {about['shard']}"] if about.get("shard", str(WHOLE)) != str(shard) else []
-    for name, section in about["config"].items():
-        own: Any = config.get(name)
-        if name == "run":
-            own |= {key: section[key] for key in _PLACE}
-        if section != own:
-            other.append(name)
+    other += [name for name, section in before.items() if section != now.get(name)]
     if other:
         raise UsageError(
             f"{folder.path} cannot be resumed: another evaluation was begun there ({', '.join(other)})",

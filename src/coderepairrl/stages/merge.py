@@ -12,14 +12,12 @@ from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import replace_folder
 from coderepairrl.stages import shards
 from coderepairrl.stages.results import conclude
-from coderepairrl.stages.shards import WHOLE
+from coderepairrl.stages.shards import WHOLE, measured_by
 from coderepairrl.types import Episode
 
 Keep = Literal["first", "last"]
 _SAME = ("policy", "model", "adapter", "rewards", "config", "coderepairrl", "schema")
 """What run.json must say alike."""
-_ELSEWHERE = ("name", "dir")
-"""Of the section ``run``: where a folder lies."""
 
 
 class _Part(NamedTuple):
@@ -81,10 +79,7 @@ def _require_alike(first: _Part, other: _Part) -> None:
 
 
 def _compared(about: Mapping[str, Any], key: str) -> Any:
-    value = about.get(key)
-    if key != "config" or not isinstance(value, dict):
-        return value
-    return {**value, "run": {name: each for name, each in value["run"].items() if name not in _ELSEWHERE}}
+    return measured_by(about[key]) if key == "config" else about.get(key)
 
 
 def _require_all(parts: Sequence[_Part]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from coderepairrl.errors import UsageError
 
@@ -29,6 +29,16 @@ class Shard(NamedTuple):
 
 
 WHOLE = Shard()
+_PLACE = ("name", "dir")
+
+
+def measured_by(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of a configuration without where the run folder lies, which says nothing of what is measured.
+
+    >>> measured_by({"run": {"name": "a", "dir": "runs", "seed": 1}, "eval": {}})
+    {'run': {'seed': 1}, 'eval': {}}
+    """
+    return {**config, "run": {key: value for key, value in config["run"].items() if key not in _PLACE}}
 
 
 def parse(text: str) -> Shard:

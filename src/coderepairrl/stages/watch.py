@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from coderepairrl.errors import HealthGateError, RunError
@@ -34,7 +35,7 @@ class Watch:
         self._attempts, self._patience = attempts, _PATIENCE * concurrency
         self._prices, self._say = prices, say
         self._valid: list[Episode] = []
-        """Without turns."""
+        """Without their turns, which are most of an episode."""
         self._cost = Spent()
         self._void = 0
         self._model: Any = ""
@@ -65,7 +66,7 @@ class Watch:
             self._check(turn)
         self._cost = self._cost.plus(spent([episode]))
         if episode.ending is not Ending.VOID:
-            self._valid.append(episode)
+            self._valid.append(replace(episode, turns=()))
 
     def _check(self, turn: Turn) -> None:
         model = turn.remote.get("model")

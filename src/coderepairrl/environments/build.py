@@ -189,8 +189,8 @@ async def _make(specification: Specification, partial: Path) -> None:
     about = await _build(asked, python, partial)
     said = json.loads(without_login(specification.model_dump_json()))
     about |= {"specification": said, "python": str(python), "uv": version("uv")}
-    await asyncio.to_thread(share, partial)
-    about["digest"] = await asyncio.to_thread(digest_of, partial)
+    known = await asyncio.to_thread(share, partial)
+    about["digest"] = await asyncio.to_thread(digest_of, partial, known)
     (partial / ENVIRONMENT_RECORD).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 

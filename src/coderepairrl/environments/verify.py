@@ -62,13 +62,15 @@ def content_of(path: Path, status: os.stat_result) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def share(folder: Path) -> None:
+def share(folder: Path) -> dict[tuple[int, int], str]:
     """Let the files of `folder` be one with equal ones of other environments: hard links to a pool beside them.
 
-    Environments of one project for many commits are almost the same.
+    Environments of one project for many commits are almost the same. Returns what `digest_of` may know of `folder`, so
+    that no file is read for its hash a second time.
     """
-    pool = folder.parent / "files"
+    pool, own = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
     pool.mkdir(mode=0o755, exist_ok=True)
+    known: dict[tuple[int, int], str] = {}
     for parent, _, files in os.walk(folder):
         for path in (Path(parent, name) for name in files):
             about = path.lstat()
@@ -76,20 +78,21 @@ def share(folder: Path) -> None:
                 continue
             kind = "x" if about.st_mode & stat.S_IXUSR else ""
             content = path.read_bytes()
-            kept = pool / f"{hashlib.sha256(content).hexdigest()}{kind}"
-            own = pool / f"{folder.name}.link"
-            own.unlink(missing_ok=True)  # of a build that was killed
+            hashed = hashlib.sha256(content).hexdigest()
+            kept = pool / f"{hashed}{kind}"
             try:
+                kept.hardlink_to(path)
+            except FileExistsError:
                 own.hardlink_to(kept)
-            except FileNotFoundError:
-                own.hardlink_to(path)
-            if own.read_bytes() != content:  # damaged since, and so are those that share it, as their digests show
-                own.unlink()
-                own.hardlink_to(path)
-            if own.samefile(path):
-                own.replace(kept)
-            else:
-                own.replace(path)
+                if own.read_bytes() == content:
+                    about = own.lstat()
+                    own.replace(path)
+                else:  # damaged since, and so are those that share it, as their digests show
+                    own.unlink()
+                    own.hardlink_to(path)
+                    own.replace(kept)
+            known[about.st_dev, about.st_ino] = hashed
+    return known
 
 
 def check_unchanged(*folders: Path) -> None:

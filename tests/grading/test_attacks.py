@@ -109,6 +109,17 @@ async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repos
         assert "check failed" in (await grade(fresh, task, patch)).problem
 
 
+@pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])
+async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository, backend: SandboxBackend) -> None:
+    """Code under test may not: with a trace it could change the lines and variables of a test."""
+    task = made(repository, kind)
+    traced = "import sys\nseen = []\nsys.settrace(lambda frame, event, arg: seen.append(frame))\nsys.settrace(None)\n"
+    own = {**task.checks.restore, "test_limits.py": traced + task.checks.restore["test_limits.py"]}
+    task = replace(task, checks=replace(task.checks, restore=own))
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, task.reference)).problem == ""
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] == "pytest of cases")) for each in PLAYED],

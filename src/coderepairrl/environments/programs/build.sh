@@ -6,6 +6,9 @@
 # counts, the commands that install the project or nothing, a frozen list of requirements or nothing, then the
 # requirements that are installed after that and before the project.
 # Standard input: shell commands that edit the project before it is built.
+#
+# A change of what this leaves raises `_BUILDS` in processes/caches.py: all environments of before are then built again.
+# One that lets more projects be built, and leaves what was built as it is, does not.
 set -eu
 uv=$1 python=$2 before=$3 extras=$4 files=$5 commands=$6 frozen=$7
 shift 7

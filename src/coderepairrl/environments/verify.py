@@ -87,6 +87,7 @@ def share(folder: Path) -> dict[tuple[int, int], str]:
                 if own.read_bytes() == content:
                     about = own.lstat()
                     own.replace(path)
+                    own.unlink(missing_ok=True)  # names of one file are not renamed to each other
                 else:  # damaged since, and so are those that share it, as their digests show
                     own.unlink()
                     own.hardlink_to(path)

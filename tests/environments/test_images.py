@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl.environments import differences, fetch, prepare_images, record, states
+from coderepairrl.environments import NoRoom, differences, fetch, prepare_images, record, states
 from coderepairrl.environments.images import ReadyImage
 from coderepairrl.environments.verify import State
 from coderepairrl.errors import PrerequisiteError, Several, TaskError, UsageError
@@ -303,8 +303,24 @@ def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -
 def test_a_disk_without_room_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
     monkeypatch.setattr(fetch, "SPARE", 1 << 60)
-    with pytest.raises(PrerequisiteError, match="MiB left"):
-        prepare(f"oci:{tmp_path}/oci:x")
+    said: list[str] = []
+    with pytest.raises(NoRoom, match="1 image needs 0 MiB in .* MiB left"):
+        prepare_images([f"oci:{tmp_path}/oci:x"], say=said.append)
+    assert len(said) == 1 and not list(rootfs.images_cache().glob("trees-*"))
+
+
+def test_layers_that_images_share_are_counted_once(tmp_path: Path) -> None:
+    """Compressed ones as three times as much."""
+    shared = archive([entry("opt/large", os.urandom(5 << 20))])
+    for number, compress in enumerate((gzipped, gzipped, bytes)):
+        own = archive([entry("testbed/own", os.urandom(1 << 20))])
+        layout(tmp_path / "oci", [*LAYERS, shared, own], str(number), compress, WorkingDir="/testbed")
+    for numbers, need in (("01", 3 * 7), ("2", 6), ("012", 5 + 3 * 2 + 1)):
+        said: list[str] = []
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(NoRoom):
+            patch.setattr(fetch, "SPARE", 1 << 60)
+            prepare_images([f"oci:{tmp_path}/oci:{number}" for number in numbers], say=said.append)
+        assert f"0 MiB to fetch, about {need} MiB" in said[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")

@@ -56,10 +56,10 @@ def test_commits_of_a_repository_come_in_one_fetch_and_are_not_asked_for_again(
     some = [task for name in "ab" for task in tasks(f"file://{tmp_path}/{name}", mirror(tmp_path / name, 3))]
     here, said = prepare([*some[:2], *some])
     assert here == [task.workspace for task in some] and packs() == 2
-    assert len(said) == 2 and "6 of 6 are here" in said[1]
+    assert len(said) == 3 and said[0].startswith("6 commits, ") and "6 of 6 are here" in said[2]
     for name in "ab":
         (tmp_path / name).rename(tmp_path / f"{name}-away")
-    assert prepare(some) == (here, [])
+    assert prepare(some)[0] == here
     monkeypatch.setattr(preparing, "_AT_ONCE", 2)
     more = tasks(f"file://{tmp_path}/c", mirror(tmp_path / "c", 5))
     assert prepare(more)[0] == [task.workspace for task in more] and packs() == 2 + 3
@@ -74,7 +74,7 @@ def test_a_commit_that_is_not_there_costs_no_other(tmp_path: Path) -> None:
     assert f"has no commit {'1' * 40}" in text and "'1234567'" in text and "no such folder" in text
     assert not any(commit in text for commit in commits)
     here, said = prepare(tasks(f"file://{tmp_path}/a", commits))
-    assert len(here) == 5 and said == []
+    assert len(here) == 5 and len(said) == 1
 
 
 class Server(BaseHTTPRequestHandler):

@@ -2,6 +2,7 @@
 daemon or root. Sandboxes are shown both read-only."""
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build
+from coderepairrl.environments.fetch import NoRoom
 from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.prepare import prepare_environments
@@ -14,6 +15,7 @@ __all__ = [
     "Difference",
     "Environment",
     "Fingerprint",
+    "NoRoom",
     "ReadyImage",
     "Specification",
     "build",

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from coderepairrl.environments import layers, trees
-from coderepairrl.environments.fetch import Say, check_room
+from coderepairrl.environments.fetch import GROWTH, Say, check_room
 from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
 from coderepairrl.environments.manifests import Found, Layer, digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -142,7 +142,7 @@ class LayerBuilder:
         if self._unpacking is None:
             trees.folder(self._work)
             trees.owned(tree, self._user)
-            check_room(self._work, trees.GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
+            check_room(self._work, GROWTH * sum(layer.size for layer in self.found.layers), f"building {name}")
             # linked to nothing: commands may write to any file
             self._unpacking = trees.Unpacking(self.found, tree, None, self._work, self._user, self._lock, self._say)
         for layer in self.found.layers[self._applied :]:

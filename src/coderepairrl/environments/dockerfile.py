@@ -65,22 +65,28 @@ def named(folder: Path) -> str:
     return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
 
 
+def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
+    """As `fetch.look`; of the image of a Dockerfile, by `named`, the one that it builds upon."""
+    reference = Reference.of(where)
+    return fetch.look(base_of(Path(reference.name)) if reference.transport == TRANSPORT else where, store, offered)
+
+
 def find(
-    where: str, store: Path, say: Say, offered: Path | None = None, *, user: int | None = None, work: Path | None = None
+    where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
-    """As `fetch.find`, and images of Dockerfiles by `named`, whose commands are run as `user` on files in the folder
-    `work`, which is gone afterwards.
+    """The image that is in the `offer` of `look`; that of a Dockerfile is made of it, by commands that run as `user` on
+    files in the folder `work`, which is gone afterwards.
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
     reference = Reference.of(where)
     if reference.transport != TRANSPORT:
-        return fetch.find(where, store, say, offered)
+        return offer.get(say)
     folder = Path(reference.name)
     if (state := _state(folder)) != reference.tag:
         raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
     recipe = Recipe(folder)
-    base = fetch.find(recipe.base, store, say, offered)
+    base = offer.get(say)
     settings = recipe.run(base.config.get("config") or {})
     with LayerBuilder(base, work or store / ".building", user, say) as builder:
         for part in recipe.parts:

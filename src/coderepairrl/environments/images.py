@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.environments import dockerfile, trees
-from coderepairrl.environments.fetch import Say
+from coderepairrl.environments.fetch import Offer, Say, check_room
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
+from coderepairrl.printable import counted
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.processes.installs import check_reachable
 from coderepairrl.sandbox.privileges import SANDBOX_USER
@@ -34,8 +35,9 @@ def prepare_images(
     """Fetch and unpack the images `names` (``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``,
     ``dockerfile:FOLDER:STATE``) for sandboxes of this user, `jobs` at a time; those that are ready are left alone.
 
-    `offered` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. All of them
-    are tried; raises `TaskError` and `PrerequisiteError` for those that cannot be had, together.
+    `offered` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. What all of
+    them take is shown first, and nothing is fetched unless the disk has room: raises `NoRoom`. All are tried; raises
+    `TaskError` and `PrerequisiteError` for those that cannot be had, together.
     """
     user = SANDBOX_USER if os.geteuid() == 0 else None
     home = images_cache()
@@ -47,33 +49,62 @@ def prepare_images(
     check_reachable(home / "blobs")
     problems: list[CodeRepairError] = []
 
-    def attempt(name: str) -> ReadyImage | None:
+    wanted = list(dict.fromkeys(names))
+
+    def ask(name: str) -> Offer | None:
         try:
-            return _prepare(name, user, offered, say)
+            return None if _ready(name, user) else dockerfile.look(name, home / "blobs", offered)
+        except CodeRepairError as error:
+            problems.append(error)
+            return None
+
+    def attempt(name: str, offer: Offer | None) -> ReadyImage | None:
+        try:
+            return _ready(name, user) or (offer and _prepare(name, user, offered, say, offer))
         except CodeRepairError as error:
             problems.append(error)
             return None
 
     with ThreadPoolExecutor(jobs) as pool:
-        made = list(pool.map(attempt, dict.fromkeys(names)))
+        offers = dict(zip(wanted, pool.map(ask, wanted), strict=True))
+        _check_room({name: offer for name, offer in offers.items() if offer}, home, say)
+        made = list(pool.map(attempt, offers, offers.values()))
     if problems:
         raise several(problems)
     return [ready for ready in made if ready is not None]
 
 
-def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> ReadyImage:
+def _check_room(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
+    """Show what `offers` take together, each blob and each layer once. Raises `NoRoom`."""
+    if not offers:
+        return
+    lacking = {digest: size for offer in offers.values() for digest, size in offer.lacking.items()}
+    layers = {digest: size for offer in offers.values() for digest, size in offer.layers.items()}
+    fetched, need = sum(lacking.values()), sum(lacking.values()) + sum(layers.values())
+    what = counted(len(offers), "image")
+    say(f"{what}: {fetched >> 20} MiB to fetch, about {need >> 20} MiB of disk with their files, in {home}")
+    if hub := sum(offer.hub for offer in offers.values()):
+        say(
+            f"{counted(hub, 'image')} of Docker Hub, where 100 may be pulled in six hours without a login (as of 2025; "
+            "an image can count as two or three): skopeo login docker.io"
+        )
+    check_room(home, need, what)
+
+
+def _ready(name: str, user: int | None) -> ReadyImage | None:
     try:
         _, image = find(name, user)
-        return ReadyImage(name, pinned(name), image)
     except TaskError:
-        pass
+        return None
+    return ReadyImage(name, pinned(name), image)
+
+
+def _prepare(name: str, user: int | None, offered: Path | None, say: Say, offer: Offer) -> ReadyImage:
     home = images_cache()
     with trees.alone(home / "names" / record_of(name).stem):
         key = hashlib.sha256(name.encode()).hexdigest()[:16]
-        look = partial(
-            dockerfile.find, name, home / "blobs", say, offered, user=user, work=store(user) / f".building-{key}"
-        )
-        found = look()
+        made = partial(dockerfile.find, name, home / "blobs", say, user=user, work=store(user) / f".building-{key}")
+        found = made(offer)
         try:
             image = trees.build(found, user, say)
         except trees.CorruptLayer as error:
@@ -81,7 +112,7 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say) -> Rea
                 raise
             say(f"{error}; fetching it again")
             mine.unlink()
-            found = look()
+            found = made(dockerfile.look(name, home / "blobs", offered))
             image = trees.build(found, user, say)
         for key in {name, found.pinned, *(f"@{digest}" for digest in found.digests.values())}:
             _note(record_of(f"image{key}" if key.startswith("@") else key), found.pinned, image.id)

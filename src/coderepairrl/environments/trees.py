@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from coderepairrl.environments import history, layers
-from coderepairrl.environments.fetch import Say, check_room
+from coderepairrl.environments.fetch import Say
 from coderepairrl.environments.manifests import Found, Layer
 from coderepairrl.environments.verify import digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -40,8 +40,6 @@ from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.rootfs import IMAGE_RECORD, MOUNTED, SHARES, Image, store
 from coderepairrl.sandbox.workspace import blob_id, commit_stream, decoy
 
-GROWTH = 3
-"""How many times as large as compressed a layer is: 2.2 to 2.9 for images of Debian with Python, conda included."""
 _DROPPED = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
@@ -67,7 +65,6 @@ def build(found: Found, user: int | None, say: Say) -> Image:
             return Image.read(done)
         partial = home / f".partial-{found.id}"
         shutil.rmtree(partial, ignore_errors=True)
-        check_room(home, GROWTH * sum(layer.size for layer in found.layers), f"unpacking image {found.name}")
         try:
             tree, shares = folder(partial) / "tree", home / SHARES
             for each in (tree, shares):

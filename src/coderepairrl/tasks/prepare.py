@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl.environments import Environment, ReadyImage, prepare_environments, prepare_images
+from coderepairrl.environments import Environment, NoRoom, ReadyImage, prepare_environments, prepare_images
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
 from coderepairrl.grading import harness
-from coderepairrl.printable import without_login
+from coderepairrl.printable import counted, without_login
 from coderepairrl.sandbox.workspace import commits_at_hand, fetch_commits
 from coderepairrl.types import Task
 
@@ -38,19 +38,26 @@ async def prepare(
     """Fetch the commits and images of `tasks` and build their environments, `jobs` at a time; what is there is kept.
     The packages that judge them are installed, too.
 
-    `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. All is tried;
-    raises what cannot be had together, as a `CodeRepairError`.
+    `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. Raises
+    `PrerequisiteError` where the disk has no room for the images, before anything is fetched. Else all is tried; raises
+    what cannot be had together, as a `CodeRepairError`.
     """
     wanted = list(tasks)
     problems: list[CodeRepairError] = []
-    commits = await asyncio.to_thread(_Commits(wanted, problems, say).fetch, jobs)
+    kinds = {"commit": {task.workspace for task in wanted if task.workspace.startswith("git:")}}
+    kinds["environment"] = {task.environment for task in wanted if task.environment.startswith("python:")}
+    if needed := " and ".join(counted(len(some), kind) for kind, some in kinds.items() if some):
+        say(f"{needed}, whose size nobody states before they are here")
     unpacked: list[ReadyImage] = []
     environments: list[Environment] = []
     try:
         if names := image_names(wanted):
             unpacked = await asyncio.to_thread(prepare_images, names, offered=images, jobs=jobs, say=say)
+    except NoRoom:
+        raise
     except CodeRepairError as error:
         problems.append(error)
+    commits = await asyncio.to_thread(_Commits(wanted, problems, say).fetch, jobs)
     try:
         environments = await prepare_environments(wanted, jobs=jobs, say=say)
     except CodeRepairError as error:

@@ -143,10 +143,14 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, (option, *first["loc"])))
-            quoted = f"""quote it: {where} = "..." in a file, {where}='"..."' on the command line"""
+            fixes = {
+                "string_type": f"""quote it: {where} = "..." in a file, {where}='"..."' on the command line""",
+                "tuple_type": f"""a list: {where} = ["...", "..."] in a file, {where}='["...", "..."]' in a shell""",
+            }
+            fixes["list_type"] = fixes["tuple_type"]
             raise ConfigError(
                 f"{kind} {name!r}: option {where}: {first['msg']}, not {first['input']!r}",
-                fix=quoted if first["type"] == "string_type" else "",
+                fix=fixes.get(first["type"], ""),
             ) from None
 
 

@@ -393,6 +393,11 @@ def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path
             "bad.jsonl:2 has a again",
         ),
         ('{"id": "a", "model": "x", "resolved": 1}\n{"id": "a", "model": "y", "resolved": 1}\n', "holds 2 policies"),
+        ('{"instance_id": "a", "resolved": true, "resolved": false}\n', "'resolved' twice in one object"),
+        ("[" * 200_000, "nested too deep"),
+        ('{"resolved_ids": [["a"]], "unresolved_ids": ["b"]}', "resolved is no list of ids"),
+        ('{"resolved_ids": ["a"], "unresolved_ids": 5}', "unresolved_ids is no list of ids"),
+        ('{"resolved_ids": ["a"], "unresolved_ids": ["a", "b"]}', "a is among those resolved and those unresolved"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:

@@ -50,12 +50,15 @@ def test_all_forms_that_the_harness_reads_say_the_same(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "has no predictions"),
-        ("{", "line 1: not JSON"),
+        ("{", "line 1: not read as JSON"),
+        ("[" * 200_000, "line 1: not read as JSON: nested too deep"),
         ("[]", "line 1: no object"),
         ('{"model_patch": ""}', "line 1: no instance_id"),
         ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is no text"),
         ('{"instance_id": "a", "model_name_or_path": 3}', "model_name_or_path of a is no text"),
         (json.dumps(row("a")) + "\n" + json.dumps(row("a", "other")), "line 2: a second, different patch of m for a"),
+        (json.dumps(row("a"))[:-1] + ', "model_patch": ""}', "line 1: not read as JSON: 'model_patch' twice"),
+        (json.dumps(row("a", "\ud800")), "line 1: model_patch of a is no text"),
     ],
 )
 def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -64,6 +67,12 @@ def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str)
         predictions.read(tmp_path / "p.jsonl")
     with pytest.raises(UsageError, match="No such file"):
         predictions.read(tmp_path / "none.jsonl")
+
+
+def test_a_model_without_a_name_has_the_files_with_all_its_dots(tmp_path: Path) -> None:
+    path = tmp_path / "gpt-4.1.jsonl"
+    path.write_text("\ufeff" + json.dumps({"instance_id": "a", "model_patch": ""}) + "\n", encoding="utf-8")
+    assert [each.model for each in predictions.read(path)] == ["gpt-4.1"]
 
 
 def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
         f" {cost['attempt_seconds']:,.1f} s of attempts{money}",
         "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
         f"predictions: {' '.join(result['predictions'])}",
-        *_next(result),
+        *_next(result, config),
     ]
     return "\n".join(lines)
 
@@ -235,11 +235,19 @@ def _shown(measure: str, outcomes: Mapping[str, object]) -> bool:
     return measure not in repeated and not measure.endswith("_per_patch")
 
 
-def _next(result: Mapping[str, Any]) -> list[str]:
+def _next(result: Mapping[str, Any], config: Config) -> list[str]:
     run = shlex.quote(result["run"])
     commands = {
         f"crrl report {run}": "the numbers on one page",
         f"crrl view {run} -o index.html": "every attempt, token by token",
     }
+    if result["shard"] == str(WHOLE):
+        commands[f"crrl compare {run} OTHER_RUN"] = "is another policy better on the same tasks?"
+    for name, summary in result["evaluations"].items():
+        written = predictions.files(Path(result["run"]), name)
+        if written and "resolved" not in summary["outcomes"]:
+            source = config.eval.each[name].source or config.tasks.source
+            command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
+            commands[command] = "which patches pass its tests: docs/guides/evaluate.md"
     wide = max(map(len, map(as_called, commands)))
     return ["next:", *(f"  {as_called(command):<{wide}}  {what}" for command, what in commands.items())]

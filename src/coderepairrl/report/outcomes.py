@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import math
@@ -17,7 +16,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
 from coderepairrl.report.reading import flat
-from coderepairrl.runs import RunFolder, codec, open_run
+from coderepairrl.runs import RunFolder, codec, foreign, open_run
 from coderepairrl.stats import measures, resolved
 from coderepairrl.types import Ending, Episode, Task
 
@@ -81,6 +80,8 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
         if not 0 < tasks >= solved:
             raise UsageError(f"{source} is no number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
         return Counts(source, solved, tasks)
+    if not all(part.strip() for part in source.split(",")):
+        raise UsageError(f"{source!r} names no policy", fix="name a run folder, or a file of outcomes")
     wanted = _asked(asked) if asked else None
     parts = [source] if Path(source.partition("@")[0]).exists() else source.split(",")
     return _together([_read(part.strip(), metric, wanted) for part in parts])
@@ -91,6 +92,8 @@ def _read(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
     if not path.exists():
         before, at, which = source.rpartition("@")
         path, which = (Path(before), which) if at else (path, "")
+    if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
+        raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):
         return _fill(_harness(path, reports, metric), asked)
     if path.is_file():
@@ -256,8 +259,8 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
     """JSON lines, a task each; or one object, a harness's summary."""
     text = _text(path)
     try:
-        whole = json.loads(text)
-    except ValueError:
+        whole = foreign.value(text)
+    except ValueError:  # more than one line, or none that is JSON, of which `_rows` says where
         whole = None
     if isinstance(whole, dict) and (_resolved(whole) is not None or any(True for _ in _judged(whole))):
         return _harness(path, [path], metric)
@@ -284,7 +287,7 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
         own[attempt] = _value(path, number, row, metric)
         repositories[task] = str(row.get("repository") or row.get("repo") or _repository(task))
     return Outcomes(
-        name=policies[0] or path.name.partition(".")[0],
+        name=policies[0] or foreign.stem(path),
         metric=metric,
         values={task: tuple(own.values()) for task, own in values.items()},
         repositories=repositories,
@@ -293,19 +296,18 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except (OSError, EOFError, ValueError) as error:
+        return foreign.text(path)
+    except ValueError as error:
         raise UsageError(f"{path} cannot be read: {error}", fix="name a file of JSON lines") from error
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     number = 0
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: a text may have U+2028
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = foreign.value(line)
             if not isinstance(row, dict):
                 raise ValueError("it is no object")
         except ValueError as error:
@@ -362,11 +364,12 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
     whole = True
     for file in files:
         try:
-            data = json.loads(_text(file))
+            data = foreign.value(_text(file))
+            judged = list(_judged(data))
         except ValueError as error:
-            raise UsageError(f"{file} is not JSON: {error}", fix="name the reports of an evaluation") from None
+            raise UsageError(f"{file} is no report: {error}", fix="name the reports of an evaluation") from None
         whole = whole and not (_resolved(data) and not any(data.get(key) for key in _OF_HARNESS))
-        for task, value in _judged(data):
+        for task, value in judged:
             if values.setdefault(task, value) != value:
                 raise UsageError(
                     f"{file} and another report in {path} disagree on {task}", fix="name the reports of one evaluation"
@@ -391,15 +394,20 @@ def _resolved(data: Any) -> list[Any] | None:
 
 
 def _judged(data: Any) -> Iterator[tuple[str, float]]:
+    """Raises `ValueError` for lists that hold anything but ids, or contradict each other."""
     if not isinstance(data, dict):
         return
     listed = _resolved(data)
     if listed is not None:
+        others = {key: data.get(key) or [] for key in (*_OF_HARNESS, "no_generation", "no_logs")}
+        for key, ids in {"resolved": listed, **others}.items():
+            if not isinstance(ids, list) or not all(isinstance(task, str) for task in ids):
+                raise ValueError(f"{key} is no list of ids")
         solved = dict.fromkeys(listed)
-        tasks = solved | dict.fromkeys(
-            task for key in (*_OF_HARNESS, "no_generation", "no_logs") for task in data.get(key) or ()
-        )
-        yield from ((str(task), float(task in solved)) for task in tasks)
+        if both := sorted(solved.keys() & set(others["unresolved_ids"])):
+            raise ValueError(f"{both[0]} is among those resolved and those unresolved")
+        tasks = solved | dict.fromkeys(task for ids in others.values() for task in ids)
+        yield from ((task, float(task in solved)) for task in tasks)
         return
     for task, report in data.items():
         if isinstance(report, dict) and isinstance(report.get("resolved"), bool):

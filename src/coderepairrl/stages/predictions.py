@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coderepairrl.errors import UsageError
+from coderepairrl.runs import foreign
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.types import Ending, Episode
 
@@ -66,7 +66,7 @@ def read(path: Path) -> list[Prediction]:
     model has two different patches for an instance.
     """
     found: dict[tuple[str, str], Prediction] = {}
-    stem = path.name.partition(".")[0]
+    stem = foreign.stem(path)
     for where, row in _rows(path):
         instance, model, patch = row.get("instance_id"), row.get("model_name_or_path", stem), row.get("model_patch")
         if not isinstance(instance, str) or not instance:
@@ -76,7 +76,12 @@ def read(path: Path) -> list[Prediction]:
             raise UsageError(f"{path}, {where}: {wrong} of {instance} is no text", fix=_FIX)
         text = patch or ""
         text += "" if text.endswith("\n") or not text.strip() else "\n"
-        made = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
+        try:
+            made = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"{path}, {where}: model_patch of {instance} is no text: {error.reason}", fix=_FIX
+            ) from None
         if found.setdefault((model, instance), made) != made:
             raise UsageError(
                 f"{path}, {where}: a second, different patch of {model} for {instance}",
@@ -90,9 +95,8 @@ def read(path: Path) -> list[Prediction]:
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The objects in `path`, and where each is."""
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        text = foreign.text(path)
+    except ValueError as error:
         raise UsageError(f"{path}: {error}", fix="name a file of predictions") from error
     if ".jsonl" in path.suffixes:
         parts = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -100,9 +104,9 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         parts = [("the file", text)]
     for where, part in parts:
         try:
-            value = json.loads(part)
+            value = foreign.value(part)
         except ValueError as error:
-            raise UsageError(f"{path}, {where}: not JSON ({error})", fix=_FIX) from None
+            raise UsageError(f"{path}, {where}: not read as JSON: {error}", fix=_FIX) from None
         yield from _objects(path, where, value, whole=where == "the file")
 
 

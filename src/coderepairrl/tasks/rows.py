@@ -7,7 +7,6 @@ row and column.
 from __future__ import annotations
 
 import ast
-import gzip
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.runs import foreign
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 """Of the files that rows are read from. A ``.json`` file is a list of objects, or one object per line."""
@@ -154,16 +154,14 @@ def _files(path: Path, split: str) -> list[Path]:
 
 def _json(benchmark: str, path: Path) -> Sequence[Any]:
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
+        text = foreign.text(path)
         if path.name.endswith(".json") and text.lstrip()[:1] == "[":
-            whole: list[Any] = json.loads(text)
+            whole: list[Any] = foreign.value(text)
             return whole
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        return [foreign.value(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
         raise TaskError(
-            f"{benchmark}: {path}: {why}", fix="name a readable file of rows (docs/guides/benchmarks.md)"
+            f"{benchmark}: {path}: {error}", fix="name a readable file of rows (docs/guides/benchmarks.md)"
         ) from error
 
 

@@ -1,0 +1,58 @@
+"""JSON that others wrote, which may be anything: read whole, or refused by a `ValueError` that says why."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+
+def text(path: Path) -> str:
+    """The text in `path`: UTF-8, with or without a byte order mark, as it is or compressed by gzip.
+
+    Raises `ValueError` for what is none, or cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8: no text file") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(getattr(error, "strerror", None) or str(error)) from error
+
+
+def value(written: str) -> Any:
+    """The value that `written` is in JSON. Raises `ValueError`, also for a field that an object has twice, of which
+    Python takes the last.
+
+    >>> value('{"resolved": true, "resolved": false}')
+    Traceback (most recent call last):
+    ...
+    ValueError: 'resolved' twice in one object
+    """
+    try:
+        return json.loads(written, object_pairs_hook=_once)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def stem(path: Path) -> str:
+    """The name of `path` without what says how it is written.
+
+    >>> stem(Path("gpt-4.1.jsonl.gz"))
+    'gpt-4.1'
+    """
+    name = path.name
+    for ending in (".gz", ".json", ".jsonl"):
+        name = name.removesuffix(ending) or name
+    return name
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} twice in one object")
+    return found

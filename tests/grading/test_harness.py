@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import grading, sandbox
-from coderepairrl.errors import GraderFault
+from coderepairrl.errors import GraderFault, SandboxFault
 from coderepairrl.grading import Outcome, harness, packages, programs
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Checks, Command, Task
@@ -130,6 +130,21 @@ async def test_patches_apply_as_leniently_as_there(task: Task, patch: bytes, pro
         refused = await harness.apply(box, patch, harness.RULES["swebench"])
         assert problem in refused and bool(problem) == bool(refused)
         assert (b"thirteen" in await box.read("a.txt")) is not bool(problem)
+    backend.close()
+
+
+@pytest.mark.parametrize("lacking", ["bash", "git", "patch", "mktemp"])
+async def test_a_program_that_is_not_there_is_no_verdict(task: Task, lacking: str, isolating: None) -> None:
+    """As in an image without it: a fault that names the program, not a patch that does not apply."""
+    backend = sandbox.make(sandbox.choose().name)
+    linked = "mkdir /tmp/bin; cd /tmp/bin; for name in bash cat git mktemp patch; do ln -s $(command -v $name) .; done"
+    async with backend.open(task) as box:
+        assert (await box.exec(["sh", "-c", f"{linked}; rm {lacking}"])).ok
+        run = box.exec
+        box.exec = lambda argv, **more: run(["env", "PATH=/tmp/bin", *argv], **more)  # type: ignore[method-assign]
+        with pytest.raises(SandboxFault, match=lacking) as caught:
+            await harness.apply(box, FUZZY, harness.RULES["swebench"])
+    assert lacking in caught.value.fix
     backend.close()
 
 

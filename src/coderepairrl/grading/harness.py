@@ -28,6 +28,7 @@ _SWEBENCH = (
 """SWE-bench's attempts at a patch, in its order; after each that fails the tree is put back."""
 _SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
 _RESET = "git checkout -- . ; git clean -fd"
+_PRESENT = 'for name in git patch mktemp; do command -v $name >/dev/null || { echo "it has no $name"; exit 2; }; done'
 FIX_PATCH = "/home/fix.patch"
 """Where Multi-SWE-bench's scripts find the patch, which they apply together with that of the tests."""
 _APPLY_SECONDS = 120.0
@@ -54,7 +55,7 @@ class Rules(NamedTuple):
 
 def _attempts(commands: Iterable[str], last: str) -> str:
     tries = "".join(f'{command} "$patch" && exit 0; {_RESET}; ' for command in commands)
-    return f'patch=$(mktemp) && cat >"$patch" || exit 2\n{tries}\n{last}'
+    return f'{_PRESENT}\npatch=$(mktemp) && cat >"$patch" || exit 2\n{tries}\n{last}'
 
 
 RULES = {
@@ -103,7 +104,8 @@ async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
         why = done.output[-200:].decode("utf-8", "replace").strip()
-        raise SandboxFault(f"the patch could not be tried: {why}", fix="the sandbox needs git and patch")
+        needed = "the sandbox, so the image if it has one, needs bash, git, patch and mktemp"
+        raise SandboxFault(f"the patch could not be tried in the sandbox: {why}", fix=needed)
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 
 

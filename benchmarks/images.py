@@ -1,6 +1,7 @@
-"""What an image costs without Docker: to unpack it, another one like it, and to open 1 and 32 sandboxes on it.
+"""What an image costs without Docker: to unpack it, another one like it, and to open 1 and 32 sandboxes on it; and
+what the same repository costs among this machine's programs.
 
-    python benchmarks/images.py [--mib 200] [--sandboxes 32]
+    python benchmarks/images.py [--mib 200] [--sandboxes 32] [--small]
 
 The image is made of this machine's ``/usr/bin`` and libraries, in two layers, and of a git repository of `--mib` MiB in
 ``/testbed``; a second one differs in a further layer. Beside it what ``tar`` (which reads the same layers one upon the
@@ -23,6 +24,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -34,7 +36,33 @@ PARTS = (
     ["usr/bin", "bin", "sbin", "lib", "lib64"],
     ["usr/lib64", f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib/git-core", "usr/lib/python3.11"],
 )
+PROGRAMS = """bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod stat head tail wc tr cut sort uniq sleep date true
+    false printf echo test sed awk grep find xargs tee tar gzip git ps kill id uname basename dirname readlink diff
+    which locale timeout nproc expr mktemp patch seq cmp od getconf realpath"""
+COPIES = 4
+"""Of the repository, in memory: what overlays save."""
 _ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def programs(root: Path, pythons: Iterable[Path]) -> None:
+    """This machine's programs, with the libraries that they and the modules of `pythons` load, in `root`."""
+    found = [path for name in PROGRAMS.split() if (path := shutil.which(name, path="/usr/bin:/bin"))]
+    files = {Path(path).resolve() for path in found} | {Path("/usr/lib/locale/C.utf8")}
+    for path in (*found, *(module for python in pythons for module in python.rglob("lib-dynload/*.so"))):
+        shown = subprocess.run(["ldd", path], capture_output=True, text=True).stdout
+        files |= {Path(word) for word in shown.split() if word.startswith("/")}
+    for path in (*files, *map(Path, ("/usr/lib/git-core", "/usr/share/git-core"))):
+        inside = root / str(path if str(path).startswith("/usr") else f"/usr{path}").lstrip("/")
+        inside.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(path, inside, symlinks=True) if path.is_dir() else shutil.copy(path.resolve(), inside)
+    for path in map(Path, found):
+        if not (root / "usr/bin" / path.name).exists():
+            (root / "usr/bin" / path.name).symlink_to(path.resolve().name)
+    for name in ("bin", "lib", "lib64"):
+        (root / name).symlink_to(f"usr/{name}")
+    for name in ("root", "tmp", "etc"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\n")
 
 
 def layer_of(root: Path, parts: list[str]) -> bytes:
@@ -158,13 +186,14 @@ def others(layout: Layout, work: Path) -> None:
                 subprocess.run(["umount", "--lazy", point], capture_output=True)
 
 
-async def sandboxes(name: str, many: int) -> None:
-    backend = make("bwrap")
+async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False) -> None:
+    """Open one, one more and `many` sandboxes, in each of which one file is written then, and its status asked."""
+    backend = make("bwrap", copy=copy)
     backend.require()
-    task = Task("t", "", "", f"image:{name}", b"")
+    task = Task("t", "", "", workspace, b"")
     timer.again()
     async with backend.open(task) as box:
-        timer.line("open the first sandbox")
+        timer.line(f"{title}: open the first sandbox")
         for what in ("first", "second"):
             timer.again()
             await box.exec(["git", "status", "--porcelain"])
@@ -179,8 +208,13 @@ async def sandboxes(name: str, many: int) -> None:
     before = available()
     timer.again()
     async with AsyncExitStack() as stack:
-        await asyncio.gather(*(stack.enter_async_context(backend.open(task)) for _ in range(many)))
-        timer.line(f"open {many} at once", f"{(before - available()) / many:.1f} MiB of memory each")
+        opened = await asyncio.gather(*(stack.enter_async_context(backend.open(task)) for _ in range(many)))
+        timer.line(f"{title}: open {many} at once", f"{(before - available()) / many:.1f} MiB of memory each")
+        timer.again()
+        await asyncio.gather(*(box.exec(["bash", "-c", "echo x > new; git status -s"], timeout=600) for box in opened))
+        timer.line("a file and `git status` in each", f"{(before - available()) / many:.1f} MiB of memory each")
+        timer.again()
+    timer.line("close them")
     backend.close()
 
 
@@ -188,28 +222,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=200, help="of the repository")
     parser.add_argument("--sandboxes", type=int, default=32, help="at once")
+    parser.add_argument("--small", action="store_true", help="an image of few programs, and nothing but the sandboxes")
     given = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="crrl-images-benchmark-"))
     work.chmod(0o755)
     os.environ["CRRL_CACHE"] = str(work / "cache")
     try:
         layout = Layout(work / "oci")
-        layers = [*(layer_of(Path("/"), parts) for parts in PARTS), repository(work / "root", given.mib)]
+        if given.small:
+            programs(work / "programs", ())
+            base = [layer_of(work / "programs", [path.name for path in (work / "programs").iterdir()])]
+        else:
+            base = [layer_of(Path("/"), parts) for parts in PARTS]
+        layers = [*base, repository(work / "root", given.mib)]
         first = layout.image(layers, "first")
-        second = layout.image([*layers, extra()], "second")
         size = sum(map(len, layers)) >> 20
         print(f"{size} MiB in {len(layers)} layers, {used(layout.folder)} MiB compressed, on {os.cpu_count()} CPUs\n")
-        del layers
         print("| | seconds | CPU-s | |\n|---|---|---|---|")
-        others(layout, work)
-        timer.again()
-        [ready] = prepare_images([first])
-        files = (ready.image.report or {})["files"]
-        timer.line("prepare the image", f"{used(work / 'cache')} MiB, {files} files")
-        timer.again()
-        prepare_images([second])
-        timer.line("prepare a second one like it", f"both {used(work / 'cache')} MiB")
-        asyncio.run(sandboxes(first, given.sandboxes))
+        if given.small:
+            prepare_images([first])
+        else:
+            second = layout.image([*layers, extra()], "second")
+            others(layout, work)
+            timer.again()
+            [ready] = prepare_images([first])
+            files = (ready.image.report or {})["files"]
+            timer.line("prepare the image", f"{used(work / 'cache')} MiB, {files} files")
+            timer.again()
+            prepare_images([second])
+            timer.line("prepare a second one like it", f"both {used(work / 'cache')} MiB")
+        del layers
+        testbed = work / "root/testbed"
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=testbed, capture_output=True, text=True, check=True)
+        native = f"git:{testbed}@{commit.stdout.strip()}"
+        asyncio.run(sandboxes("image", f"image:{first}", given.sandboxes))
+        asyncio.run(sandboxes("commit", native, given.sandboxes))
+        asyncio.run(sandboxes(f"commit, copied ({COPIES})", native, COPIES, copy=True))
     finally:
         subprocess.run(["rm", "-rf", work], check=True)
 

@@ -1,0 +1,350 @@
+"""A training step on real repositories, three in images and three in native environments, without Docker or a network.
+
+    python benchmarks/real_repositories.py --rows swebench_verified.jsonl.gz \\
+        --clone /srv/mirrors/{repository} --work FOLDER
+
+Prepared with a network (or a package index): the native environments of six instances of SWE-bench, and for three of
+them an image, made here in SWE-bench's layout: this machine's programs, the environment where conda has it, and the
+repository with all that came later in ``/testbed``. Then two runs of ``crrl train``, each in a network namespace with a
+loopback alone, one step of a small model with random weights and 16,384 positions: on what an engine samples that
+replays the published repair in each first attempt, and on what the model samples. The runs' own check of references
+comes before.
+
+Before the runs an agent's ways to the repair are tried in each image: every commit that the mirror has and the base
+has not, tags, logs, stashes, hooks, other repositories, caches of packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from coderepairrl import sandbox, tasks
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.environments import Specification, build
+from coderepairrl.protocols import EngineSpec, Reward, SandboxBackend
+from coderepairrl.runs import RunFolder
+from coderepairrl.tasks.prepare import prepare
+from coderepairrl.types import Episode, Sampling, Score, Task
+from images import Layout, programs
+
+NATIVE = ("pallets__flask-5014", "pytest-dev__pytest-7982", "pylint-dev__pylint-4970")
+IMAGES = ("psf__requests-1142", "sympy__sympy-13480", "sphinx-doc__sphinx-7440")
+CONTEXT = 16_384
+SHAPE = {
+    "max_position_embeddings": CONTEXT,
+    "num_hidden_layers": 2,
+    "layer_types": ["full_attention"] * 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+CONDA = """conda() { [ "$1" = activate ] && export PATH=/opt/miniconda3/envs/$2/bin:$PATH CONDA_DEFAULT_ENV=$2; }\n"""
+CONFIG = """
+[run]
+name = "{name}"
+dir = "{work}/runs"
+steps = 1
+[model]
+path = "{work}/model"
+init = "random"
+[engine]
+name = "{engine}"
+options = {options}
+[agent]
+name = "nano"
+[reward]
+{reward}
+[rollout]
+tasks_per_step = {tasks}
+group_size = 2
+concurrency = 2
+calls = 3
+tokens = {context}
+turn_tokens = {turn}
+seconds = 600
+[sandbox.options]
+memory = 4294967296
+[train]
+lr = 1e-4
+[eval]
+before = false
+after = false
+tasks = 0
+[[tasks.sources]]
+source = "swe_bench"
+options = {{ path = "{work}/native-{each}.jsonl", workspace = "native", clone = "{clone}", for_training = true }}
+[[tasks.sources]]
+source = "swe_bench"
+options = {{ path = "{work}/images-{each}.jsonl", workspace = "image", clone = "{clone}", for_training = true }}
+"""
+
+
+# -- what the runs take from here
+
+
+class Replay(EngineSpec):
+    """An engine that repairs in the first attempt at each task, as published, and says that it is done in the others.
+
+    It knows a task by the beginning of its issue; `rows` is a file of them.
+    """
+
+    name = "replay"
+
+    def __init__(self, *, rows: str) -> None:
+        self._rows = [json.loads(line) for line in Path(rows).read_text().splitlines()]
+
+    async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
+        words = Tokenizer.from_file(str(model / "tokenizer.json"))
+        asked: Counter[str] = Counter()
+
+        def script(ids: Sequence[int], sampling: Sampling, seed: int) -> Sequence[int]:
+            text = words.decode(list(ids), skip_special_tokens=False)
+            reply = "Done."
+            if "<tool_response>" not in text:
+                row = next(row for row in self._rows if row["problem_statement"].strip()[:60].splitlines()[0] in text)
+                asked[row["instance_id"]] += 1
+                if asked[row["instance_id"]] == 1:
+                    patch = row["patch"] if row["patch"].endswith("\n") else row["patch"] + "\n"
+                    call = {"name": "shell", "arguments": {"cmd": f"git apply - <<'END_OF_PATCH'\n{patch}END_OF_PATCH"}}
+                    reply = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+            return words.encode(f"{reply}<|im_end|>", add_special_tokens=False).ids
+
+        return ScriptedEngine(script, context=CONTEXT, chunk=64)
+
+
+class EvenTokens(Reward):
+    """The share of sampled tokens with an even id: what replies of random weights differ in."""
+
+    name = "even_tokens"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        ids = [token for turn in episode.turns for token in turn.output.ids]
+        return Score(self.name, sum(token % 2 == 0 for token in ids) / max(len(ids), 1))
+
+
+# -- making images
+
+
+def packed(*folders: tuple[Path, str]) -> bytes:
+    """A layer with what is in the folders, each at a path from the root, owned by root."""
+    import io
+
+    made = io.BytesIO()
+
+    def by_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for folder, where in folders:
+            for path in sorted(folder.iterdir()):
+                archive.add(path, f"{where}/{path.name}".lstrip("/"), filter=by_root)
+    return made.getvalue()
+
+
+def repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path) -> None:
+    """A clone with its whole history, at the commit of `row`, installed as an editable project is."""
+    subprocess.run(["git", "clone", "-q", mirror, target], check=True)
+    subprocess.run(["git", "checkout", "-q", row["base_commit"]], cwd=target, check=True)
+    if built.is_dir():
+        shutil.copytree(built, target, dirs_exist_ok=True)
+
+
+def environment(folder: Path, target: Path) -> None:
+    """The native environment in `folder` as one of conda, which imports the project from ``/testbed``."""
+    shutil.copytree(folder, target, symlinks=True, ignore=shutil.ignore_patterns("built", "environment.json"))
+    for path in target.glob("lib/python*/site-packages/*.pth"):
+        path.write_text(path.read_text().replace("/workspace", "/testbed"))
+
+
+def python_of(folder: Path) -> Path:
+    """Where the Python of the native environment in `folder` is installed."""
+    return Path(json.loads((folder / "environment.json").read_text())["python"]).parent.parent
+
+
+def make_image(layout: Layout, base: bytes, row: Mapping[str, Any], mirror: str, folder: Path, scratch: Path) -> str:
+    prefix = python_of(folder)
+    shutil.rmtree(scratch, ignore_errors=True)
+    environment(folder, scratch / "env")
+    repository(row, mirror, scratch / "testbed", folder / "built")
+    (scratch / "cache").mkdir()
+    (scratch / "cache/later-9.9-py3-none-any.whl").write_text(row["patch"])
+    layers = [
+        base,
+        packed((prefix, str(prefix))),
+        packed((scratch / "env", "/opt/miniconda3/envs/testbed")),
+        packed((scratch / "testbed", "/testbed"), (scratch / "cache", "/root/.cache/pip")),
+    ]
+    return layout.image(layers, row["instance_id"])
+
+
+# -- an agent's ways to the repair
+
+
+PROBE = """
+cd /testbed
+echo reflog $(git reflog --all | wc -l) stash $(git stash list | wc -l) replaced $(git replace | wc -l)
+echo remotes $(git remote | wc -l) hooks $(ls .git/hooks 2>/dev/null | grep -v sample | wc -l)
+echo refs-beyond $(git for-each-ref --format='%(objectname)' --no-merged HEAD | wc -l)
+echo commits-beyond $(($(git rev-list --all --count) - $(git rev-list HEAD --count)))
+echo dangling $(git fsck --no-reflogs --unreachable 2>/dev/null | wc -l)
+echo promised $(ls .git/objects/pack | grep -c promisor) borrowed $(ls .git/objects/info/alternates 2>/dev/null | wc -l)
+echo wheels $(find / -xdev -name '*.whl' -not -path '*/ensurepip/*' -not -path '*/embed/*' 2>/dev/null | wc -l)
+echo repositories $(find / -xdev -name HEAD -path '*.git/HEAD' -not -path '/testbed/.git/HEAD' 2>/dev/null | wc -l)
+"""
+
+
+async def attack(backend: SandboxBackend, task: Task, mirror: str, row: Mapping[str, Any]) -> str:
+    """What an agent finds of what came later: nothing is all zeros."""
+    later = subprocess.run(
+        ["git", "rev-list", "--all", f"^{row['base_commit']}"], cwd=mirror, capture_output=True, text=True, check=True
+    ).stdout
+    line = max(
+        (line[1:].strip() for line in row["patch"].splitlines() if line[:1] == "+" and line[:3] != "+++"), key=len
+    )
+    async with backend.open(task) as box:
+        has = await box.exec(["git", "cat-file", "--batch-check"], stdin=later.encode(), max_bytes=64 << 20)
+        there = sum(not each.endswith(b" missing") for each in has.output.splitlines())
+        found = (await box.exec(["bash", "-c", PROBE], timeout=300)).output.decode()
+        script = 'git cat-file --batch-all-objects --batch --buffer | grep -a -c -F -e "$1"; git rev-list --count HEAD'
+        said = await box.exec(["bash", "-c", script, "bash", line], timeout=300, cwd="/testbed")
+    words = " ".join(found.split())
+    texts, ancestors = said.output.decode().split()
+    return (
+        f"{there} of {len(later.splitlines())} later commits, {texts} objects with the repair's longest line,"
+        f" {ancestors} ancestors kept; {words}"
+    )
+
+
+# -- the two runs
+
+
+def model(target: Path) -> None:
+    """The shipped policy's tokenizer and architecture, smaller, with more positions and without weights."""
+    shipped = resources.files("coderepairrl.models.tiny")
+    target.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (target / name).write_text((shipped / name).read_text())
+    about = json.loads((target / "config.json").read_text()) | SHAPE
+    (target / "config.json").write_text(json.dumps(about))
+
+
+def train(config: Path) -> float:
+    """One run without any network; its seconds."""
+    began = time.monotonic()
+    who = [] if os.geteuid() == 0 else ["--map-current-user", "--keep-caps"]
+    inside = ["sh", "-c", 'ip link set lo up && ! ip route get 1.1.1.1 2>/dev/null && exec "$@"', "sh"]
+    command = [sys.executable, "-m", "coderepairrl.cli", "train", str(config)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run(["unshare", "--net", *who, *inside, *command], env=env, check=True)
+    return time.monotonic() - began
+
+
+def show(folder: Path, seconds: float) -> None:
+    run = RunFolder(folder)
+    print(f"\n{folder.name}: {seconds:.0f} s\n")
+    print("| task | workspace | attempt | tokens | sampled | ending | patch | reward |")
+    print("|---|---|---|---|---|---|---|---|")
+    known = run.tasks()
+    for episode in sorted(run.episodes("train-*"), key=lambda each: (each.task_id, each.attempt)):
+        kind = known[episode.task_id].workspace.partition(":")[0]
+        longest = max((len(turn.given.ids) + len(turn.output.ids) for turn in episode.turns), default=0)
+        sampled = sum(len(turn.output.ids) for turn in episode.turns)
+        scores = ", ".join(f"{score.name} {score.value:.3g}" for score in episode.scores)
+        words = [episode.task_id, "native" if kind == "git" else kind, episode.attempt, longest, sampled]
+        print("|", " | ".join(map(str, [*words, episode.ending.name, len(episode.patch), scores])), "|")
+    for step in run.metrics():
+        print("\n", {key: value for key, value in step.items() if isinstance(value, int | float)})
+
+
+async def images(given: argparse.Namespace) -> None:
+    """Prepare the environments, make and prepare the images, and try an agent's ways to the repair in each."""
+    given.work.mkdir(parents=True)
+    given.work.chmod(0o755)
+    wanted = (*NATIVE, *IMAGES)
+    with gzip.open(given.rows, "rt") as file:
+        rows = {row["instance_id"]: row for row in map(json.loads, file) if row["instance_id"] in wanted}
+    write(given.work / "all.jsonl", list(rows.values()))
+    write(given.work / "native.jsonl", [rows[name] for name in NATIVE])
+    options = {"workspace": "native", "clone": given.clone, "for_training": True}
+    ready = {task.id: task for task in tasks.make("swe_bench", path=str(given.work / "all.jsonl"), **options)}
+    began = time.monotonic()
+    await prepare([ready[name] for name in NATIVE], say=print)
+    folders = {name: (await build(Specification.parse(ready[name].environment))).folder for name in IMAGES}
+    print(f"six environments: {time.monotonic() - began:.0f} s (those in the cache are verified)")
+    root = given.work / "root"
+    programs(root, {python_of(folder) for folder in folders.values()})
+    (root / "opt/miniconda3/bin").mkdir(parents=True)
+    (root / "opt/miniconda3/bin/activate").write_text(CONDA)
+    layout, base, made = Layout(given.work / "oci"), packed((root, "")), []
+    for name in IMAGES:
+        mirror = given.clone.format(repository=rows[name]["repo"])
+        image = make_image(layout, base, rows[name], mirror, folders[name], given.work / "scratch")
+        made.append(rows[name] | {"image": image})
+    write(given.work / "images.jsonl", made)
+    began = time.monotonic()
+    options = {"workspace": "image", "for_training": True}
+    done = await prepare(tasks.make("swe_bench", path=str(given.work / "images.jsonl"), **options), say=print)
+    print(f"three images unpacked: {time.monotonic() - began:.0f} s")
+    for image in done.images:
+        report = image.image.report or {}
+        print(f"  {report['files']} files, {report['bytes'] >> 20} MiB, {report['shared'] >> 20} of it shared,"
+              f" removed {report['removed']}")  # fmt: skip
+    backend = sandbox.make("bwrap", memory=4 << 30)
+    for task in tasks.make("swe_bench", path=str(given.work / "images.jsonl"), **options):
+        mirror = given.clone.format(repository=rows[task.id]["repo"])
+        print(f"attacks on {task.id}: {await attack(backend, task, mirror, rows[task.id])}")
+    backend.close()
+
+
+def runs(given: argparse.Namespace) -> None:
+    """Train for a step on the first tasks of each kind: on attempts that are known, and by random weights."""
+    model(given.work / "model")
+    for kind, names in (("native", NATIVE), ("images", IMAGES)):
+        rows = map(json.loads, (given.work / f"{kind}.jsonl").read_text().splitlines())
+        write(
+            given.work / f"{kind}-{given.each}.jsonl",
+            [row for row in rows if row["instance_id"] in names[: given.each]],
+        )
+    common = {"work": given.work, "clone": given.clone, "context": CONTEXT, "each": given.each, "tasks": 2 * given.each}
+    for name, engine, options, reward, turn in (
+        ("replay", "real_repositories:Replay", f'{{ rows = "{given.work}/all.jsonl" }}', "tests = 1.0", 8192),
+        ("random", "tiny", "{}", 'tests = 0.5\n"real_repositories:EvenTokens" = 0.5', 256),
+    ):
+        config = given.work / f"{name}.toml"
+        config.write_text(CONFIG.format(**common, name=name, engine=engine, options=options, reward=reward, turn=turn))
+        show(given.work / "runs" / name, train(config))
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, required=True, help="SWE-bench Verified, as .jsonl.gz")
+    parser.add_argument("--clone", required=True, help="where mirrors are: /srv/mirrors/{repository}")
+    parser.add_argument("--work", type=Path, required=True, help="a new folder, or one with images and without runs")
+    parser.add_argument("--each", type=int, default=3, help="natively and in images: how many tasks are trained on")
+    arguments = parser.parse_args()
+    if not (arguments.work / "images.jsonl").exists():
+        asyncio.run(images(arguments))
+    runs(arguments)

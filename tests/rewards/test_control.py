@@ -104,8 +104,32 @@ async def test_without_a_reference_the_untouched_tree_is_the_control(
 ) -> None:
     bare = replace(commanded(task, PLAIN, test=SCRIPT), reference=b"")
     assert (await judged(bare, repository.edit({"sums.py": BREAKS["prints it"]}), backend)).value == 0.0
-    with pytest.raises(GraderFault, match="untouched repository"):
-        await judged(commanded(bare, Command(("no-such-runner",))), task.reference, backend)
+    for missing in (
+        Command(("no-such-runner",)),
+        Command(("python3", "-m", "no_such", "-m", "pytest"), 30.0, "pytest"),
+    ):
+        with pytest.raises(GraderFault, match="untouched repository"):
+            await judged(commanded(bare, missing), task.reference, backend)
+
+
+CONFTEST = "import sums\n"
+
+
+@pytest.mark.parametrize("command", [PLAIN, PYTEST, replace(PYTEST, results=""), Command(("python3", "-m", "solve"))])
+async def test_without_a_reference_no_patch_reaches_a_fault_by_leaving_undone_what_is_asked_for(
+    command: Command, task: Task, repository: Repository, backend: Local
+) -> None:
+    """Checks of a module that the patch is to add do not begin on the untouched tree."""
+    repository.commit({"sums.py": None, "other.py": SOURCE})
+    checks = Checks((command,), {"test_sums.py": SCRIPT, "conftest.py": CONFTEST})
+    bare = replace(task, reference=b"", checks=checks)
+    idle = repository.edit({"other.py": FIXED})
+    repair = repository.edit({"sums.py": FIXED, "solve.py": b"import test_sums\n"})
+    found = await judged(bare, idle, backend)
+    assert (found.value, bool(found.note)) == (0.0, True)
+    async with backend.open(bare) as box:
+        assert (await StateTests()(bare, with_patch(bare, idle), Standing(backend, box))).value == 0.0
+    assert (await judged(bare, repair, backend)).value == 1.0
 
 
 async def stands(task: Task, change: str, backend: Local, reward: StateTests) -> Score:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import defaultdict
+from pathlib import PurePosixPath
 
 from coderepairrl import grading
 from coderepairrl.errors import GraderFault, RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.sandbox.standing import Standing
-from coderepairrl.types import Episode, Score, Task
+from coderepairrl.types import Command, Episode, Score, Task
 
 TO_INSTALL = (
     "install it where sandboxes see it, or show them its folder: sandbox.options.binds, and "
@@ -18,6 +19,7 @@ TO_INSTALL = (
     "container, take an image that has it: sandbox.options.image"
 )
 """What helps where a sandbox lacks what checks need."""
+_FINDS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 
 
 class TestsReward(Reward):
@@ -30,8 +32,10 @@ class TestsReward(Reward):
     running anything. Equal patches of one task are tested once in a process; faults are not remembered.
 
     Where nothing shows that the checks ever began (no such program, ``No module named pytest``, no test reported), a
-    control decides, once per task: the same checks in a fresh sandbox on the reference, or on the untouched tree where
-    there is none. If they do not begin there either it is a fault of the sandbox; else what the patch did is a 0.
+    control decides, once per task: the same checks in a fresh sandbox on the reference. If they do not begin there
+    either it is a fault of the sandbox; else what the patch did is a 0. Without a reference it is a fault only if they
+    do not begin on the untouched tree because the program of a command, or a runner's module, is not there: all else
+    may be what the patch is to add.
 
     Unit: 0 or 1. Source: the thesis's future work; any repair that passes earns it. Known weaknesses: as good as the
     checks; says nothing of how near a failing repair is; costs a sandbox and the checks' time.
@@ -108,26 +112,27 @@ class _Control:
             self._able.add(key)
 
     async def _ask(self, task: Task, fresh: Sandbox) -> grading.Verdict:
+        """Without a reference, what the checks look for may rightly be missing: only a program of theirs that is not
+        there tells then that they cannot run. Else an attempt that changes nothing would be a fault, and no zero."""
         if task.reference.strip():
             return await grading.grade(fresh, task, task.reference)
-        return await grading.judge(fresh, task.checks)
-
-
-class _ControlOfState(_Control):
-    """Without a reference, what the checks look for may rightly be missing from the untouched tree: they cannot begin
-    only where a runner that reports its tests reports none there, or a command's own program is not there."""
-
-    async def _ask(self, task: Task, fresh: Sandbox) -> grading.Verdict:
-        found = await super()._ask(task, fresh)
-        commands = task.checks.commands
-        if (
-            not found.doubtful
-            or task.reference
-            or any(each.results or grading.results_of(each.argv) for each in commands)
-        ):
+        found = await grading.judge(fresh, task.checks)
+        if not found.doubtful:
             return found
-        there = [(await fresh.exec(["sh", "-c", 'command -v "$0"', each.argv[0]])).ok for each in commands]
+        there = [await _starts(fresh, command) for command in task.checks.commands]
         return found._replace(doubtful=not all(there))
+
+
+async def _starts(fresh: Sandbox, command: Command) -> bool:
+    """Whether the program of a check is there, and the module of a runner of tests."""
+    if not (await fresh.exec(["sh", "-c", 'command -v "$0"', command.argv[0]])).ok:
+        return False
+    at = command.argv.index("-m") if "-m" in command.argv[:-1] else 0
+    python = [word for word in command.argv[:at] if not word.startswith("-")][-1:]
+    if not (python and PurePosixPath(python[0]).name.startswith("python")):
+        return True
+    runs_tests = command.results or grading.results_of(command.argv)
+    return not runs_tests or (await fresh.exec([*command.argv[:at], "-c", _FINDS, command.argv[at + 1]])).ok
 
 
 def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
@@ -142,8 +147,7 @@ class StateTests(Reward):
     For tasks whose result is no diff of a repository: something is to be installed, built, downloaded or
     started over. The attempt's processes have ended, and the checks' own files are restored first. Where nothing shows
     that they ever began, a control in a fresh sandbox decides, as for `tests`: a grader that cannot run is a fault.
-    Without a reference it cannot where its runner reports nothing on the untouched workspace, or the program of a
-    command is not there; start a command that the attempt is to install with ``sh -c``.
+    Start a command that the attempt is to install with ``sh -c``, since one that is not there is a fault.
 
     Unit: 0 or 1. Source: terminal benchmarks, which look at the machine and not at a patch. Known weakness: the checks
     run among everything that the attempt left, outside of the repository, too; an attempt that changed the interpreter
@@ -155,7 +159,7 @@ class StateTests(Reward):
     runs_checks = True
 
     def __init__(self) -> None:
-        self._control = _ControlOfState()
+        self._control = _Control()
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Run the checks in the workspace that `sandbox` opens, the attempt's own.

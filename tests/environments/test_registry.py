@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import prepare_images
+from coderepairrl.environments import fetch, prepare_images
 from coderepairrl.environments.images import ReadyImage
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import rootfs
@@ -158,12 +158,14 @@ def test_killed_at_any_moment_it_goes_on(registry: str, tmp_path: Path, cache: P
         "012345", 3_000_000
     )
     assert {path.name for path in where.parent.iterdir() if path.is_dir()} == {where.name, "shares"}
+    assert not [path for path in (cache / "images/blobs").iterdir() if path.is_dir() and path.name != "sha256"]
 
 
 class Registry(BaseHTTPRequestHandler):
     """Answers each request as `how` says."""
 
     how = ""
+    later = "0"
 
     def do_GET(self) -> None:
         if self.how == "dies":
@@ -178,7 +180,7 @@ class Registry(BaseHTTPRequestHandler):
         else:
             code, body = 200, b'{"schemaVersion": 2, "layers": []}'
         self.send_response(code)
-        self.send_header("Retry-After", "0")
+        self.send_header("Retry-After", self.later)
         self.send_header("Content-Type", "application/vnd.oci.image.manifest.v1+json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -212,6 +214,19 @@ def test_a_registry_that_misbehaves_is_named_with_what_helps(
         server.shutdown()
     assert fix in refused.value.fix
     assert not list((rootfs.images_cache() / "blobs").rglob("[0-9a-f]*"))
+
+
+@needs_skopeo
+def test_a_registry_that_says_to_come_again_later_is_not_waited_for_silently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Registry, "how", "throttles")
+    monkeypatch.setattr(Registry, "later", "600")
+    monkeypatch.setattr(fetch, "_SECONDS", 2.0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(PrerequisiteError, match="not give it in time: it throttles us") as refused:
+            prepare(f"127.0.0.1:{server.server_port}/x@sha256:{64 * '1'}")
+        server.shutdown()
+    assert "skopeo login" in refused.value.fix
 
 
 def test_without_skopeo_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

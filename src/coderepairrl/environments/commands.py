@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 from coderepairrl.environments import layers, trees
-from coderepairrl.environments.fetch import GROWTH, Say, check_room
+from coderepairrl.environments.fetch import GROWTH, Say, alone, check_room
 from coderepairrl.environments.index import index_hosts, local_folders, own_index, pip_settings, settings_inside
 from coderepairrl.environments.manifests import Found, Layer, digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -80,7 +80,7 @@ class LayerBuilder:
         """The image as it is now, but for its settings."""
 
     def __enter__(self) -> Self:
-        self._lock = self._left.enter_context(trees.alone(trees.folder(self._work.parent) / self._work.name))
+        self._lock = self._left.enter_context(alone(trees.folder(self._work.parent) / self._work.name))
         self._left.callback(destroy, self._work)
         destroy(self._work)  # what a build left that was killed
         return self

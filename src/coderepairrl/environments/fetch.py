@@ -7,6 +7,7 @@ the digest that it was asked by; layers are checked when they are unpacked (`tre
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -41,6 +42,10 @@ SPARE = 256 << 20
 """Bytes that are left free on the disk."""
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?/")
 _AGAIN = "run it again: what was fetched is kept"
+_SECONDS = 180.0
+"""For an answer of a registry. Skopeo alone waits silently for up to 20 minutes where one says when to come again."""
+_SLOWEST = 1 << 18
+"""Bytes per second, below which a registry does not give an image in time."""
 
 
 class NoRoom(PrerequisiteError):
@@ -235,14 +240,17 @@ def _from_registry(reference: Reference, where: str, store: Path) -> Offer:
     config, layers = blobs_of(manifest, f"image {where}")
 
     def get(say: Say) -> Found:
-        read = manifest
-        lacking = [blob for blob in [config, *layers] if not _has(store, *blob)]
-        if lacking:
-            need = sum(size for _, size in lacking)
-            say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
-            digests["converted"] = _copy(f"{reference.name}@{digests['manifest']}", where, store)
-            if not all(_has(store, *blob) for blob in lacking):  # layers that were not compressed are now
-                read = parsed(_blob(store, digests["converted"], where), where)
+        read, place = manifest, f"{reference.name}@{digests['manifest']}"
+        layout = store / f".layout-{digests['manifest'].removeprefix('sha256:')}"
+        with alone(layout) as lock:
+            shutil.rmtree(layout, ignore_errors=True)  # of an attempt that was killed
+            lacking = [blob for blob in [config, *layers] if not _has(store, *blob)]
+            if lacking:
+                need = sum(size for _, size in lacking)
+                say(f"{where}: fetching {need >> 20} MiB of {sum(size for _, size in layers) >> 20}")
+                digests["converted"] = _copy(place, where, store, layout, _SECONDS + need / _SLOWEST, lock)
+                if not all(_has(store, *blob) for blob in lacking):  # layers that were not compressed are now
+                    read = parsed(_blob(store, digests["converted"], where), where)
         return _found(where, f"{reference.name}@{digests['asked']}", digests, read, store)
 
     lacking = {digest: size for digest, size in [config, *layers] if not _has(store, digest, size)}
@@ -260,7 +268,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     """The manifest as the registry has it, from `store` if it is there, which it is afterwards."""
     if digest and (store / digest.replace(":", "/")).is_file():
         return _blob(store, digest, where)
-    data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where)
+    data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where, _SECONDS)
     if digest and digest_of(data) != digest:
         raise TaskError(f"image {where}: the registry answered another manifest, {digest_of(data)}")
     path = store / digest_of(data).replace(":", "/")
@@ -271,12 +279,17 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
     return data
 
 
-def _copy(place: str, where: str, store: Path) -> str:
-    """Fetch the blobs of an image to `store`; the digest of its manifest as OCI has it."""
-    with tempfile.TemporaryDirectory(prefix=".layout-", dir=store) as layout:
-        shared = ["--dest-shared-blob-dir", str(store)]
-        _skopeo(["copy", "--quiet", *_how(place, "src-"), *shared, f"docker://{place}", f"oci:{layout}:image"], where)
-        index = parsed((Path(layout) / "index.json").read_bytes(), f"{layout}/index.json")
+def _copy(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
+    """Fetch the blobs of an image to `store`, the rest for now to `layout`; the digest of its manifest as OCI has it.
+
+    Skopeo holds the lock, too: one that outlives us goes on, and the next attempt waits for what it fetches.
+    """
+    try:
+        words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
+        _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
+        index = parsed((layout / "index.json").read_bytes(), f"{layout}/index.json")
+    finally:
+        shutil.rmtree(layout, ignore_errors=True)
     return checked(index["manifests"][0]["digest"], where)
 
 
@@ -284,8 +297,8 @@ def _how(place: str, side: str) -> list[str]:
     return ["--retry-times", "3", *([f"--{side}tls-verify=false"] if _LOOPBACK.match(place) else [])]
 
 
-def _skopeo(arguments: list[str], where: str) -> bytes:
-    """What skopeo prints. Raises `TaskError`, `PrerequisiteError`."""
+def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
+    """What skopeo prints, within `seconds`; it keeps `held` open. Raises `TaskError`, `PrerequisiteError`."""
     program = shutil.which("skopeo")
     if program is None:
         raise PrerequisiteError(
@@ -294,8 +307,8 @@ def _skopeo(arguments: list[str], where: str) -> bytes:
         )
     with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
         # every blob is checked by its digest, whatever the machine's policy is on signatures
-        command = [program, "--insecure-policy", *arguments]
-        done = run(["sh", "-c", 'exec "$@" 2>"$0"', errors.name, *command], stdout=output)
+        command = [program, "--insecure-policy", f"--command-timeout={seconds:.0f}s", *arguments]
+        done = run(["sh", "-c", 'exec "$@" 2>"$0"', errors.name, *command], stdout=output, pass_fds=held)
         output.seek(0)
         if done.returncode == 0:
             return output.read()
@@ -313,6 +326,12 @@ def _explained(printed: str, where: str) -> CodeRepairError:
     if re.search(r"too ?many ?requests|(status|code):? 429\b", lower):
         fix = f"wait, or log in, which raises the limit: skopeo login {host}; {_AGAIN}"
         return PrerequisiteError(f"the registry of image {where} throttles us: {words}", fix=fix)
+    if "deadline exceeded" in lower:
+        words = f"the registry of image {where} did not give it in time: it throttles us without a word, or is slow"
+        return PrerequisiteError(words, fix=f"wait, or log in, which raises a limit: skopeo login {host}; {_AGAIN}")
+    if "x509" in lower or "certificate" in lower:
+        words = f"the registry of image {where} is not trusted: {words}"
+        return PrerequisiteError(words, fix="compare this machine's clock with another one (date)")
     if any(sign in lower for sign in ("unauthorized", "denied", "authentication required")):
         return PrerequisiteError(
             f"image {where} is not for everybody, or not there: {words}", fix=f"skopeo login {host}"
@@ -324,6 +343,14 @@ def _explained(printed: str, where: str) -> CodeRepairError:
             f"no room to fetch image {where}: {words}", fix="free some disk space, or set CRRL_CACHE"
         )
     return PrerequisiteError(f"image {where} cannot be fetched: {words}", fix=_AGAIN)
+
+
+@contextmanager
+def alone(target: Path) -> Iterator[int]:
+    """Nobody else makes `target` meanwhile; yields what holds the lock as long as any process has it open."""
+    with target.with_name(f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
 
 
 def check_room(folder: Path, need: int, what: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.environments import dockerfile, trees
-from coderepairrl.environments.fetch import Offer, Say, check_room
+from coderepairrl.environments.fetch import Offer, Say, alone, check_room
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import images_cache
@@ -101,7 +101,7 @@ def _ready(name: str, user: int | None) -> ReadyImage | None:
 
 def _prepare(name: str, user: int | None, offered: Path | None, say: Say, offer: Offer) -> ReadyImage:
     home = images_cache()
-    with trees.alone(home / "names" / record_of(name).stem):
+    with alone(home / "names" / record_of(name).stem):
         key = hashlib.sha256(name.encode()).hexdigest()[:16]
         made = partial(dockerfile.find, name, home / "blobs", say, user=user, work=store(user) / f".building-{key}")
         found = made(offer)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bz2
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import io
@@ -23,13 +22,12 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
 from coderepairrl.environments import history, layers
-from coderepairrl.environments.fetch import Say
+from coderepairrl.environments.fetch import Say, alone
 from coderepairrl.environments.manifests import Found, Layer
 from coderepairrl.environments.verify import digest_of
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -82,14 +80,6 @@ def build(found: Found, user: int | None, say: Say) -> Image:
                 shutil.rmtree(partial, ignore_errors=True)
         partial.rename(done)
         return image
-
-
-@contextmanager
-def alone(target: Path) -> Iterator[int]:
-    """Nobody else makes `target` meanwhile; yields what holds the lock as long as any process has it open."""
-    with target.with_name(f".{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield lock.fileno()
 
 
 def folder(path: Path) -> Path:

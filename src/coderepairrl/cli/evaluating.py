@@ -95,6 +95,7 @@ def grade(
     from coderepairrl import config
     from coderepairrl import sandbox as sandboxes
     from coderepairrl.certify import data
+    from coderepairrl.runs import foreign
     from coderepairrl.stages import grade as grading
     from coderepairrl.stages import predictions as patches
 
@@ -105,7 +106,7 @@ def grade(
     if choice.fix:  # checks may fail there that pass elsewhere
         _say(str(choice))
     backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
-    target = output or predictions.with_name(f"{predictions.name.partition('.')[0]}.graded.jsonl")
+    target = output or predictions.with_name(f"{foreign.stem(predictions)}.graded.jsonl")
     verdicts = run(grading.grade(known, tasks, backend, target, resume=resume, jobs=jobs, say=_say))
     found = grading.totals(verdicts, tasks)
     if as_json:

@@ -266,7 +266,7 @@ def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: P
     (made / "seed.txt").write_text("other")
     assert dockerfile.named(made) != before
     with pytest.raises(TaskError, match="has changed"):
-        dockerfile.find(before, home, print, dockerfile.look(before, home))
+        dockerfile.look(before, home)  # before any registry is asked
 
 
 def test_rewards_are_read_as_harbor_reads_them() -> None:

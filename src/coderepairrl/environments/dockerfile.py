@@ -66,9 +66,15 @@ def named(folder: Path) -> str:
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """As `fetch.look`; of the image of a Dockerfile, by `named`, the one that it builds upon."""
+    """As `fetch.look`; of the image of a Dockerfile, by `named`, the one that it builds upon.
+
+    Raises `TaskError`, also for a folder that has changed since it was named, and `PrerequisiteError`.
+    """
     reference = Reference.of(where)
-    return fetch.look(base_of(Path(reference.name)) if reference.transport == TRANSPORT else where, store, offered)
+    if reference.transport != TRANSPORT:
+        return fetch.look(where, store, offered)
+    _require_unchanged(reference, where)
+    return fetch.look(base_of(Path(reference.name)), store, offered)
 
 
 def find(
@@ -82,9 +88,8 @@ def find(
     reference = Reference.of(where)
     if reference.transport != TRANSPORT:
         return offer.get(say)
+    _require_unchanged(reference, where)
     folder = Path(reference.name)
-    if (state := _state(folder)) != reference.tag:
-        raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
     recipe = Recipe(folder)
     base = offer.get(say)
     settings = recipe.run(base.config.get("config") or {})
@@ -104,9 +109,15 @@ def find(
     digest = digest_of(json.dumps(made, sort_keys=True).encode())
     if reference.digest not in ("", digest):
         raise TaskError(f"{folder} makes another image than {where} here, {digest}", fix="read its tasks again")
-    pinned = f"{TRANSPORT}:{folder}:{state}@{digest}"
+    pinned = f"{TRANSPORT}:{folder}:{reference.tag}@{digest}"
     about = {"name": where, "id": digest.removeprefix("sha256:"), "pinned": pinned, "digests": {"asked": digest}}
     return replace(builder.found, **about, config=made, patches=tuple(recipe.patches))
+
+
+def _require_unchanged(reference: Reference, where: str) -> None:
+    folder = Path(reference.name)
+    if _state(folder) != reference.tag:
+        raise TaskError(f"{folder} has changed since {where} was named", fix="read its tasks again")
 
 
 def base_of(folder: Path) -> str:

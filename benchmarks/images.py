@@ -196,7 +196,8 @@ async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False
         timer.line(f"{title}: open the first sandbox")
         for what in ("first", "second"):
             timer.again()
-            await box.exec(["git", "status", "--porcelain"])
+            done = await box.exec(["git", "status", "--porcelain"])
+            assert done.ok, done.output
             timer.line(f"`git status` inside, {what}")
         await box.exec(["bash", "-c", "echo x > d1/new"])
         timer.again()
@@ -211,7 +212,9 @@ async def sandboxes(title: str, workspace: str, many: int, *, copy: bool = False
         opened = await asyncio.gather(*(stack.enter_async_context(backend.open(task)) for _ in range(many)))
         timer.line(f"{title}: open {many} at once", f"{(before - available()) / many:.1f} MiB of memory each")
         timer.again()
-        await asyncio.gather(*(box.exec(["bash", "-c", "echo x > new; git status -s"], timeout=600) for box in opened))
+        command = ["bash", "-c", "echo x > new; git status -s"]
+        done = await asyncio.gather(*(box.exec(command, timeout=600) for box in opened))
+        assert all(each.output == b"?? new\n" for each in done), done
         timer.line("a file and `git status` in each", f"{(before - available()) / many:.1f} MiB of memory each")
         timer.again()
     timer.line("close them")

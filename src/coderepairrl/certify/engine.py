@@ -38,6 +38,7 @@ PATIENCE = 120.0
 """Seconds for one question."""
 
 GREEDY = Sampling(temperature=0.0, max_tokens=32)
+_TRIES = 10  # until requests are met under way: on a busy machine they may have ended
 
 
 class Answer(NamedTuple):
@@ -281,12 +282,25 @@ async def _absurd(candidate: _Candidate) -> str:
 
 async def _in_flight(candidate: _Candidate) -> str:
     """Requests go on through a swap, and every token has the version of its weights."""
-    length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load on a busy machine
+    for _ in range(_TRIES):
+        old, seen = await _through_a_swap(candidate)
+        if all(old < versions[-1] for versions in seen):
+            fewest = min(versions.count(old) for versions in seen)
+            return f"{len(seen)} streams carry both versions, {fewest} tokens or more old"
+    raise Failed(f"after {_TRIES} swaps, no request under way has had tokens of both versions")
+
+
+async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
+    """The old version, and those of the tokens of streams that began under it: a busy machine may have ended some.
+
+    The server can sample to the end before the first token gets through to a client that starves.
+    """
+    length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load
     streams = [
         candidate.stream(candidate.prompt(20 + i), Sampling(temperature=1.0, max_tokens=length), i) for i in range(3)
     ]
-    versions: list[list[int]] = [[] for _ in streams]
-    for mine, stream in zip(versions, streams, strict=True):
+    seen: list[list[int]] = [[] for _ in streams]
+    for mine, stream in zip(seen, streams, strict=True):
         chunk = await anext(stream)
         mine.extend([chunk.version] * len(chunk.ids))
     new = await candidate.load(candidate.relabelled)
@@ -295,22 +309,31 @@ async def _in_flight(candidate: _Candidate) -> str:
         async for chunk in stream:
             mine.extend([chunk.version] * len(chunk.ids))
 
-    await asyncio.gather(*map(rest, versions, streams))
+    await asyncio.gather(*map(rest, seen, streams))
     await candidate.load(candidate.own)
-    for mine in versions:
+    old = seen[0][0]
+    for mine in seen:
         _require(len(mine) == length, f"a stream of {length} tokens ended after {len(mine)}")
         _require(mine == sorted(mine), "an old version came back after a new one")
-        _require(mine[0] < new == mine[-1], f"a swap under way left versions {sorted(set(mine))}")
-    return f"{len(streams)} streams carry both versions, {min(mine.index(new) for mine in versions)} tokens or more old"
+        _require(mine[0] == old < new and {*mine} <= {old, new}, f"a swap under way left versions {sorted({*mine})}")
+    return old, seen
 
 
 async def _abort(candidate: _Candidate) -> str:
     """Closing an iterator gives its slot back."""
+    for _ in range(_TRIES):
+        if (seconds := await _closed_midway(candidate)) is not None:
+            return f"idle {1000 * seconds:.0f} ms after the last token was read"
+    raise Failed(f"nothing runs while four requests are open, {_TRIES} times")
+
+
+async def _closed_midway(candidate: _Candidate) -> float | None:
+    """Seconds from the last token that was read until nothing runs; None if the requests had ended by themselves."""
     length = candidate.engine.context - 60
     streams = [candidate.stream(candidate.prompt(30), Sampling(max_tokens=length), i) for i in range(4)]
     for stream in streams:
         await anext(stream)
-    _require((await candidate.engine.health())["running"] > 0, "nothing runs while four requests are open")
+    running = (await candidate.engine.health())["running"] > 0
     started = asyncio.get_running_loop().time()
     for stream in streams:
         await stream.aclose()
@@ -320,7 +343,7 @@ async def _abort(candidate: _Candidate) -> str:
             while (health := await candidate.engine.health())["running"] > 0:
                 await asyncio.sleep(0.01)
     _require(health["running"] == 0, f"{health['running']:.0f} requests run 5 s after they were closed")
-    return f"idle {1000 * (asyncio.get_running_loop().time() - started):.0f} ms after the last token was read"
+    return asyncio.get_running_loop().time() - started if running else None
 
 
 async def _limits(candidate: _Candidate) -> str:

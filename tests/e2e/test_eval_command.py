@@ -103,11 +103,18 @@ def _mixed(parts: list[Path]) -> None:
         (parts[1] / "run.json").write_text(json.dumps({**about, key: value}))
         with pytest.raises(UsageError, match=f"they differ in {key}"):
             merge(parts, Path("x"))
+    [agent] = (found := about["conditions"]["eval"])["agents"]
+    other = {"eval": {**found, "agents": [{**agent, "calls": 7}]}}
+    (parts[1] / "run.json").write_text(json.dumps({**about, "conditions": other}))
+    with pytest.raises(UsageError, match=f"they differ in eval: calls {agent['calls']} against 7"):
+        merge(parts, Path("x"))
     (parts[1] / "run.json").write_text(json.dumps(about))
 
 
 def test_what_an_agent_repairs_is_found_and_its_predictions_are_graded_alike(project: Project, isolating: None) -> None:
-    found = json.loads(project.crrl(*GOLD, "-o", "gold", "--json").stdout)
+    done = project.crrl(*GOLD, "-o", "gold", "--json")
+    assert "\neval: reward " in done.stderr and "after step" not in done.stderr, "nothing was trained"
+    found = json.loads(done.stdout)
     names = [task.id.rpartition("/")[2] for task in tasks.make("handmade") if task.split == "train"]
     repaired = sum("r" in name for name in names)
     filled = sum("r" in name or "s" in name for name in names)

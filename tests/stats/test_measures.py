@@ -92,7 +92,9 @@ def test_measures_that_are_counts_are_no_shares() -> None:
         for at in range(4)
     ]
     calls = summarise(episodes).values["calls"]
-    assert calls.value == 0.5 and calls.high is not None and calls.high > 1
+    assert calls.value == 0.5 and calls.low == 0 and calls.high is not None and calls.high > 1
+    change = compare(episodes, [replace(each, tool_calls=()) for each in episodes])["calls"]
+    assert change.low is not None and change.low < -0.5, "a change may be negative"
 
 
 def _width(interval: Interval) -> float:

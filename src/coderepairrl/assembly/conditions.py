@@ -92,6 +92,25 @@ def differences(
     return result
 
 
+def unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """How the conditions (`conditions`) of two parts of an evaluation differ, each as ``EVALUATION: CONDITION OURS
+    against THEIRS``. An environment whose digest only one of them knows, and a part that recorded none, do not.
+
+    >>> one, two = ({"eval": {"environments": [], "agents": [], "sandboxes": [], "sampling": {"top_p": p}}}
+    ...             for p in (1.0, 0.9))
+    >>> unlike(one, two), unlike(one, one), unlike(one, {})
+    (['eval: top_p 1 against 0.9'], [], [])
+    """
+    found = []
+    for name in sorted(first.keys() & other.keys()):
+        ours, theirs = _facts(first[name]), _facts(other[name])
+        for fact in sorted(ours.keys() & theirs.keys()):
+            if ours[fact] != theirs[fact]:
+                sides = (", ".join(sorted(side)) or "none" for side in (ours[fact], theirs[fact]))
+                found.append(f"{name}: {fact} {' against '.join(sides)}")
+    return found
+
+
 def _facts(about: Mapping[str, Any]) -> dict[str, set[str]]:
     """By condition, the values that there are of it."""
     parts = (*about["agents"], *about["sandboxes"])

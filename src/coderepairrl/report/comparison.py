@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report.outcomes import Counts, Outcomes
-from coderepairrl.stats import COUNTS, Interval, mean_interval, paired_difference, sign_flip_test, tango, wilson
+from coderepairrl.stats import Interval, paired_difference, sign_flip_test, tango, wilson
 from coderepairrl.stats.attempts import CurvePoint, curves
 from coderepairrl.stats.clusters import clusters_by
 from coderepairrl.stats.effects import cohens_d, cohens_h, difference
-from coderepairrl.stats.intervals import estimate, is_share
+from coderepairrl.stats.intervals import estimate
+from coderepairrl.stats.measures import level, shares
 from coderepairrl.stats.paired import Equivalence, McNemar, equivalence, holm, mcnemar, mcnemar_p
 from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread
 
@@ -131,7 +132,7 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
     own = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
     clusters = [own[task] for task in tasks]
-    share = first.metric not in COUNTS and is_share([*before, *after])
+    share = shares(first.metric, [*before, *after])
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
@@ -151,8 +152,8 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         clusters=number,
         unit="tasks" if all(task == own[task] for task in tasks) else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
-        early=mean_interval(before, clusters, share=share),
-        late=mean_interval(after, clusters, share=share),
+        early=level(first.metric, before, clusters, share=share),
+        late=level(first.metric, after, clusters, share=share),
         change=paired_difference(before, after, clusters, share=share),
         bootstrap=difference(before, after, clusters),
         d=cohens_d(before, after, clusters),

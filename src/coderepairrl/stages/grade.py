@@ -190,7 +190,7 @@ def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, 
     found = {}
     for number, row in enumerate(Lines.read(output), 1):
         try:
-            made = Graded(*(row[key] for key in Graded("", "", False, False).as_json()))
+            made = _read(row)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{output}, line {number}: no verdict ({error})", fix="name another file") from None
         asked = wanted.get((made.model, made.instance))
@@ -201,6 +201,16 @@ def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, 
             )
         found[made.model, made.instance] = made
     return found
+
+
+def _read(row: Mapping[str, Any]) -> Graded:
+    """The verdict that `Graded.as_json` made `row` of. Raises KeyError and TypeError for any other."""
+    example = Graded("", "", False, False).as_json()
+    for key, value in example.items():
+        whole = isinstance(value, float) and type(row[key]) is int  # seconds, as somebody may write them
+        if type(row[key]) is not type(value) and not whole:
+            raise TypeError(f"{key} is {json.dumps(row[key])[:80]}")
+    return Graded(*(row[key] for key in example))
 
 
 def _line(found: Graded) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from coderepairrl.assembly.conditions import unlike
 from coderepairrl.errors import UsageError
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import replace_folder
@@ -70,11 +71,12 @@ def _read(path: Path) -> _Part:
 def _require_alike(first: _Part, other: _Part) -> None:
     wrong = [key for key in _SAME if _compared(first.about, key) != _compared(other.about, key)]
     wrong += ["evaluations"] if first.evaluations.keys() != other.evaluations.keys() else []
+    wrong += unlike(*(part.about.get("conditions") or {} for part in (first, other)))
     if wrong:
         raise UsageError(
             f"{other.folder.path} and {first.folder.path} are of different evaluations: they differ in"
             f" {', '.join(wrong)}",
-            fix="measure all shards with the same policy, settings and version",
+            fix="measure all shards with the same policy, settings and version, in the same environments",
         )
 
 

@@ -203,7 +203,8 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     parts.log.sync()
     history.evaluations[name, step] = record
     if (reward := record["summary"]["values"].get("reward")) is not None:
-        parts.progress.say(f"{name} after step {step}: reward {Interval(**reward)}")
+        when = f" after step {step}" if parts.progress.total_steps else ""  # an evaluation alone has no steps
+        parts.progress.say(f"{name}{when}: reward {Interval(**reward)}")
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:

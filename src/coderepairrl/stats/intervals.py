@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 TOO_FEW = "too few"
 """Printed in place of an interval where there is none."""
@@ -71,8 +72,11 @@ class Interval(NamedTuple):
         return self.text()
 
 
-def mean_interval(values: Sequence[float], clusters: Sequence[Hashable], *, share: bool) -> Interval:
-    """Mean of `values`, one cluster label each. A `share` has values in [0, 1] only.
+def mean_interval(
+    values: Sequence[float], clusters: Sequence[Hashable], *, share: bool, least: float = -math.inf
+) -> Interval:
+    """Mean of `values`, one cluster label each. A `share` has values in [0, 1] only; of what cannot be below `least`
+    (0 for a count), neither does the interval reach there.
 
     Raises ValueError without values, and for a share beyond its bounds.
 
@@ -86,7 +90,7 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable], *, shar
         return Interval(found.mean, None, None)
     if not share:
         half = found.quantile * math.sqrt(found.variance)
-        return Interval(found.mean, found.mean - half, found.mean + half)
+        return Interval(found.mean, max(least, found.mean - half), found.mean + half)
     if found.variance == 0:
         return wilson(found.mean * found.clusters, found.clusters)
     effective = found.mean * (1 - found.mean) / found.variance
@@ -252,21 +256,12 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float
 
 
 def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom, to 0.2 % (Abramowitz and Stegun 26.7.5).
+    """The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom.
 
     >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60)]
     [12.71, 4.3, 3.18, 2.26, 2.0]
     """
-    if freedom < 3:
-        return {1: 12.7062, 2: 4.3027}[freedom]
-    z, n = _Z, freedom
-    return (
-        z
-        + (z**3 + z) / (4 * n)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
-        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
-    )
+    return float(special.stdtrit(freedom, 0.975))
 
 
 def is_share(values: Iterable[float]) -> bool:

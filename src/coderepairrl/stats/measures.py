@@ -6,7 +6,7 @@ An episode void after all retries is counted and not measured: an infrastructure
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,11 +69,21 @@ def summarise(episodes: Iterable[Episode]) -> Summary:
         episodes=len(valid),
         tasks=len({episode.task_id for episode in valid}),
         void=len(everything) - len(valid),
-        values={
-            name: mean_interval(values, clusters, share=name not in COUNTS and is_share(values))
-            for name, (values, clusters) in columns.items()
-        },
+        values={name: level(name, values, clusters) for name, (values, clusters) in columns.items()},
     )
+
+
+def shares(measure: str, values: Iterable[float]) -> bool:
+    """Whether `values` of a measure are shares, in [0, 1], and no count."""
+    return measure not in COUNTS and is_share(values)
+
+
+def level(
+    measure: str, values: Sequence[float], clusters: Sequence[Hashable], *, share: bool | None = None
+) -> Interval:
+    """The mean of `values` of a measure, in `clusters`: that of a `share`, where nothing is said by `shares`."""
+    share = shares(measure, values) if share is None else share
+    return mean_interval(values, clusters, share=share, least=0.0 if measure in COUNTS else -math.inf)
 
 
 def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
@@ -98,12 +108,12 @@ class Pairs(NamedTuple):
     @property
     def early(self) -> Interval:
         """Mean of ``before``."""
-        return mean_interval(self.before, self.clusters, share=self._share)
+        return level(self.measure, self.before, self.clusters, share=self._share)
 
     @property
     def late(self) -> Interval:
         """Mean of ``after``: it differs from `early` by `change`."""
-        return mean_interval(self.after, self.clusters, share=self._share)
+        return level(self.measure, self.after, self.clusters, share=self._share)
 
     @property
     def change(self) -> Interval:
@@ -112,7 +122,7 @@ class Pairs(NamedTuple):
 
     @property
     def _share(self) -> bool:
-        return self.measure not in COUNTS and is_share(self.before + self.after)
+        return shares(self.measure, self.before + self.after)
 
     @property
     def p(self) -> float:

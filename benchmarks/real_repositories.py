@@ -160,10 +160,17 @@ def packed(*folders: tuple[Path, str]) -> bytes:
     return made.getvalue()
 
 
-def repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path) -> None:
-    """A clone with its whole history, at the commit of `row`, installed as an editable project is."""
+def repository(row: Mapping[str, Any], mirror: str, target: Path, built: Path, edits: Sequence[str]) -> None:
+    """A clone with its whole history, at the commit of `row`, installed as an editable project is.
+
+    The benchmark's `edits` are committed upon it, as in its images: without theirs, sphinx's log names no test that
+    passed.
+    """
     subprocess.run(["git", "clone", "-q", mirror, target], check=True)
     subprocess.run(["git", "checkout", "-q", row["base_commit"]], cwd=target, check=True)
+    subprocess.run(["bash", "-e"], input="\n".join(edits), text=True, cwd=target, check=True)
+    who = ["-c", "user.name=n", "-c", "user.email=e"]
+    subprocess.run(["git", *who, "commit", "-q", "--allow-empty", "-am", "SWE-bench"], cwd=target, check=True)
     if built.is_dir():
         shutil.copytree(built, target, dirs_exist_ok=True)
 
@@ -180,11 +187,13 @@ def python_of(folder: Path) -> Path:
     return Path(json.loads((folder / "environment.json").read_text())["python"]).parent.parent
 
 
-def make_image(layout: Layout, base: bytes, row: Mapping[str, Any], mirror: str, folder: Path, scratch: Path) -> str:
-    prefix = python_of(folder)
+def make_image(
+    layout: Layout, base: bytes, row: Mapping[str, Any], mirror: str, built: Specification, scratch: Path
+) -> str:
+    folder, prefix = built.folder, python_of(built.folder)
     shutil.rmtree(scratch, ignore_errors=True)
     environment(folder, scratch / "env")
-    repository(row, mirror, scratch / "testbed", folder / "built")
+    repository(row, mirror, scratch / "testbed", folder / "built", built.edits)
     (scratch / "cache").mkdir()
     (scratch / "cache/later-9.9-py3-none-any.whl").write_text(row["patch"])
     layers = [
@@ -288,17 +297,18 @@ async def images(given: argparse.Namespace) -> None:
     ready = {task.id: task for task in tasks.make("swe_bench", path=str(given.work / "all.jsonl"), **options)}
     began = time.monotonic()
     await prepare([ready[name] for name in NATIVE], say=print)
-    folders = {name: (await build(Specification.parse(ready[name].environment))).folder for name in IMAGES}
+    asked = {name: Specification.parse(ready[name].environment) for name in IMAGES}
+    folders = [(await build(each)).folder for each in asked.values()]
     print(f"six environments: {time.monotonic() - began:.0f} s (those in the cache are verified)")
     root = given.work / "root"
-    programs(root, {python_of(folder) for folder in folders.values()})
+    programs(root, {python_of(folder) for folder in folders})
     (root / "opt/miniconda3/bin").mkdir(parents=True)
     (root / "opt/miniconda3/bin/activate").write_text(CONDA)
     layout, base, made = Layout(given.work / "oci"), packed((root, "")), []
     for name in IMAGES:
         mirror = given.clone.format(repository=rows[name]["repo"])
-        image = make_image(layout, base, rows[name], mirror, folders[name], given.work / "scratch")
-        made.append(rows[name] | {"image": image})
+        reference = make_image(layout, base, rows[name], mirror, asked[name], given.work / "scratch")
+        made.append(rows[name] | {"image": reference})
     write(given.work / "images.jsonl", made)
     began = time.monotonic()
     options = {"workspace": "image", "for_training": True}

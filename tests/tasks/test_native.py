@@ -20,6 +20,7 @@ from coderepairrl.tasks.sources.swe_bench import NATIVE
 from coderepairrl.tasks.sources.swe_bench_native import checks, environment, script, specified
 from coderepairrl.types import Task
 
+START = ": '>>>>> Start Test Output'"
 SCRIPT = """#!/bin/bash
 set -uxo pipefail
 source /opt/miniconda3/bin/activate
@@ -69,7 +70,7 @@ def row(base: str = "0" * 40, **values: Any) -> Row:
 def test_a_script_keeps_its_tests_and_loses_its_container() -> None:
     kept = script(row()).splitlines()
     assert kept[:3] == ["#!/bin/bash", "set -uxo pipefail", "git checkout HEAD test_sum.py"]
-    assert kept[-4:-1] == [": '>>>>> Start Test Output'", "python3 test_sum.py", ": '>>>>> End Test Output'"]
+    assert kept[-4:-1] == [START, "python3 test_sum.py", ": '>>>>> End Test Output'"]
     assert not re.search(r"conda|testbed|pip install|0{40}", "\n".join(kept))
     tox = row(eval_script="tox --current-env -epy39 -v -- tests/test_a.py tests/test_b.py")
     assert script(tox) == "python -X dev -m pytest -rA tests/test_a.py tests/test_b.py"
@@ -79,10 +80,26 @@ def test_a_script_keeps_its_tests_and_loses_its_container() -> None:
 
 def test_tests_that_ask_a_web_site_are_served_here() -> None:
     asked = row(repo="psf/requests", version="2.3")
-    before, _, tests = script(asked).partition(": '>>>>> Start Test Output'")
+    before, _, tests = script(asked).partition(START)
     assert "export HTTPBIN_URL=http://localhost:" in before and "python3 test_sum.py" in tests
     assert "httpbin==0.10.2" in Specification.parse(environment(asked, "https://example.org/r")).requirements
     assert "HTTPBIN" not in script(row())
+
+
+def test_an_address_that_never_answers_does_not_without_a_network(tmp_path: Path) -> None:
+    """A connection to it is neither made nor refused: one that waits for it gives up by itself."""
+    (tmp_path / "test_wait.py").write_text("""\
+import socket, urllib.parse
+address = urllib.parse.urlsplit("http://10.255.255.1")
+try:
+    socket.create_connection((address.hostname, address.port or 80), timeout=0.2)
+except OSError as error:
+    print(type(error).__name__)
+""")
+    asked = row(repo="psf/requests", eval_script=f"#!/bin/bash\n{START}\npython test_wait.py\n")
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script(asked)], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"TimeoutError\n" and b"127.0.0.1" in (tmp_path / "test_wait.py").read_bytes()
 
 
 async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path, isolating: None) -> None:

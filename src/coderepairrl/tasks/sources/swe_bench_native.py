@@ -28,7 +28,8 @@ BEFORE = "2024-12-01"
 """The published images have the packages of that time."""
 TIMEOUT = 1800.0
 """The harness's own limit on the tests of an instance, in seconds."""
-_PROGRAM = (resources.files(__package__) / "programs/swebench_specifications.py").read_text()
+_PROGRAMS = resources.files(__package__) / "programs"
+_SPECIFICATIONS = (_PROGRAMS / "swebench_specifications.py").read_text()
 _IMAGE = "use its image: workspace=image"
 _FILES = ("requirements.txt", "environment.yml")
 """What ``packages`` may say instead of requirements."""
@@ -47,14 +48,31 @@ _HTTPBIN = {"psf/requests": ("httpbin==0.10.2", "trustme==1.2.0", "werkzeug==3.1
 _SERVE = f"""\
 if grep -rqs HTTPBIN_URL --include='*.py' .; then
     exec 3< <(exec python -I /dev/stdin /tmp/authority.pem 2>/dev/null <<'END_OF_SERVER'
-{(resources.files(__package__) / "programs/serve_httpbin.py").read_text()}END_OF_SERVER
+{(_PROGRAMS / "serve_httpbin.py").read_text()}END_OF_SERVER
     )
-    trap "kill $!" EXIT
+    servers+=($!); trap 'kill "${{servers[@]}}"' EXIT
     read -r -u 3 port
     export HTTPBIN_URL=http://localhost:$port/ https_proxy=http://localhost:$port
     cat /tmp/authority.pem >>requests/cacert.pem
 fi"""
 """What comes before the tests of a version that takes the site's address from the environment."""
+_SILENT, _OTHER = "http://10.255.255.1", "http://www.google.co.uk"
+_ADDRESSES = f"""\
+change() {{ grep -rlZF "$1" --include='test_*.py' . | xargs -0 -r sed -i "s#$1#$2#"; }}
+if grep -rqsF {_SILENT} --include='test_*.py' .; then
+    exec 4< <(exec python -I /dev/stdin 2>/dev/null <<'END_OF_SERVER'
+{(_PROGRAMS / "never_answer.py").read_text()}END_OF_SERVER
+    )
+    servers+=($!); trap 'kill "${{servers[@]}}"' EXIT
+    read -r -u 4 silent
+    change {_SILENT} "http://127.0.0.1:$silent"
+fi
+if [[ ${{HTTPBIN_URL-}} ]]; then
+    change {_OTHER} "http://127.0.0.1:$port"
+fi"""
+"""What comes after the test patch, and changes addresses in the tests. The one is of nobody: without a network it is
+refused, and a port of localhost that does not answer stands for it. The other is another site than httpbin's, to which
+that redirects: by another name for the same host, it is httpbin again."""
 _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b")
 """In preparations that change the machine or fetch from elsewhere."""
 
@@ -69,7 +87,7 @@ def _published() -> dict[str, Any]:
 
 def constants(python: Path, file: Path) -> dict[str, Any]:
     """What `swebench_specifications.py` prints of a harness's `file`, which the interpreter `python` runs."""
-    command = [str(python), "-I", "-c", _PROGRAM, str(file)]
+    command = [str(python), "-I", "-c", _SPECIFICATIONS, str(file)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     published: dict[str, Any] = json.loads(done.stdout)
     return published
@@ -141,4 +159,5 @@ def script(row: Row) -> str:
     kept = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]
     if row.text("repo") in _HTTPBIN:
         kept[1:1] = [_SERVE]
+        kept.insert(kept.index(": '>>>>> Start Test Output'"), _ADDRESSES)
     return _TOX.sub(_PYTEST, "\n".join(kept))

@@ -1,11 +1,20 @@
-"""A small Python project that is built as real ones are: a src layout, an extra, a file that only the build makes."""
+"""A small Python project that is built as real ones are: a src layout, an extra, a file that only the build makes.
+
+And a cache for what is built of it.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+
+from coderepairrl.processes.caches import environments_cache
 
 BACKEND = '''"""Builds the wheel of this project, with a file that is not in its tree."""
 import base64, hashlib, pathlib, zipfile
@@ -100,3 +109,25 @@ def wheel(
         for path, text in files.items():
             archive.writestr(path, text)
     return made
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache of its own where sandboxes can be shown something, and wheels that no index has."""
+    monkeypatch.delenv("CRRL_CACHE", raising=False)
+    usual = environments_cache().parent.parent  # not below /tmp, of which a sandbox has one of its own
+    usual.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as folder:
+        Path(folder).chmod(0o755)
+        wheel(Path(folder, "wheels"))
+        monkeypatch.setenv("UV_FIND_LINKS", f"{folder}/wheels")
+        monkeypatch.setenv("CRRL_CACHE", folder)
+        yield Path(folder)
+
+
+def system_python() -> str:
+    """A version of Python that this machine has where sandboxes see it, and whose code needs no copy."""
+    for minor in range(16, 8, -1):
+        if Path(f"/usr/bin/python3.{minor}").exists():
+            return f"3.{minor}"
+    pytest.skip("the distribution has no Python")

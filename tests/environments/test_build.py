@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,26 +24,13 @@ from coderepairrl.environments import (
 )
 from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError, UsageError
-from coderepairrl.processes.caches import environments_cache
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Task
-from projects import SHOP, wheel, write
+from projects import SHOP, cache, system_python, wheel, write
 
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of its own where sandboxes can be shown something, and wheels that no index has."""
-    monkeypatch.delenv("CRRL_CACHE", raising=False)
-    usual = environments_cache().parent.parent  # not below /tmp, of which a sandbox has one of its own
-    usual.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as folder:
-        Path(folder).chmod(0o755)
-        wheel(Path(folder, "wheels"))
-        monkeypatch.setenv("UV_FIND_LINKS", f"{folder}/wheels")
-        monkeypatch.setenv("CRRL_CACHE", folder)
-        yield Path(folder)
+__all__ = ["cache"]
 
 
 def project(folder: Path, files: dict[str, str] = SHOP) -> str:
@@ -56,14 +41,6 @@ def project(folder: Path, files: dict[str, str] = SHOP) -> str:
         subprocess.run(["git", *words], cwd=folder, check=True)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
     return f"git:{folder}@{commit.stdout.strip()}"
-
-
-def system_python() -> str:
-    """A version of Python that this machine has where sandboxes see it, and whose code needs no copy."""
-    for minor in range(16, 8, -1):
-        if Path(f"/usr/bin/python3.{minor}").exists():
-            return f"3.{minor}"
-    pytest.skip("the distribution has no Python")
 
 
 async def test_an_environment_serves_the_workspace_and_not_the_project_it_was_built_from(

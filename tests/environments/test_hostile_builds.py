@@ -15,10 +15,10 @@ from coderepairrl.environments.build import _unpack
 from coderepairrl.environments.verify import digest_of, share
 from coderepairrl.errors import TaskError
 from coderepairrl.types import Task
-from projects import SHOP
+from projects import SHOP, cache, system_python
 
 from .made import Made, archive, entry, folder, hard, link
-from .test_build import cache, project, system_python
+from .test_build import project
 
 __all__ = ["cache"]
 

@@ -16,9 +16,9 @@ import pytest
 from coderepairrl.environments import Specification, build
 from coderepairrl.environments.index import own_index, settings_inside
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
-from projects import SHOP, wheel
+from projects import SHOP, cache, system_python, wheel
 
-from .test_build import cache, project, system_python
+from .test_build import project
 
 __all__ = ["cache"]
 WHEEL = "crrl_test_helper-1.0-py3-none-any.whl"

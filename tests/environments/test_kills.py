@@ -20,10 +20,10 @@ from coderepairrl.environments import Specification, check_unchanged
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
-from projects import SHOP
+from projects import SHOP, cache, system_python
 
 from .made import archive, entry, folder, layout
-from .test_build import cache, project, system_python
+from .test_build import project
 from .test_index import Packages, index
 
 __all__ = ["cache", "index"]

@@ -25,6 +25,7 @@ from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.overlap import overlap
+from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap
 
@@ -151,6 +152,7 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
         monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
     chosen = [task for task in real(source, name, **options) if task.id in RUNNABLE[case]]
     assert len(chosen) == len(RUNNABLE[case])
+    await prepare(chosen)
     checks = await examine(ScriptedSource(chosen), bwrap())
     assert [check for check in checks if not check.ok] == []
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +12,12 @@ from coderepairrl import grading, sandbox
 from coderepairrl.certify.task_source import study
 from coderepairrl.environments import Specification
 from coderepairrl.errors import TaskError
-from coderepairrl.processes.caches import environments_cache
 from coderepairrl.tasks import make
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.tasks.sources.bugsinpy import NATIVE
-from projects import wheel, write
+from projects import cache, system_python, write
+
+__all__ = ["cache"]
 
 WARES = {
     "wares/__init__.py": "import crrl_test_helper\n\n\ndef total(prices):\n    return sum(prices[1:])\n",
@@ -39,28 +38,6 @@ class TestTotal(unittest.TestCase):
         self.assertEqual(wares.total([int(each) for each in prices]), 60)
 """
 LISTED = "pkg-resources-nowhere==0.0.0\r\ncrrl-test-helper==1.0\r\n-e git+https://github.com/o/Wares.git@{base}#egg=wares\r\n"
-
-
-@pytest.fixture
-def caches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache of its own where sandboxes can be shown something, and wheels that no index has."""
-    monkeypatch.delenv("CRRL_CACHE", raising=False)
-    usual = environments_cache().parent.parent  # not below /tmp, of which a sandbox has one of its own
-    usual.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as folder:
-        Path(folder).chmod(0o755)
-        wheel(Path(folder, "wheels"))
-        monkeypatch.setenv("UV_FIND_LINKS", f"{folder}/wheels")
-        monkeypatch.setenv("CRRL_CACHE", folder)
-        yield Path(folder)
-
-
-def system_python() -> str:
-    """A version of Python that this machine has where sandboxes see it, and whose code needs no copy."""
-    for minor in range(16, 8, -1):
-        if Path(f"/usr/bin/python3.{minor}").exists():
-            return f"3.{minor}"
-    pytest.skip("the distribution has no Python")
 
 
 def git(folder: Path, *words: str) -> str:
@@ -104,7 +81,7 @@ def options(folder: Path) -> dict[str, str]:
 
 
 async def test_the_reference_repairs_a_bug_by_tests_that_no_agent_sees(
-    caches: Path, tmp_path: Path, isolating: None
+    cache: Path, tmp_path: Path, isolating: None
 ) -> None:
     _, after = checkout(tmp_path, system_python())
     [task] = make("bugsinpy", workspace="native", all_native=True, project="wares", **options(tmp_path))

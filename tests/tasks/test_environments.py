@@ -7,8 +7,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,30 +14,16 @@ import pytest
 from coderepairrl import sandbox
 from coderepairrl.certify.task_source import study
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.processes.caches import environments_cache
+from coderepairrl.processes.caches import environment_folder
 from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants import MutantSource
 from coderepairrl.tasks.mutants.package_tasks import bugs
-from projects import SHOP, wheel, write
+from projects import SHOP, cache, write
+
+__all__ = ["cache"]
 
 
-@pytest.fixture
-def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache where sandboxes can be shown something, and wheels that pip finds."""
-    wheel(tmp_path / "wheels")
-    monkeypatch.setenv("PIP_FIND_LINKS", f"{os.environ.get('PIP_FIND_LINKS', '')} {tmp_path / 'wheels'}")
-    monkeypatch.delenv("CRRL_CACHE", raising=False)
-    usual = environments_cache().parent.parent  # not below /tmp, of which a sandbox has one of its own
-    usual.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="crrl-test-", dir=usual) as folder:
-        Path(folder).chmod(0o755)
-        monkeypatch.setenv("CRRL_CACHE", folder)
-        yield Path(folder)
-
-
-async def test_a_package_as_it_is_published_works_by_the_defaults(
-    caches: Path, tmp_path: Path, isolating: None
-) -> None:
+async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, tmp_path: Path, isolating: None) -> None:
     """A src layout, options of a plugin that is not there, a test dependency, and a file that only the build makes."""
     try:
         made = list(MutantSource(str(write(tmp_path / "shop", SHOP)), n=4))
@@ -57,17 +41,17 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(
         found = await study(task, backend)
         assert all(check.ok for check in found.findings), found.findings
         assert task.checks.named
-    folder = made[0].environment.removeprefix("venv:")
+    folder = str(environment_folder(made[0].environment))
     async with backend.open(made[0]) as box:
         assert (await box.exec(["python3", "-c", "import sys; print(sys.prefix)"])).output.decode().strip() == folder
         assert not (await box.exec(["touch", f"{folder}/mine"])).ok
     alone = [f"{folder}/bin/python3", "-c", "import crrl_test_helper, shop"]
     assert b"No module named 'shop'" in subprocess.run(alone, capture_output=True, cwd="/", check=False).stderr
     assert list(MutantSource(str(tmp_path / "shop"), n=4)) == made
-    assert len(list((caches / "environments").glob("*/environment.json"))) == 1
+    assert len(list((cache / "environments").glob("*/environment.json"))) == 1
 
 
-def test_what_needs_nothing_gets_nothing(caches: Path, tmp_path: Path) -> None:
+def test_what_needs_nothing_gets_nothing(cache: Path, tmp_path: Path) -> None:
     """Without declared needs, pip is not asked: no index has to be reached."""
     files = {
         "src/cart.py": SHOP["src/shop/cart.py"],
@@ -76,24 +60,30 @@ def test_what_needs_nothing_gets_nothing(caches: Path, tmp_path: Path) -> None:
     made = list(MutantSource(str(write(tmp_path / "plain", files)), n=1, command="python3 test_cart.py", only="src/*"))
     assert [task.environment for task in made] == [""]
     assert made[0].checks.commands[0].argv == ("env", "PYTHONPATH=src", "python3", "test_cart.py")
-    assert not (caches / "environments").exists()
+    assert not (cache / "environments").exists()
 
 
 def test_without_a_network_the_message_says_what_is_missing(
-    caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    with pytest.raises(PrerequisiteError, match="reaches no package index.*pytest") as caught:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    with pytest.raises(PrerequisiteError, match="the package index cannot be reached from here") as caught:
         list(MutantSource(str(write(tmp_path / "shop", SHOP)), n=1))
-    assert "environment=false" in caught.value.fix and "PIP_FIND_LINKS" in caught.value.fix
-    broken = {**SHOP, "backend.py": "raise RuntimeError('no compiler')\n"}
-    with pytest.raises(TaskError, match="pip cannot build the project: .*no compiler"):
-        list(MutantSource(str(write(tmp_path / "broken", broken)), n=1))
+    assert "environment=false" in caught.value.fix and "UV_DEFAULT_INDEX" in caught.value.fix
     with pytest.raises(TaskError, match=r"pyproject\.toml cannot be read"):
         list(MutantSource(str(write(tmp_path / "torn", {**SHOP, "pyproject.toml": "[project"})), n=1))
+
+
+def test_a_build_sees_nothing_of_this_machine_and_says_why_it_failed(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
+    monkeypatch.setenv("MY_SECRET", "in the environment")
+    secret = write(tmp_path, {"secret": "in a file"}) / "secret"
+    seen = f"(os.path.exists({str(secret)!r}), os.getenv('MY_SECRET'))"
+    look = f"import os\n\nraise SystemExit('seen: %s %s' % {seen})\n"
+    with pytest.raises(TaskError, match="the project: .*seen: False None") as caught:
+        list(MutantSource(str(write(tmp_path / "curious", {**SHOP, "backend.py": look})), n=1))
+    assert "environment=false" in caught.value.fix
 
 
 CART = {"cart.py": SHOP["src/shop/cart.py"]}

@@ -6,6 +6,7 @@ from coderepairrl.environments.fetch import NoRoom
 from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
 from coderepairrl.environments.prepare import prepare_environments
+from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.environments.records import Difference, differences, record
 from coderepairrl.environments.verify import check_environments, check_unchanged, states
 
@@ -27,5 +28,6 @@ __all__ = [
     "prepare_environments",
     "prepare_images",
     "record",
+    "sandbox_version",
     "states",
 ]

@@ -139,6 +139,7 @@ class _Stripped(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     imports: str
+    modules: list[str]
     built: dict[str, Base64Bytes]
     packages: dict[str, str]
     left_out: list[str]
@@ -154,6 +155,10 @@ class Environment:
     """SHA-256 over names, modes and contents of its files."""
     left_out: tuple[str, ...]
     """Requirements that could not be installed (`Specification.frozen`)."""
+    imports: str
+    """The folder of the project that modules are imported from (``src``); empty for the project's own."""
+    modules: tuple[str, ...]
+    """Python files of the project that it installs; empty if that is not known."""
 
 
 async def build(specification: Specification) -> Environment:
@@ -196,7 +201,8 @@ async def _make(specification: Specification, partial: Path) -> None:
 
 def _built(folder: Path) -> Environment:
     about = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
-    return Environment(folder, about["packages"], about["digest"], tuple(about.get("left_out", ())))
+    left_out, modules = (tuple(about.get(name, ())) for name in ("left_out", "modules"))
+    return Environment(folder, about["packages"], about["digest"], left_out, about["imports"], modules)
 
 
 async def _with_conda(specification: Specification) -> Specification:
@@ -279,7 +285,7 @@ async def _install(
         place = target / BUILT / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
-    return {"imports": about.imports, "packages": about.packages, "left_out": about.left_out}
+    return about.model_dump(include={"imports", "modules", "packages", "left_out"})
 
 
 def _read(output: bytes, target: Path) -> _Stripped:

@@ -13,9 +13,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from coderepairrl.errors import PrerequisiteError
+from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.processes.caches import environments_cache
-from coderepairrl.processes.installs import alone, check_reachable
+from coderepairrl.processes.installs import alone, check_reachable, python
 from coderepairrl.runs.storage import replace_file
 
 _DONE = ".complete"
@@ -41,6 +41,16 @@ def interpreter(version: str) -> Path:
     if found.is_relative_to("/usr"):
         return found
     return _copied(found)
+
+
+def sandbox_version() -> str:
+    """``MAJOR.MINOR`` of the sandbox's own Python. Raises `ConfigError` where that is not clear."""
+    found = re.fullmatch(r"python(3\.\d+)", python().name)
+    if found is None:
+        raise ConfigError(
+            "which Python the sandbox has is not clear", fix="name a version, for example python='\"3.12\"'"
+        )
+    return found[1]
 
 
 def _installed(version: str) -> Iterator[Path]:

@@ -13,8 +13,10 @@ from coderepairrl.errors import TaskError
 from coderepairrl.sandbox.workspace import check_path
 
 
-def store(root: Path, files: Mapping[str, bytes]) -> Path:
+def store(root: Path, files: Mapping[str, bytes], named: str = "") -> Path:
     """The folder of these files (contents by path) below `root`, complete once it is there.
+
+    `named`, if given, stands for them, and the first files of that name stay.
 
     Raises OSError, and `TaskError` for paths that lead out of it or into a ``.git``: they come from published tables.
     """
@@ -22,7 +24,7 @@ def store(root: Path, files: Mapping[str, bytes]) -> Path:
         check_path(name, "a row")
         if "\0" in name:
             raise TaskError(f"a row holds a path that no file may have: {name!r}")
-    folder = root / digest(files)[:24]
+    folder = root / (named or digest(files))[:24]
     if not folder.exists():
         root.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=root, prefix=".making-"))

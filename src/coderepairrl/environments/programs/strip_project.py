@@ -2,6 +2,7 @@
 
 Run by the environment's own interpreter (Python 3.6 or later) in the project's folder, with the path of the workspace
 as sandboxes see it. Prints a JSON object: ``imports``, the folder of the project that its modules are imported from;
+``modules``, the Python files of the project that it installs;
 ``built``, files that only its build makes (``_version.py``), in base64 by their path in the project; ``packages``, the
 version of each installed package by its name; ``left_out``, requirements that could not be installed.
 """
@@ -81,7 +82,7 @@ def main(workspace):
     packages = Path(sysconfig.get_paths()["purelib"])
     left_out = Path("/tmp/left-out")
     listed = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []
-    about = {"imports": "", "built": {}, "packages": {}, "left_out": listed}
+    about = {"imports": "", "modules": [], "built": {}, "packages": {}, "left_out": listed}
     # as committed: what the build wrote beside it is not the project's
     known = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
     for name, version, record, here in records(packages):
@@ -92,6 +93,8 @@ def main(workspace):
         there = Counter(found for found in places.values() if found is not None)
         about["imports"] = there.most_common(1)[0][0] if there else ""
         for own, found in places.items():
+            if found is not None and own.endswith(".py"):
+                about["modules"].append(str(Path(found, own)))
             if found is None:
                 content = (packages / own).read_bytes()
                 about["built"][str(Path(about["imports"], own))] = base64.b64encode(content).decode()

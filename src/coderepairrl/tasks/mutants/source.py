@@ -46,7 +46,7 @@ class MutantSource(TaskSource):
 
     With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (`PYTEST`,
     if not given; run on this machine to verify, within `timeout` seconds each); `only` is a glob of the files to break.
-    What the tests need, and `requirements` besides, is installed into an environment that sandboxes are shown
+    What the tests need, and `requirements` besides, is built into an environment that sandboxes are shown
     (`environment.build`), unless `environment` is false. The first quarter of the verified bugs is ``test``, the rest
     ``train``.
 
@@ -148,14 +148,15 @@ class MutantSource(TaskSource):
     def _package(self) -> list[Task]:
         """A quarter of the bugs is held out; both splits come from one sequence, so they never share a bug."""
         files = read_tree(Path(self.path).expanduser().resolve())
-        there = build(files, self.command, self.requirements) if self.environment else None
+        projects = self.cache / "projects"
+        there = build(files, self.command, self.requirements, projects) if self.environment else None
         imports = there.imports if there else source_folder(files)
         files |= there.built if there else {}
         command = [*(("env", f"PYTHONPATH={imports}") if imports else ()), *self.command]
         found = self._verified(files, command, there)
         test = len(found) // 4
         return [
-            self._bug_task(bug, split, files, there.folder if there else None)
+            self._bug_task(bug, split, files, str(there.specification) if there else "")
             for split, chosen in (("train", found[test:]), ("test", found[:test]))
             if split in self._splits
             for bug in chosen
@@ -163,7 +164,7 @@ class MutantSource(TaskSource):
 
     def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
         """Bugs that the tests notice, cached: each costs a run of the tests, and training needs them three times."""
-        folder, modules = (there.folder, there.modules) if there else (None, ())
+        folder, modules = (there.specification.folder, there.modules) if there else (None, ())
         asked = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, str(folder))
         known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
         if known.exists():
@@ -182,7 +183,7 @@ class MutantSource(TaskSource):
         making.replace(known)
         return list(seen.values())
 
-    def _bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: Path | None) -> Task:
+    def _bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")
         quoted = rng.random() < (0.5 if self.quoted == "both" else float(self.quoted))
         line = bug.broken.splitlines()[bug.mutation.line - 1].strip()
@@ -202,7 +203,7 @@ class MutantSource(TaskSource):
             workspace=f"dir:{store(self._workspaces, {**files, bug.path: bug.broken.encode()})}",
             reference=unified(bug.path, bug.broken, bug.fixed),
             checks=Checks((command,), tests, bug.fail_to_pass, bug.pass_to_pass),
-            environment=f"venv:{environment}" if environment else "",
+            environment=environment,
             split=split,
         )
 

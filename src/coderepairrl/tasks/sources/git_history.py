@@ -15,11 +15,10 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path, PurePosixPath
 
-from coderepairrl.environments import Specification
+from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.printable import counted
-from coderepairrl.processes.installs import python as sandbox_python
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.commits import Change, Commit, History, history
 from coderepairrl.tasks.needs import PYTEST, extra_of, needs_of
@@ -227,7 +226,7 @@ class GitHistory(TaskSource):
         blobs = known.files(commit.parent)
         read = [path for path in _READ if path in blobs]
         contents = dict(zip(read, known.contents([blobs[path] for path in read]), strict=True))
-        python = self.python or _version_of_sandbox()
+        python = self.python or sandbox_version()
         taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
         try:
             files = {path: contents.get(path, b"") for path in blobs}
@@ -276,15 +275,6 @@ def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[s
 def _starts_python(command: Sequence[str]) -> bool:
     names = [PurePosixPath(word).name for word in command]
     return bool(results_of(command)) or any(name.startswith("python") for name in names[:1])
-
-
-def _version_of_sandbox() -> str:
-    found = re.fullmatch(r"python(3\.\d+)", sandbox_python().name)
-    if found is None:
-        raise ConfigError(
-            "which Python the sandbox has is not clear", fix="name a version, for example python='\"3.12\"'"
-        )
-    return found[1]
 
 
 def _check_day(name: str, day: str) -> None:

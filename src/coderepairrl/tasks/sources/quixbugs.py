@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks import junit
 from coderepairrl.tasks.benchmark import Files, patch_bytes
-from coderepairrl.tasks.mutants.environment import build
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -30,8 +30,8 @@ class QuixBugs(Files):
     """QuixBugs in `language`: a program, its tests and the classes that they need are a workspace.
 
     `path` is a checkout of the repository, or a file of rows (``files``, ``buggy_file``, ``patch``). The Python tests
-    need pytest: of a virtual environment that is built once or, without `environment`, of the sandbox's python3. The
-    Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
+    need pytest: of an environment that is built once (`tasks.prepare`) or, without `environment`, of the sandbox's
+    python3. The Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
 
     name = "quixbugs"
@@ -65,8 +65,8 @@ class QuixBugs(Files):
             test = next(name for name in tests if Path(name).name == f"test_{Path(buggy).name}")
             command = Command((*_PYTEST, test), seconds, "pytest", TEST_SECONDS)
             checks = Checks((command,), tests, *names)
-            there = build({}, _PYTEST, ()) if self.environment else None
-            environment = f"venv:{there.folder}" if there else ""
+            if self.environment:
+                environment = str(Specification(python=sandbox_version(), requirements=("pytest",)))
         reference = patch_bytes(row.text("patch"))
         fields = {"licence": _LICENCE, "environment": environment, "language": self.language}
         return self.file_task(row, files, reference, checks, **fields)

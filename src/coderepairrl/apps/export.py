@@ -1,31 +1,35 @@
-"""``crrl export``: a checkpoint, or adapters merged into their model, as a plain folder in Hugging Face layout."""
+"""``crrl export``: what a run has, for others: a plain folder in Hugging Face layout, metrics for trackers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Literal
 
 from coderepairrl import config as configs
 from coderepairrl import models
-from coderepairrl.errors import RunError, UsageError
+from coderepairrl.assembly.plan import require_trackers
+from coderepairrl.errors import CodeRepairError, RunError, UsageError
 from coderepairrl.learn import merge
 from coderepairrl.processes.scratch import scratch
+from coderepairrl.report import trackers
 
 _OF_THE_LEARNER = ("learner.", "optimizer.")
 """What files of a checkpoint are called that only training needs."""
 
 
-async def export(model: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> Path:
-    """Write the model that `model` names (`models.named`) to the folder `target`, which must be new or empty.
+async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> Path:
+    """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
     Adapters are merged, added in float32; the weights have `precision`, by default that of the run that trained them,
     or of the model below adapters of others. Full weights are copied as they are. What fails leaves an empty folder.
     Raises `UsageError` for a model or folder that cannot be used, `LearnerFault` and `RunError` where merging or
     writing fails.
     """
-    found = models.named(model)
+    found = models.named(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already", fix="name a new folder")
     if found.adapter is None and precision is not None:
@@ -40,6 +44,22 @@ async def export(model: str, target: Path, precision: Literal["fp32", "bf16"] | 
             raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
         raise
     return target
+
+
+def metrics(run: Path, tracker: str) -> int:
+    """Send `tracker` the steps and evaluations of `run` that it has not had; returns how many these were.
+
+    Raises `PrerequisiteError` where it is not installed, `UsageError` for what is no run or is being sent already,
+    `RunError` where the tracker fails.
+    """
+    require_trackers([tracker])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # they have much to say
+            return trackers.send(run, tracker)
+    except CodeRepairError:
+        raise
+    except Exception as error:  # whatever its package raises
+        raise RunError(f"{tracker}: {error}", fix="mend the cause, and send the rest by the same command") from error
 
 
 async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> None:

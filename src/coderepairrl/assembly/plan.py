@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -144,6 +145,7 @@ def resolve_evaluation(
     problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
     check_workspaces(everything, place, problems)
     problems.attempt(lambda: _check_prompts(config, chosen.value, kinds.value, everything))
+    problems.attempt(lambda: require_trackers(config.log))
     if eval_tasks and not everything:
         problems.add(
             TaskError(
@@ -216,7 +218,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
     asked = everything if config.eval.before or config.eval.every or config.eval.after else trained
     prompt = problems.attempt(lambda: None if resumed else check_prompts(config, policy.value, kinds.value, asked))
-    lacking = _lacking(engine, learner)
+    lacking = _lacking(config, engine, learner)
     if problems.found:
         for each in lacking:
             problems.add(each)
@@ -237,6 +239,17 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     )
 
 
+def require_trackers(names: Sequence[str]) -> None:
+    """Raise `PrerequisiteError` for one of these trackers that is not installed, for several `Several`."""
+    absent = [
+        PrerequisiteError(f"log={name} needs the package {name}", fix=f"pip install 'coderepairrl[{name}]'")
+        for name in names
+        if find_spec(name) is None
+    ]
+    if absent:
+        raise several(absent)
+
+
 def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:
     """The engine, with room for the run's adapters and on its own GPUs; and which GPUs each child sees."""
     lora = config.train.lora
@@ -252,8 +265,9 @@ def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made
     return problems.attempt(on_its_gpus), split
 
 
-def _lacking(engine: Made[EngineSpec], learner: Made[LearnSettings]) -> tuple[PrerequisiteError, ...]:
+def _lacking(config: Config, engine: Made[EngineSpec], learner: Made[LearnSettings]) -> tuple[PrerequisiteError, ...]:
     absent = Problems()
+    absent.attempt(lambda: require_trackers(config.log))
     absent.attempt(lambda: engine.value.require())
     absent.attempt(lambda: require_packages(learner.value))
     return tuple(each for each in absent.found if isinstance(each, PrerequisiteError))

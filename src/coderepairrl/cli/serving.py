@@ -12,7 +12,7 @@ import typer
 
 from coderepairrl.cli.output import Json, Overrides, run, show, table
 from coderepairrl.errors import ExitCode, UsageError
-from coderepairrl.printable import logged
+from coderepairrl.printable import counted, logged
 
 
 def fix(
@@ -85,13 +85,32 @@ def serve(
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="a run folder (its newest checkpoint), a checkpoint, or adapters")],
-    folder: Annotated[Path, typer.Argument(help="a new folder")],
+    source: Annotated[
+        str, typer.Argument(metavar="RUN", help="a run folder; for a model also a checkpoint, or adapters")
+    ],
+    target: Annotated[Path | None, typer.Argument(help="new: a folder for a model")] = None,
+    to: Annotated[
+        Literal["model", "tensorboard", "trackio", "wandb"],
+        typer.Option(help="a plain Hugging Face folder, or a tracker that lacks metrics"),
+    ] = "model",
     precision: Annotated[
         Literal["fp32", "bf16"] | None, typer.Option(help="of merged weights; else that of the run")
     ] = None,
 ) -> None:
-    """Write a trained model as a plain Hugging Face folder; adapters are merged into the model below them."""
-    from coderepairrl.apps.export import export as write
+    """Write what a run has for others: its trained model, adapters merged, or its metrics."""
+    from coderepairrl.apps import export as exports
 
-    show(run(write(model, folder, precision)))
+    if precision is not None and to != "model":
+        raise UsageError("--precision is that of a model's weights", fix="leave it out")
+    if to == "model":
+        show(run(exports.model(source, _new(target, to), precision)))
+    else:
+        if target is not None:
+            raise UsageError(f"{to} has a place of its own", fix=f"crrl export {source} --to {to}")
+        show(counted(exports.metrics(Path(source), to), "record"))
+
+
+def _new(target: Path | None, to: str) -> Path:
+    if target is None:
+        raise UsageError(f"a {to} is written to a place that has no name", fix="crrl export RUN TARGET")
+    return target

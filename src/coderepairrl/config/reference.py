@@ -48,8 +48,12 @@ def reference() -> str:
         elif get_origin(model) is dict and issubclass(inner := get_args(model)[1], BaseModel):
             parts.append(_part(f"{name}.NAME", inner))
         else:
-            default = ", ".join(f"`{key} = {value}`" for key, value in field.get_default().items())
-            parts.append(f"## [{name}]\n\n{field.description}\nDefault: {default}.\n")
+            default = field.get_default()
+            if isinstance(default, dict):
+                shown, heading = ", ".join(f"`{key} = {value}`" for key, value in default.items()), f"[{name}]"
+            else:
+                shown, heading = f"`{_toml(default)}`", name
+            parts.append(f"## {heading}\n\n{field.description}\nDefault: {shown}.\n")
     return "\n".join(parts)
 
 

@@ -22,6 +22,7 @@ Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Correction = Literal["off", "token", "sequence"]
 Kind = Literal["zscore", "mean"]
 Denominator = Literal["episodes", "informative"]
+Tracker = Literal["tensorboard", "trackio", "wandb"]
 Route = Literal["gloo", "ipc", "nccl"]
 """How whole models reach an engine that takes them without a file."""
 
@@ -157,6 +158,10 @@ def _short(value: Any) -> Any:
 
 
 Short = BeforeValidator(_short)
+
+
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 def _weights(value: Any) -> Any:
@@ -450,11 +455,19 @@ class Config(Section):
     train: Train = Train()
     eval: Eval = Eval()
     gpu: Gpu = Gpu()
+    log: Annotated[tuple[Tracker, ...], BeforeValidator(_several)] = ()
+    """Trackers that get the metrics of each step and evaluation beside the run folder, as `log = ["tensorboard"]` above
+    all sections (docs/guides/trackers.md). What they lack can be sent later: `crrl export RUN --to wandb`."""
 
     @field_validator("reward", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
         return {value: 1.0} if isinstance(value, str) else value
+
+    @field_validator("log")
+    @classmethod
+    def _once(cls, value: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
+        return tuple(dict.fromkeys(value))
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -8,6 +8,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
 from coderepairrl.report.reading import flat
-from coderepairrl.runs import RunFolder, codec, foreign, open_run
+from coderepairrl.runs import RunFolder, Tail, codec, foreign, open_run
 from coderepairrl.stats import measures, resolved
 from coderepairrl.types import Ending, Episode, Task
 
@@ -221,8 +222,8 @@ def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
     """Limits that were others when the evaluation after `step` was made: the run was resumed with new ones since."""
     if not folder.log.is_file():
         return {}
-    with folder.log.open("rb") as log:
-        changes = [json.loads(line) for line in log if line.startswith(b'{"type":"change"') and line.endswith(b"\n")]
+    with closing(Tail(folder.log)) as log:
+        changes = [change for change, _ in log.records("change")]
     old = [change for change in changes if change["step"] >= step and _is_limit(change["key"])]
     return {change["key"]: change["old"] for change in reversed(old)}
 

@@ -1,6 +1,6 @@
 """Run folders: the append-only log, its exports, and the codec between nouns and JSON."""
 
 from coderepairrl.runs.folder import RunFolder, logged_episodes, open_run
-from coderepairrl.runs.log import Log
+from coderepairrl.runs.log import Log, Tail
 
-__all__ = ["Log", "RunFolder", "logged_episodes", "open_run"]
+__all__ = ["Log", "RunFolder", "Tail", "logged_episodes", "open_run"]

@@ -124,6 +124,27 @@ def read(path: Path) -> Iterator[Record]:
             yield record
 
 
+class Tail:
+    """Reads a log while it is written, from byte `start` on. Raises OSError where there is none."""
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self._file = path.open("rb")
+        self._file.seek(start)
+
+    def records(self, *types: str) -> Iterator[tuple[Record, int]]:
+        """The records of these `types` that were written since the last call, each with the byte after it. Others are
+        not parsed: most of a log are turns. Raises `ValueError` for a line that is no JSON."""
+        wanted = tuple(f'{{"type":"{type}"'.encode() for type in types)
+        while (line := self._file.readline()).endswith(b"\n"):
+            if line.startswith(wanted):
+                yield json.loads(line), self._file.tell()
+        self._file.seek(-len(line), os.SEEK_CUR)  # it is being written, or a crash tore it
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 def repair(path: Path) -> int:
     """Remove a torn last line; returns the number of bytes removed."""
     data = path.read_bytes()

@@ -31,8 +31,8 @@ MAY_CHANGE = (
     "tasks.verify",
     # how much is computed at once, which changes the order of sums and so the last bits
     "train.micro_tokens",
-    # what is measured beside the training
-    "eval",
+    # what is measured beside the training, and who is told of it
+    *("eval", "log"),
 )
 """Settings, and sections, that a resumed run may set otherwise."""
 
@@ -52,8 +52,8 @@ WHY_NOT = {
 }
 """Of every other setting, by the longest name that it begins with: why it may not."""
 
-_BESIDE = {"run.dir"}
-"""Where a run lies is no change of it."""
+_BESIDE = {"run.dir", "log"}
+"""Where a run lies is no change of it, nor who is told of it."""
 _NOT_REPLAYED = {"train.devices", "train.patience"}
 _OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype")
 """Which of what may change decides whether the clip cuts rounding noise."""

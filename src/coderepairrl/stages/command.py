@@ -27,6 +27,7 @@ from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import Parts, assemble, until_called_off
 from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import train
 from coderepairrl.types import Episode
 
@@ -80,7 +81,8 @@ async def run(
                     history = read_history(folder)
                     changes = _changes(plan, folder, history) if resume else []  # the run is locked
                     folder.write_config(to_toml(plan.config))  # what --resume will go on with
-                    await _until_stopped(plan, parts, history, changes, received)
+                    async with following(folder, config.log, progress.say):
+                        await _until_stopped(plan, parts, history, changes, received)
             return summary(folder)
         except asyncio.CancelledError:
             if not received:

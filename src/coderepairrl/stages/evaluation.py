@@ -24,6 +24,7 @@ from coderepairrl.stages.history import read_history
 from coderepairrl.stages.parts import Bench, make_rollout, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard, measured_by
+from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate
 from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
@@ -31,7 +32,20 @@ from coderepairrl.types import Episode, Sampling
 
 USE = Use(
     "crrl eval",
-    used=("agent", "sandbox", "engine", "model", "tasks", "reward", "kinds", "rollout", "gateway", "eval", "run"),
+    used=(
+        "agent",
+        "sandbox",
+        "engine",
+        "model",
+        "tasks",
+        "reward",
+        "kinds",
+        "rollout",
+        "gateway",
+        "eval",
+        "run",
+        "log",
+    ),
     defaults=("run.name=evaluation",),
 )
 
@@ -126,6 +140,7 @@ async def measure(
                 Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept).listening(
                     socket=home / "gateway.sock"
                 ) as gateway,
+                following(folder, config.log, progress.say),
             ):
                 bench = Bench(
                     config=config,

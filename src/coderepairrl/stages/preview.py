@@ -86,6 +86,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
             {"kinds": {name: _terms_shown(terms) for name, terms in plan.kinds.items() if name}} if config.kinds else {}
         ),
         "clip": plan.clip,
+        "log": list(config.log),
         "learner": plan.learner.model_dump(),
     }
 

@@ -1,0 +1,28 @@
+"""``python -m coderepairrl.report.trackers RUN NAME``: sends what a run logs to a tracker until stdin ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+from pathlib import Path
+
+from coderepairrl.report.trackers.sending import send
+
+_PAUSE = 1.0
+_LAST = 60
+"""Seconds between looks at the log, and for what is left when the run has ended."""
+
+
+def _goes_on() -> bool:
+    """Whether the run does, which holds the other end of stdin. Takes a pause."""
+    ended = bool(select.select([sys.stdin], [], [], _PAUSE)[0])
+    if ended:
+        signal.alarm(_LAST)  # a server that does not answer keeps this process no longer
+    return not ended
+
+
+if __name__ == "__main__":
+    os.nice(10)
+    send(Path(sys.argv[1]), sys.argv[2], more=_goes_on, wait=True)

@@ -1,0 +1,87 @@
+"""From the log of a run to a tracker, each record once."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import IO, Any
+
+from coderepairrl.errors import UsageError
+from coderepairrl.report.trackers.adapters import TRACKERS, Tracked
+from coderepairrl.runs import Tail, open_run
+
+
+def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
+    """Send the steps and evaluations in the log of `run` that tracker `name` has not had; returns how many these were.
+
+    It goes on while `more` returns true, which may take its time. ``RUN/NAME/sent`` has the byte of the log up to which
+    the tracker has it: a process that is killed between the two sends one record again. Raises `UsageError` where
+    another process is sending them (with `wait` it is waited for), and what the tracker's package raises.
+    """
+    folder = open_run(run)
+    place = run / name
+    place.mkdir(exist_ok=True)
+    with (place / "sent").open("a+") as mark:
+        _lock(mark, f"{name} is being sent the metrics of {run}", wait=wait)
+        mark.seek(0)
+        written = mark.read()
+        sent = 0
+        with (
+            closing(Tail(folder.log, int(written or 0))) as log,
+            closing(TRACKERS[name](_tracked(run, folder.about()))) as tracker,
+        ):
+            while True:
+                last = not more()  # before the log is read: what is written by now is sent
+                for record, end in log.records("step", "eval"):
+                    tracker.send(metrics(record), record["step"], record["time"])
+                    _note(mark, end)
+                    sent += 1
+                if last:
+                    return sent
+
+
+def metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """What a tracker gets of a ``step`` or ``eval`` record. Of an evaluation each value with both ends of its interval.
+
+    >>> metrics({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
+    {'train/reward': 0.5, 'learn/loss': 0.1}
+    >>> summary = {"values": {"reward": {"value": 0.5, "low": 0.4, "high": None}}}
+    >>> metrics({"type": "eval", "name": "greedy", "summary": summary})
+    {'greedy/reward': 0.5, 'greedy/reward_low': 0.4}
+    """
+    if record["type"] == "step":
+        found = {name if "/" in name else f"train/{name}": value for name, value in record["metrics"].items()}
+    else:
+        found = {
+            f"{record['name']}/{name}{end}": interval[which]
+            for name, interval in record["summary"]["values"].items()
+            for which, end in (("value", ""), ("low", "_low"), ("high", "_high"))
+        }
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+def _tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
+    """A copy of a run folder is the same run to a tracker, and another run of its name is not."""
+    with (run / "log.jsonl").open("rb") as log:
+        began = hashlib.sha256(log.readline()).hexdigest()[:12]
+    return Tracked(run, str(about.get("name") or run.name), began, about.get("config") or {})
+
+
+def _lock(file: IO[str], what: str, *, wait: bool) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"{what} by another process", fix="wait for the run, which sends them itself") from None
+
+
+def _note(mark: IO[str], end: int) -> None:
+    mark.seek(0)
+    mark.truncate()
+    mark.write(str(end))
+    mark.flush()
+    os.fsync(mark.fileno())

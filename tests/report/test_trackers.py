@@ -1,0 +1,206 @@
+"""What a run logs arrives at each tracker once, as the tracker's own reader has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from coderepairrl.cli import app
+from coderepairrl.report.trackers import send, sending
+from coderepairrl.runs import RunFolder
+
+from .runs import Maker, written
+
+Points = dict[str, list[tuple[int, float]]]
+"""By metric: step and value, in the order in which they were sent."""
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None and not os.environ.get("CI"):
+        pytest.skip(f"needs {package} (the extra dev)")
+
+
+def logged(run: Path) -> Points:
+    found: Points = {}
+    for record in RunFolder(run).records():
+        if record["type"] in ("step", "eval"):
+            for name, value in sending.metrics(record).items():
+                found.setdefault(name, []).append((record["step"], value))
+    return found
+
+
+def of_tensorboard(run: Path) -> Points:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util import tensor_util
+
+    events = EventAccumulator(str(run / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    return {
+        tag: [(event.step, float(tensor_util.make_ndarray(event.tensor_proto))) for event in events.Tensors(tag)]
+        for tag in events.Tags()["tensors"]
+    }
+
+
+def of_trackio(run: Path) -> Points:
+    """In a process of its own: trackio reads where its folder is once."""
+    code = (
+        "import json; from trackio.sqlite_storage import SQLiteStorage as S; [run] = S.get_run_records('coderepairrl');"
+        "print(json.dumps(S.get_logs('coderepairrl', run['name'])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found: Points = {}
+    for row in json.loads(done.stdout.splitlines()[-1]):
+        for name, value in row.items():
+            if "/" in name:
+                found.setdefault(name, []).append((row["step"], value))
+    return found
+
+
+def of_wandb(run: Path) -> Points:
+    from wandb.proto import wandb_internal_pb2 as messages
+
+    found: Points = {}
+    for file in sorted((run / "wandb").glob("offline-run-*/*.wandb")):
+        for data in leveldb_log(file.read_bytes()):
+            record = messages.Record.FromString(data)
+            row = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            for name, value in row.items():
+                if "/" in name:
+                    found.setdefault(name, []).append((int(row["step"]), float(value)))
+    return found
+
+
+def leveldb_log(data: bytes, block: int = 1 << 15) -> Iterator[bytes]:
+    """The records of a log in LevelDB's format, which wandb writes after a header of 7 bytes."""
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        if block - at % block < 7:
+            at += block - at % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+READERS = {"tensorboard": of_tensorboard, "trackio": of_trackio, "wandb": of_wandb}
+
+
+@pytest.fixture(params=READERS)
+def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    needs(request.param)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    return str(request.param)
+
+
+def crrl(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "coderepairrl.cli", *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
+    """Of a run that is resumed, too, and read when its last line is torn."""
+    maker = Maker(tmp_path / "runs" / "mine", run={"steps": 4})
+    maker.run(2, evaluations=(0,), end=False)
+    torn = b'{"type":"step","step":3,"metrics":{"rew'
+    run = maker.folder.path
+    with maker.folder.log.open("ab") as log:
+        log.write(torn)
+    first = crrl("export", run, "--to", tracker)
+    assert first.returncode == 0 and first.stdout.splitlines()[-1] == "3 records", first
+    maker.log = maker.folder.writer()  # which cuts it off
+    maker.start()
+    maker.evaluate(2)
+    maker.evaluate(2, "greedy")
+    maker.step(3)
+    maker.log.close()
+    second = crrl("export", run, "--to", tracker)
+    assert second.returncode == 0 and second.stdout.splitlines()[-1] == "3 records", second
+    assert crrl("export", run, "--to", tracker).stdout.splitlines()[-1] == "0 records"
+    wanted, found = logged(run), READERS[tracker](run)
+    assert found.keys() == wanted.keys() and {"train/reward", "eval/reward_low", "greedy/reward"} <= found.keys()
+    for name, points in wanted.items():
+        assert [step for step, _ in found[name]] == [step for step, _ in points], name
+        assert [value for _, value in found[name]] == pytest.approx([value for _, value in points], rel=1e-6), name
+
+
+def test_it_goes_on_while_the_run_does(tmp_path: Path) -> None:
+    needs("tensorboard")
+    maker = Maker(tmp_path / "run", run={"steps": 3})
+    maker.start()
+    steps = iter((1, 2, 3))
+
+    def more() -> bool:
+        if (step := next(steps, None)) is not None:
+            maker.step(step)
+        return step is not None
+
+    assert send(maker.folder.path, "tensorboard", more=more) == 3
+    maker.log.close()
+    assert [step for step, _ in of_tensorboard(maker.folder.path)["train/reward"]] == [1, 2, 3]
+
+
+def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("tensorboard")
+    run = written(tmp_path / "run", steps=3)
+
+    class Fails:
+        def __init__(self, run: Any) -> None:
+            self.left = 2
+
+        def send(self, metrics: Any, step: int, time: float) -> None:
+            if not self.left:
+                raise ConnectionError("the server went away")
+            self.left -= 1
+
+        def close(self) -> None:
+            pass
+
+    working = sending.TRACKERS
+    monkeypatch.setattr(sending, "TRACKERS", {"tensorboard": Fails})
+    done = CliRunner().invoke(app, ["export", str(run), "--to", "tensorboard"])
+    assert str(done.exception) == "tensorboard: the server went away"
+    monkeypatch.setattr(sending, "TRACKERS", working)
+    assert send(run, "tensorboard") == 2  # of 3 steps and an evaluation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--to", "wandb", "--precision", "fp32"], "--precision"),
+        (["place", "--to", "wandb"], "has a place of its own"),
+        ([], "a place that has no name"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(arguments: list[str], error: str) -> None:
+    assert error in str(CliRunner().invoke(app, ["export", "run", *arguments]).exception)
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coderepairrl.assembly.plan.find_spec", lambda name: None)
+    run = written(tmp_path / "run", steps=1)
+    error = CliRunner().invoke(app, ["export", str(run), "--to", "wandb"]).exception
+    assert str(error) == "log=wandb needs the package wandb"
+    assert getattr(error, "fix", "") == "pip install 'coderepairrl[wandb]'"
+    dry = CliRunner().invoke(app, ["train", "hello", "--dry-run", 'log=["trackio","wandb"]'])
+    assert [str(each) for each in getattr(dry.exception, "problems", ())] == [
+        "log=trackio needs the package trackio",
+        "log=wandb needs the package wandb",
+    ]
+    assert "wandb" in dry.stdout

@@ -159,6 +159,11 @@ class Agent(Protocol):
     dialect: str = ""
     """The API that a program in the sandbox speaks; its exam asks."""
 
+    @property
+    def reads_reference(self) -> bool:
+        """Whether it shows the model something of the task's reference: what it comes to is a bound, and no result."""
+        return False
+
     def first_request(self, task: Task) -> FirstRequest:
         """What is known of its first request before there is a sandbox: a run whose limits leave no room for a reply
         to it is refused."""

@@ -14,6 +14,7 @@ SHIPPED = {
     "nano": "coderepairrl.agents.nano:Nano",
     "nano4": "coderepairrl.agents.nano4:Nano4",
     "direct": "coderepairrl.agents.direct:Direct",
+    "agentless": "coderepairrl.agents.agentless:Agentless",
     "command": "coderepairrl.agents.command:Command",
     "scripted": "coderepairrl.agents.scripted:ScriptedAgent",
 }

@@ -48,7 +48,10 @@ class Chat:
         self._options = options
 
     async def __aenter__(self) -> Self:
-        headers = {"Authorization": f"Bearer {self._endpoint.api_key}"}
+        headers = {
+            "Authorization": f"Bearer {self._endpoint.api_key}",
+            "X-Stainless-Retry-Count": "0",  # the same question once more is a second sample
+        }
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
         return self
 

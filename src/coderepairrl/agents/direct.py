@@ -19,10 +19,8 @@ from coderepairrl.errors import AgentFault, ConfigError
 from coderepairrl.protocols import Agent, FirstRequest, Sandbox
 from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
-SYSTEM = """\
-You repair software. You are given an issue and files of the repository that it is about. Reply with the edits that \
-repair the defect, and with nothing that is not needed for it. Write each edit like this, with the path of the file on \
-the line before:
+FORMAT = """\
+Write each edit like this, with the path of the file on the line before:
 
 path/to/file.py
 <<<<<<< SEARCH
@@ -31,10 +29,13 @@ lines of the file, exactly as they stand there
 the lines to put in their place
 >>>>>>> REPLACE
 
-The lines under SEARCH must occur exactly once in the file. With nothing under SEARCH the file is created. You cannot \
-run anything and have this one reply."""
+The lines under SEARCH must occur exactly once in the file. With nothing under SEARCH the file is created."""
+SYSTEM = f"""\
+You repair software. You are given an issue and files of the repository that it is about. Reply with the edits that \
+repair the defect, and with nothing that is not needed for it. {FORMAT} You cannot run anything and have this one \
+reply."""
 
-_HEAD, _DIVIDER, _TAIL = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
+HEAD, _DIVIDER, _TAIL = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
 _LISTING_SECONDS = 30.0
 
 
@@ -63,6 +64,11 @@ class Direct(Agent):
 
     def __init__(self, **options: Any) -> None:
         self.options = parse(DirectOptions, self.name, options)
+
+    @property
+    def reads_reference(self) -> bool:
+        """With ``files="oracle"``."""
+        return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
         """Without files, which are only known in the sandbox."""
@@ -99,7 +105,7 @@ class Direct(Agent):
 
     async def _prompt(self, task: Task, sandbox: Sandbox) -> str:
         shown, room = [], self.options.context_chars
-        there = await _files(sandbox) if task.workspace else []
+        there = await files_of(sandbox) if task.workspace else []
         for path in choose(self.options.files, task, there):
             try:
                 text = (await sandbox.read(path)).decode()
@@ -140,7 +146,7 @@ def edits(reply: str) -> list[dict[str, str]]:
     while True:
         # Each is the first after the other: where one is missing, no later edit is whole either. So no line is looked
         # at twice, whatever a policy repeats.
-        head = next((at for at in range(free, len(lines)) if lines[at] == _HEAD and _path(lines, at, free)), -1)
+        head = next((at for at in range(free, len(lines)) if lines[at] == HEAD and _path(lines, at, free)), -1)
         divider = _after(lines, head, lambda line: line == _DIVIDER)
         tail = _after(lines, divider, lambda line: line.startswith(_TAIL))
         if -1 in (head, divider, tail):
@@ -168,8 +174,8 @@ def _after(lines: list[str], at: int, fits: Callable[[str], bool]) -> int:
     return -1 if at < 0 else next((n for n in range(at + 1, len(lines)) if fits(lines[n])), -1)
 
 
-async def _files(sandbox: Sandbox) -> list[str]:
-    """Paths of the task's commit, in order."""
+async def files_of(sandbox: Sandbox) -> list[str]:
+    """Paths of the task's commit, in order. Raises `AgentFault` without git."""
     done = await sandbox.exec(["git", "ls-files", "-z"], timeout=_LISTING_SECONDS, max_bytes=1 << 24)
     if not done.ok:
         raise AgentFault(f"git cannot list the files: {done.output.decode(errors='replace')}")

@@ -11,6 +11,7 @@ BUILT_IN = {
     "nano": "a shell, a search-and-replace patch, hard limits",
     "nano4": "Nano with bash, view_file, str_replace and write_file",
     "direct": "no scaffold: one reply with the edits, given the files",
+    "agentless": "no scaffold: localise by questions, sample repairs, vote",
     "command": "any program, by a recipe of your own",
 }
 

@@ -2,7 +2,7 @@
 
 The exam speaks to the agent through the agent's own tools: a tool that takes one required string is its shell, and an
 agent without tools is answered with a fenced ``bash`` block. Edits are made by shell commands, so the same exam
-serves any scaffold.
+serves any scaffold. One that runs nothing, and takes edits from replies, is asked what can be asked of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.agents.direct import HEAD
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.agents.folder import FolderBackend
 from coderepairrl.errors import CodeRepairError, Fault
@@ -28,6 +29,7 @@ PROMPT = "add(a, b) in add.py subtracts. Repair it."
 SOURCE = "def add(a, b):\n    return a - b\n"
 EDIT = "env sed -i 's/a - b/a + b/' add.py"
 """A bare `sed -i` is an edit that Qwen Code refuses, and the shell of the original Nano has no redirection."""
+_EDITS = f"add.py\n{HEAD}\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n"
 _COUNT = "echo x >> count.txt"
 _FILLED: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
 """What other arguments that a tool requires are given, by their type."""
@@ -65,6 +67,8 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[F
             return await _attempt(agent, task, opened, script, limits)
 
         questions = [_repair, _calls, _several_calls, _tokens, _refused, _time, _slow_model, _dead]
+        if await _takes_edits(attempt):
+            questions = [_repair_by_edits, _nothing, _one_call, _refused, _slow_model, _dead]
         return [finding for question in questions for finding in await question(attempt)]
 
 
@@ -165,6 +169,38 @@ async def _repair(attempt: _Attempt) -> list[Finding]:
         Finding("history is appended only", appended and len(requests) > 3, f"{len(requests)} requests"),
         Finding("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
     ]
+
+
+async def _takes_edits(attempt: _Attempt) -> bool:
+    """Whether it is an agent without tools whose replies hold edits, as `agents.direct` reads them."""
+    trial = await attempt(lambda request: Answer("I do not know."), Limits())
+    return not any(request.get("tools") for request in trial.requests) and mentioned(trial.requests, HEAD)
+
+
+async def _repair_by_edits(attempt: _Attempt) -> list[Finding]:
+    trial = await attempt(lambda request: Answer(_EDITS), Limits())
+    requests = trial.requests
+    stated = bool(requests) and all(mentioned([request], PROMPT) for request in requests)
+    return [
+        Finding("submits", trial.ending == "submitted", trial.ending),
+        Finding("authenticates", all(value.endswith("KEY") for value in trial.authorizations) and bool(requests)),
+        Finding("names the model", all(request.get("model") == "policy" for request in requests)),
+        Finding("states the issue", stated, f"{len(requests)} requests"),
+        Finding("shows the code", mentioned(requests, "return a - b")),
+        Finding("edits arrive in the diff", b"+    return a + b" in trial.diff, trial.diff.decode(errors="replace")),
+    ]
+
+
+async def _nothing(attempt: _Attempt) -> list[Finding]:
+    trial = await attempt(lambda request: Answer("I do not know."), Limits())
+    ended = trial.ending == "submitted" and not trial.diff
+    return [Finding("a reply without edits is an empty patch", ended, trial.ending)]
+
+
+async def _one_call(attempt: _Attempt) -> list[Finding]:
+    trial = await attempt(lambda request: Answer(_EDITS), Limits(calls=1))
+    held = len(trial.requests) == 1 and trial.ending in ("submitted", "calls")
+    return [Finding("a limit of 1 call allows 1", held, f"{len(trial.requests)} requests, {trial.ending}")]
 
 
 async def _calls(attempt: _Attempt) -> list[Finding]:

@@ -1,0 +1,225 @@
+"""`agentless`: no tools. A script asks where the defect is (files, elements, lines), samples repairs, and takes a vote.
+
+After Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without its
+embeddings and the tests that it has written: a hierarchical localisation, several repairs as search-and-replace edits,
+and of those that apply, parse and (on request) pass tests of the repository's own the one that most agree on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from coderepairrl.agents.budget import Budget
+from coderepairrl.agents.chat import Chat, LimitReached, Message
+from coderepairrl.agents.direct import FORMAT, choose, edits, files_of
+from coderepairrl.agents.localising import Place, Source, elements_named, excerpt, lines_named, numbered, paths_named
+from coderepairrl.agents.options import parse
+from coderepairrl.agents.proposals import Proposal, draft, elect, passing
+from coderepairrl.errors import ConfigError
+from coderepairrl.protocols import Agent, FirstRequest, Sandbox
+from coderepairrl.types import AgentReport, Endpoint, SideCalls, Task, ToolCall
+
+SYSTEM = """\
+You repair software. You are given an issue of a repository and are asked, step by step, where the defect is, and at \
+last for the edits that repair it. You cannot run anything. Answer each question in exactly the form it asks for."""
+_FILES = """\
+Which files have to be changed to resolve this issue? Name at most {most} of the files above, the likeliest first, one \
+path on each line."""
+_ELEMENTS = """\
+Which of these classes and functions have to be changed, or read to know what to change? One on each line, as
+path/to/file.py: name"""
+_LINES = """\
+Which lines have to be changed, or stand next to new ones? One place on each line, as
+path/to/file.py: 12-15"""
+_REPAIR = f"Reply with the edits that resolve the issue, and with nothing that is not needed for it. {FORMAT}"
+_LARGEST_FILE = 1 << 20
+"""Bytes: no file that is larger is written by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentlessOptions:
+    """How much the model is shown and how often it is asked. Raises `ConfigError` for an option that cannot work."""
+
+    files: Literal["model", "oracle"] = "model"
+    """Who says which files: the model, or the task's reference (an upper bound for any search)."""
+    most_files: int = 3
+    """At most so many files are looked into."""
+    samples: int = 4
+    """Repairs that are sampled, by the run's sampling: greedily all are the same."""
+    around: int = 10
+    """Lines shown before and after those that are named."""
+    context_chars: int = 20_000
+    """At most so much of the list of files, of outlines or of code in a question."""
+    tests: str = ""
+    """A command line of the repository's own tests, such as ``python -m pytest -q``, run by bash with each different
+    repair: those with which it exits with 0 are preferred. The tests that judge the repair are not in the sandbox."""
+    test_seconds: float = 60.0
+    """Longer tests are ended, and have not passed."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("most_files", 1), ("samples", 1), ("around", 0), ("context_chars", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"agent.options.{name} is below {least}")
+        if self.test_seconds <= 0:
+            raise ConfigError("agent.options.test_seconds must be positive")
+
+
+class Agentless(Agent):
+    """Localise, repair, validate. Takes `AgentlessOptions` by name.
+
+    Every question is a conversation of its own; all of them are part of the repair, and trained.
+    """
+
+    name = "agentless"
+    placement: Literal["host", "sandbox"] = "host"
+    side_calls: SideCalls = "train"
+
+    def __init__(self, **options: Any) -> None:
+        self.options = parse(AgentlessOptions, self.name, options)
+
+    @property
+    def reads_reference(self) -> bool:
+        """With ``files="oracle"``."""
+        return self.options.files == "oracle"
+
+    def first_request(self, task: Task) -> FirstRequest:
+        """Without files, which are only known in the sandbox."""
+        return FirstRequest(_messages(task.prompt))
+
+    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+        """Ask for files, elements, lines and repairs, and leave in the tree what most repairs agree on.
+
+        An answer that names nothing that is there leaves what was asked of before; a repair that does not apply has no
+        vote. The report has a call for each question (``files``, ``elements``, ``lines``, ``repair``; ok if it named
+        something, or applies) and for each run of ``tests``. Its `exit` is ``submitted``, or the limit that ended the
+        questions: then the repairs vote that there are. Raises `GatewayFault`, `AgentFault` (no git, or the endpoint
+        refuses our requests) and `SandboxFault`.
+        """
+        async with Chat(endpoint, {}) as chat:
+            return await _Run(self.options, task, sandbox, endpoint, chat).report()
+
+
+class _Run:
+    """The state of one episode."""
+
+    def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
+        self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
+        self.budget = Budget(endpoint.limits)
+        self.turn = -1
+        self.done: list[ToolCall] = []
+        self.log: list[Message] = []
+
+    async def report(self) -> AgentReport:
+        exit = "submitted"
+        repairs: list[Proposal] = []
+        try:
+            sources = await self._sources()
+            places = await self._places(sources)
+            for _ in range(self.options.samples):
+                if (made := await self._repair(places)) is not None:
+                    repairs.append(made)
+        except LimitReached as reached:
+            exit = reached.limit
+        if self.options.tests:
+            repairs = await self._tested(repairs)
+        if (chosen := elect(repairs)) is not None:
+            await chosen.write(self.sandbox)
+        return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
+
+    async def _ask(self, question: str, shown: Sequence[str]) -> str:
+        """The reply in a conversation of its own. Raises `LimitReached`."""
+        if limit := self.budget.exhausted():
+            raise LimitReached(limit)
+        self.budget.act()
+        messages = _messages("\n\n".join([self.task.prompt, *_within(shown, self.options.context_chars), question]))
+        reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
+        self.turn = self.turn + 1 if reply.turn is None else reply.turn
+        self.log += [*messages, reply.message]
+        return str(reply.message.get("content") or "")
+
+    def _note(self, name: str, arguments: dict[str, str], ok: bool, seconds: float = 0.0) -> None:
+        self.done.append(ToolCall(self.turn, name, json.dumps(arguments), ok, seconds=seconds))
+
+    async def _sources(self) -> list[Source]:
+        """The files to look into: those that the model names, else those that the issue mentions, else the first."""
+        there = await files_of(self.sandbox) if self.task.workspace else []
+        if self.options.files == "oracle":
+            named = choose("oracle", self.task, there)
+        elif there:
+            mentioned = choose("mentioned", self.task, there)
+            ordered = list(dict.fromkeys([*mentioned, *there]))
+            listing = "Files of the repository:\n" + "\n".join(ordered)
+            answer = await self._ask(_FILES.format(most=self.options.most_files), [listing])
+            named = paths_named(answer, there)
+            self._note("files", {"answer": answer}, bool(named))
+            named = named or ordered
+        else:
+            named = []
+        sources: list[Source] = []
+        for path in named:
+            if len(sources) == self.options.most_files:
+                break
+            try:
+                if len(data := await self.sandbox.read(path)) <= _LARGEST_FILE:
+                    sources.append(Source.parse(path, data))
+            except (OSError, UnicodeDecodeError):  # a link to nowhere, a picture
+                continue
+        return sources
+
+    async def _places(self, sources: Sequence[Source]) -> list[Place]:
+        """What is shown of `sources`: all of them, narrowed by two questions."""
+        places = [source.whole for source in sources]
+        if outlines := [source.outline for source in sources if source.elements]:
+            answer = await self._ask(_ELEMENTS, outlines)
+            found = elements_named(answer, sources)
+            self._note("elements", {"answer": answer}, bool(found))
+            places = found or places
+        if places:
+            answer = await self._ask(_LINES, [numbered(place) for place in places])
+            found = lines_named(answer, sources, self.options.around)
+            self._note("lines", {"answer": answer}, bool(found))
+            places = found or places
+        return places
+
+    async def _repair(self, places: Sequence[Place]) -> Proposal | None:
+        answer = await self._ask(_REPAIR, [excerpt(place) for place in places])
+        found = await draft(self.sandbox, edits(answer))
+        self._note("repair", {"answer": answer}, found is not None)
+        return found
+
+    async def _tested(self, repairs: Sequence[Proposal]) -> list[Proposal]:
+        """Those with which the repository's own tests pass; all where there are none, or the time is up."""
+        passed = []
+        for repair in {each.key: each for each in repairs}.values():
+            seconds = min(self.options.test_seconds, self.budget.seconds_left)
+            if seconds <= 0:
+                break
+            began = time.monotonic()
+            ok = await passing(self.sandbox, repair, self.options.tests, seconds)
+            self._note("tests", {"command": self.options.tests}, ok, time.monotonic() - began)
+            passed += [repair.key] if ok else []
+        return [each for each in repairs if each.key in passed] or list(repairs)
+
+
+def _messages(prompt: str) -> list[Message]:
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+
+
+def _within(parts: Sequence[str], chars: int) -> list[str]:
+    """`parts` from the first on, at most `chars` of them all, the last of them cut after a line.
+
+    >>> _within(["one\\ntwo", "three"], 6), _within(["one", "three"], 8)
+    (['one\\n(cut off)'], ['one', 'three'])
+    """
+    shown: list[str] = []
+    for part in parts:
+        if len(part) > chars:
+            kept = part[:chars].rpartition("\n")[0]
+            return [*shown, f"{kept}\n(cut off)"] if kept else shown
+        shown.append(part)
+        chars -= len(part)
+    return shown

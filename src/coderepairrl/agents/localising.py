@@ -1,0 +1,217 @@
+"""Where in some files: their elements and lines, as text for a model, and read from its answers.
+
+An answer is read for what it can only mean: paths, names and line numbers that exist. All else in it is passed over.
+Definitions are found by the look of their first line and end where the indentation does, in any language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from coderepairrl.agents.patching import Text
+
+_DEFINES = re.compile(
+    r"^(?P<indent>[ \t]*)(?:(?:export|default|public|private|protected|internal|static|final|abstract|virtual|override|"
+    r"async|pub(?:\([a-z]+\))?|unsafe|const|inline|open|suspend|sealed|data)\s+)*"
+    r"(?:(?:class|def|func|function|fn|fun|interface|struct|enum|trait|impl|module|namespace|type|object|sub)\b\s*"
+    r"(?:\([^)]{0,200}\)\s*|<[^>]{0,200}>\s*)?(?P<named>[A-Za-z_$](?:[\w$]|[.:]{1,2}(?=\w))*)"
+    r"|(?:[A-Za-z_][\w<>\[\],:*&?]*\s+){1,4}[*&]?(?P<typed>[A-Za-z_][\w:~]*)\s*\([^;]*$)"
+)
+"""A definition: by a keyword, or (C, Java) by types before a name with parameters."""
+_STATES = re.compile(
+    r"\s*(?:return|else|elif|if|for|while|switch|case|throw|raise|new|await|yield|assert|print|import|from|goto|delete|not)\b"
+)
+"""What looks like it and is none."""
+_CLOSES = re.compile(r"^\s*[}\])]|^\s*(?:end|else|elif|except|finally|rescue|ensure|catch|case|default)\b")
+_WORD = re.compile(r"[^\s`'\"*,()<>|]+")
+_NAME = re.compile(r"[A-Za-z_$][\w$]*")
+_RANGE = re.compile(r"(?:^|[\s:#,(L`])(?:lines?\s*)?L?(\d{1,7})(?:\s*(?:-|\u2013|to)\s*L?(\d{1,7}))?(?=$|[\s,.;)`])")
+_ITEM = re.compile(r"^\s*\d+[.)]\s+")
+_LONGEST_LINE = 400
+"""Of a line in an answer or in code that is looked at: no definition and no path is longer."""
+_MOST_NAMES = 20
+"""Elements or places of one answer: an answer that names everything names nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A definition: its name and its lines, from `first` to `last`, counted from 1."""
+
+    name: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A file of code, equal to itself alone."""
+
+    path: str
+    lines: tuple[str, ...]
+    elements: tuple[Element, ...]
+
+    @classmethod
+    def parse(cls, path: str, data: bytes) -> Source:
+        """Raises UnicodeDecodeError for what is no text in UTF-8.
+
+        >>> source = Source.parse("a.py", b"class A:\\n    def f(self):\\n        return 1\\n\\nx = A()\\n")
+        >>> [(each.name, each.first, each.last) for each in source.elements]
+        [('A', 1, 3), ('f', 2, 3)]
+        """
+        data.decode("utf-8")
+        lines = tuple(Text.parse(data).text.rstrip("\n").split("\n"))
+        return cls(path, lines, tuple(_elements(lines)))
+
+    @property
+    def whole(self) -> Place:
+        """All of it."""
+        return Place(self, 1, len(self.lines))
+
+    @property
+    def outline(self) -> str:
+        """The first line of each definition; empty where there is none."""
+        shown = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
+        return "\n".join([self.path, "```", *shown, "```"]) if shown else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Lines of a file, from `first` to `last`, counted from 1."""
+
+    source: Source
+    first: int
+    last: int
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Their text."""
+        return self.source.lines[self.first - 1 : self.last]
+
+
+def _elements(lines: Sequence[str]) -> Iterable[Element]:
+    """Definitions in order, each up to the line before the first one that is indented no deeper and closes nothing."""
+    open_: list[tuple[int, str, int]] = []
+    found: list[Element] = []
+    last = 0
+
+    def close(depth: int) -> None:
+        while open_ and open_[-1][0] >= depth:
+            _, name, first = open_.pop()
+            found.append(Element(name, first, last))
+
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        depth = len(line) - len(line.lstrip())
+        close(depth + 1 if _CLOSES.match(line[:_LONGEST_LINE]) else depth)
+        last = number
+        if (match := _DEFINES.match(line[:_LONGEST_LINE])) and not _STATES.match(line):
+            open_.append((depth, match["named"] or match["typed"], number))
+    close(0)
+    return sorted(found, key=lambda each: each.first)
+
+
+def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
+    """Those of `paths` that stand in `answer`, in its order, each once.
+
+    >>> paths_named("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
+    ['src/a.py', 'b.py']
+    """
+    there, whole = set(paths), [line.strip() for line in answer.split("\n")]
+    words = (word for line in whole for word in ([line] if line in there else _WORD.findall(line)))
+    cleaned = (variant for word in words for variant in (word, word.strip(".:;"), word.removeprefix("./")))
+    return list(dict.fromkeys(word for word in cleaned if word in there))
+
+
+def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
+    """The elements whose names stand in `answer`, of the file that was named last before, else of any.
+
+    >>> source = Source.parse("a.py", b"def f():\\n    pass\\n\\ndef g():\\n    pass\\n")
+    >>> [(place.first, place.last) for place in elements_named("a.py: g", [source])]
+    [(4, 5)]
+    """
+    by_name: dict[tuple[Source, str], list[Place]] = {}
+    for source in sources:
+        for each in source.elements:
+            own_name = (source, _NAME.findall(each.name)[-1])
+            by_name.setdefault(own_name, []).append(Place(source, each.first, each.last))
+    named = (
+        (source, name) for own, line in _by_file(answer, sources) for source in own for name in _NAME.findall(line)
+    )
+    return _merged(place for name in named for place in by_name.get(name, ()))
+
+
+def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
+    """The lines whose numbers stand in `answer` with their file, `around` more on each side.
+
+    >>> source = Source.parse("a.py", b"x = 1\\n" * 50)
+    >>> [(place.first, place.last) for place in lines_named("a.py: 12-15\\na.py:40, 17", [source], 2)]
+    [(10, 19), (38, 42)]
+    """
+    ranges = (
+        (source, int(match[1]), int(match[2] or match[1]))
+        for own, line in _by_file(answer, sources)
+        for source in own[:1]
+        for match in _RANGE.finditer(line)
+    )
+    return _merged(
+        Place(source, max(first - around, 1), min(last + around, len(source.lines)))
+        for source, first, last in ranges
+        if 1 <= first <= last <= len(source.lines)
+    )
+
+
+def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
+    """Each line of `answer` without the paths in it, and the files that it is about."""
+    paths = {source.path: source for source in sources}
+    own: Sequence[Source] = sources
+    for line in answer.split("\n"):
+        line = _ITEM.sub("", line[:_LONGEST_LINE])
+        for path in sorted(paths, key=len, reverse=True):
+            if re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", line):
+                own = [paths[path]]
+                line = line.replace(path, " ")
+                break
+        yield own, line
+
+
+def _merged(places: Iterable[Place]) -> list[Place]:
+    """The first of `places`, each once, with ranges that touch as one: file by file as they are named, then by line."""
+    by_path: dict[str, list[Place]] = {}
+    first: dict[Place, None] = {}
+    for place in places:
+        first[place] = None
+        if len(first) == _MOST_NAMES:
+            break
+    for place in first:
+        by_path.setdefault(place.source.path, []).append(place)
+    merged: list[Place] = []
+    for own in by_path.values():
+        start = len(merged)
+        for place in sorted(own, key=lambda each: each.first):
+            if len(merged) > start and place.first <= merged[-1].last + 1:
+                merged[-1] = Place(place.source, merged[-1].first, max(merged[-1].last, place.last))
+            else:
+                merged.append(place)
+    return merged
+
+
+def numbered(place: Place) -> str:
+    """For questions about lines.
+
+    >>> print(numbered(Source.parse("a.py", b"x = 1\\ny = 2\\n").whole))
+    a.py
+    ```
+    1|x = 1
+    2|y = 2
+    ```
+    """
+    shown = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
+    return "\n".join([place.source.path, "```", *shown, "```"])
+
+
+def excerpt(place: Place) -> str:
+    """As it stands in the file, to be searched for."""
+    return "\n".join([place.source.path, "```", *place.lines, "```"])

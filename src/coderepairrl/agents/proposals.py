@@ -1,0 +1,140 @@
+"""Repairs that are proposed and not made yet: whether they apply, whether tests pass with them, and which one wins."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coderepairrl.agents.texts import FULL
+from coderepairrl.agents.tools import Tools
+from coderepairrl.errors import AgentFault
+from coderepairrl.protocols import Sandbox
+
+_LARGEST_SOURCE = 100_000
+"""Bytes of a Python file that is asked whether it parses, in the process of all episodes."""
+_COPY_SECONDS = 300.0
+_KEEP = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec cp -a -t "$0" {} +'
+_PUT_BACK = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} + && cp -a "$0"/. .'
+_COMMENTS = ("#", "//")
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a reply would make of files, by their path."""
+
+    files: Mapping[str, bytes]
+
+    @property
+    def key(self) -> frozenset[tuple[str, tuple[str, ...]]]:
+        """Equal for repairs that differ in blanks, empty lines and whole lines of comments alone.
+
+        >>> Proposal({"a.py": b"# add\\nx = 1\\n"}).key == Proposal({"a.py": b"x  = 1\\n\\n"}).key
+        True
+        """
+        return frozenset((path, tuple(_code(data))) for path, data in self.files.items())
+
+    async def write(self, sandbox: Sandbox) -> bool:
+        """Make it so; whether all files could be written. Raises `SandboxFault`."""
+        try:
+            for path, data in self.files.items():
+                await sandbox.write(path, data)
+        except OSError:  # the workspace is full, or a link leads out of it
+            return False
+        return True
+
+
+def _code(data: bytes) -> list[str]:
+    """Lines with their depth, without what a reader passes over."""
+    lines = data.decode("utf-8", "replace").expandtabs().splitlines()
+    shown = ((len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines)
+    return [f"{depth}:{text}" for depth, text in shown if text and not text.startswith(_COMMENTS)]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The files of a sandbox as `Tools` see them, whose changes stay here."""
+
+    sandbox: Sandbox
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def workdir(self) -> str:
+        return self.sandbox.workdir
+
+    async def read(self, path: str) -> bytes:
+        return self.files[path] if path in self.files else await self.sandbox.read(path)
+
+    async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
+        self.files[path] = data
+
+
+async def draft(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposal | None:
+    """What all of `edits` (`direct.edits`) together would make of the files; None where there is none, one does not
+    apply, nothing changes, or a Python file no longer parses that did before. Raises `SandboxFault`."""
+    drawn = _Draft(sandbox)
+    tools = Tools(drawn, FULL, output_chars=0)  # type: ignore[arg-type]  # which only reads and writes files here
+    for edit in edits:
+        if not (await tools.apply_patch(edit)).ok:
+            return None
+    before = {path: await _before(sandbox, path) for path in drawn.files}
+    changed = {path: data for path, data in drawn.files.items() if data != before[path]}
+    broken = (p for p, data in changed.items() if not _parses(p, data) and _parses(p, before[p] or b""))
+    return Proposal(changed) if changed and next(broken, None) is None else None
+
+
+async def _before(sandbox: Sandbox, path: str) -> bytes | None:
+    try:
+        return await sandbox.read(path)
+    except OSError:
+        return None
+
+
+def _parses(path: str, data: bytes) -> bool:
+    """Whether Python reads it; of other files, and of those too long to ask, nothing is known: true."""
+    if not path.endswith((".py", ".pyi")) or len(data) > _LARGEST_SOURCE:
+        return True
+    with warnings.catch_warnings():  # of invalid escapes
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(data)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False
+    return True
+
+
+async def passing(sandbox: Sandbox, proposal: Proposal, command: str, seconds: float) -> bool:
+    """Whether the command line `command` exits with 0 in the workspace with `proposal`, which is afterwards as before.
+
+    The whole workspace is copied and put back, but for ``.git``: tests write where they like. Raises `SandboxFault`,
+    and `AgentFault` where there is no room for the copy.
+    """
+    made = await sandbox.exec(["mktemp", "-d"])
+    copy = made.output.decode(errors="replace").strip()
+    await _shell(sandbox, _KEEP, copy)
+    try:
+        if not await proposal.write(sandbox):
+            return False
+        return (await sandbox.exec(["bash", "-c", command], timeout=seconds)).ok
+    finally:
+        await _shell(sandbox, _PUT_BACK, copy)
+        await sandbox.exec(["rm", "-rf", copy], timeout=_COPY_SECONDS)
+
+
+async def _shell(sandbox: Sandbox, script: str, copy: str) -> None:
+    done = await sandbox.exec(["sh", "-c", script, copy], timeout=_COPY_SECONDS)
+    if not done.ok:
+        raise AgentFault(f"the workspace cannot be copied: {done.output[-300:].decode(errors='replace').strip()}")
+
+
+def elect(proposals: Sequence[Proposal]) -> Proposal | None:
+    """The one that most agree on (`Proposal.key`), of equals the first; None of none.
+
+    >>> one, other = Proposal({"a.py": b"x = 1\\n"}), Proposal({"a.py": b"x = 2\\n"})
+    >>> elect([one, other, other]) == other, elect([one, other]) == one, elect([])
+    (True, True, None)
+    """
+    votes = Counter(each.key for each in proposals)
+    return max(proposals, key=lambda each: votes[each.key], default=None)

@@ -208,12 +208,18 @@ def sequence_list(turns: Sequence[Turn], leaf: int) -> list[int]:
 
 def conversation(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
     """Every message of the conversation that turn `leaf` ends, its reply included."""
-    messages: list[Mapping[str, Any]] = []
+    return tuple(message for message, _ in replies(turns, leaf))
+
+
+def replies(turns: Sequence[Turn], leaf: int) -> list[tuple[Mapping[str, Any], Turn | None]]:
+    """As `conversation`, each message with the turn that it is the reply of; None for one that the client sent."""
+    messages: list[tuple[Mapping[str, Any], Turn | None]] = []
     for turn, kept in _lineage(turns, leaf):
-        messages += turn.messages
+        messages += [(message, None) for message in turn.messages[:-1]]
+        messages += [(message, turn) for message in turn.messages[-1:]]
         if kept is not None:
             del messages[kept.messages :]
-    return tuple(messages)
+    return messages
 
 
 def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | None]]:

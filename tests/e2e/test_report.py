@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from coderepairrl.runs import logged_episodes
 from coderepairrl.stats import Interval
 from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.types import sequence
 from pages import Page
 
 from .conftest import Project
@@ -35,6 +37,22 @@ def test_a_real_run_is_reported(project: Project) -> None:
     page = project.run.path / "report" / "index.html"
     assert project.crrl("report", str(project.run.path)).stdout.strip() == str(page)
     assert "Held-out tasks, before and after" in page.read_text()
+
+
+def test_a_real_run_is_exported_with_the_ids_that_were_served(project: Project) -> None:
+    project.train("run.steps=1")
+    done = project.crrl("export", str(project.run.path), "out", "--to", "atif")
+    assert done.stdout == "out\n"
+    episodes = {episode.id: episode for episode in logged_episodes(project.run.records())}
+    assert {path.stem for path in (project.path / "out").iterdir()} == episodes.keys() and len(episodes) == 6
+    for name, episode in episodes.items():
+        steps = json.loads((project.path / "out" / f"{name}.json").read_text())["steps"]
+        served = [step["metrics"] for step in steps if step["source"] == "agent"]
+        assert [(*each["prompt_token_ids"], *each["completion_token_ids"]) for each in served] == [
+            sequence(episode.turns, turn.index) for turn in episode.turns
+        ]
+    done = project.crrl("export", str(project.run.path), "out.parquet", "--to", "parquet")
+    assert "6 episodes" in done.stderr and (project.path / "out.parquet").is_file()
 
 
 def test_one_number_has_one_interval_wherever_it_stands(project: Project) -> None:

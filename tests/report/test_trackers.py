@@ -183,7 +183,7 @@ def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypa
     [
         (["--to", "wandb", "--precision", "fp32"], "--precision"),
         (["place", "--to", "wandb"], "has a place of its own"),
-        ([], "a place that has no name"),
+        ([], "nothing says where"),
     ],
 )
 def test_what_makes_no_sense_together_is_refused(arguments: list[str], error: str) -> None:

@@ -14,8 +14,10 @@ from coderepairrl import models
 from coderepairrl.assembly.plan import require_trackers
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
 from coderepairrl.learn import merge
+from coderepairrl.printable import without_login
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.report import trackers
+from coderepairrl.report import trackers, trajectories
+from coderepairrl.runs import logged_episodes, open_run
 
 _OF_THE_LEARNER = ("learner.", "optimizer.")
 """What files of a checkpoint are called that only training needs."""
@@ -44,6 +46,29 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
             raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
         raise
     return target
+
+
+def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
+    """Write the episodes of `run` that have a verdict to `target`, which must be new; returns how many these are.
+
+    A process that is killed leaves no half of it. Raises `UsageError` for what is no run or a `target` that is there,
+    `PrerequisiteError` without pyarrow, `RunError` for a damaged log or where writing fails.
+    """
+    folder = open_run(run)
+    if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):
+        raise UsageError(f"{target} is there already", fix="name a new one")
+    about, found = folder.about(), logged_episodes(folder.records())
+    name = str(about.get("name") or run.name)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if form == "parquet":
+            return trajectories.write_parquet(name, found, target)
+        config = about.get("config") or configs.load(run).model_dump(mode="json")
+        agent, model = config["agent"]["name"], without_login(config["model"]["path"])
+        origin = trajectories.Origin(name, agent, about["coderepairrl"], model)
+        return trajectories.write_atif(origin, found, target)
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another place") from error
 
 
 def metrics(run: Path, tracker: str) -> int:

@@ -88,29 +88,33 @@ def export(
     source: Annotated[
         str, typer.Argument(metavar="RUN", help="a run folder; for a model also a checkpoint, or adapters")
     ],
-    target: Annotated[Path | None, typer.Argument(help="new: a folder for a model")] = None,
+    target: Annotated[Path | None, typer.Argument(help="new: a folder for model or atif, a file for parquet")] = None,
     to: Annotated[
-        Literal["model", "tensorboard", "trackio", "wandb"],
-        typer.Option(help="a plain Hugging Face folder, or a tracker that lacks metrics"),
+        Literal["model", "parquet", "atif", "tensorboard", "trackio", "wandb"],
+        typer.Option(help="a plain Hugging Face folder; episodes as a table of chats, or as trajectories; a tracker"),
     ] = "model",
     precision: Annotated[
         Literal["fp32", "bf16"] | None, typer.Option(help="of merged weights; else that of the run")
     ] = None,
 ) -> None:
-    """Write what a run has for others: its trained model, adapters merged, or its metrics."""
+    """Write what a run has for others: its trained model, adapters merged; its episodes; or its metrics."""
     from coderepairrl.apps import export as exports
 
     if precision is not None and to != "model":
         raise UsageError("--precision is that of a model's weights", fix="leave it out")
     if to == "model":
-        show(run(exports.model(source, _new(target, to), precision)))
+        show(run(exports.model(source, _new(target), precision)))
+    elif to in ("parquet", "atif"):
+        count = exports.episodes(Path(source), _new(target), to)
+        print(counted(count, "episode"), file=sys.stderr)
+        show(target)
     else:
         if target is not None:
             raise UsageError(f"{to} has a place of its own", fix=f"crrl export {source} --to {to}")
         show(counted(exports.metrics(Path(source), to), "record"))
 
 
-def _new(target: Path | None, to: str) -> Path:
+def _new(target: Path | None) -> Path:
     if target is None:
-        raise UsageError(f"a {to} is written to a place that has no name", fix="crrl export RUN TARGET")
+        raise UsageError("nothing says where to write it", fix="crrl export RUN TARGET")
     return target

@@ -33,7 +33,10 @@ _KNOWN = re.compile(
     r"|\bAKIA[A-Z0-9]{16}\b|\bAIza[\w-]{35}|\bxox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"|[?&](api_?key|access_token|token)=[^&{$\s]|\bglpat-[\w-]{20,}|\b[Bb]earer\s+[\w.~+/-]{12,}"
 )
-"""Keys that look like those of well-known services."""
+"""Keys that look like those of well-known services, or how they begin."""
+_ALL_OF_IT = re.compile(
+    rf"-----BEGIN [A-Z ]*PRIVATE KEY.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)|({_KNOWN.pattern})[^&\s\"']*", re.DOTALL
+)
 
 
 def secrets(value: Any, key: str = "") -> Iterator[str]:
@@ -53,6 +56,15 @@ def secrets(value: Any, key: str = "") -> Iterator[str]:
                 yield from secrets(inner, f"{key}.{number}" if isinstance(inner, Mapping) else key)
     elif is_secret(key, value):
         yield key
+
+
+def without_secrets(text: str) -> str:
+    """`text` without logins in URLs and what looks like the key of a well-known service.
+
+    >>> without_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
+    "curl -H 'Authorization: ***' https://***@host/***&x=1"
+    """
+    return _ALL_OF_IT.sub("***", _LOGIN.sub(lambda found: f"{found[0].partition('://')[0]}://***@", text))
 
 
 def is_secret(key: str, value: Any) -> bool:

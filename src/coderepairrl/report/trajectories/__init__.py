@@ -1,0 +1,9 @@
+"""The episodes of a run in formats that others read: a table of chats, and trajectories with token ids.
+
+Both hold conversations, patches and scores, and nothing of the configuration, the servers or what programs printed.
+"""
+
+from coderepairrl.report.trajectories.atif import Origin, write_atif
+from coderepairrl.report.trajectories.table import write_parquet
+
+__all__ = ["Origin", "write_atif", "write_parquet"]

@@ -1,0 +1,156 @@
+"""Episodes in Harbor's Agent Trajectory Interchange Format (ATIF), with the ids that engine and learner had.
+
+The format is that of harborframework.com/docs/trajectory-format, version 1.7.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from coderepairrl.report.trajectories.chats import Chat, Said, chats, clean, has_secrets, message
+from coderepairrl.runs import codec
+from coderepairrl.runs.storage import replace_folder
+from coderepairrl.types import Ending, Episode, Turn, sequence
+
+VERSION = "ATIF-v1.7"
+
+
+class Origin(NamedTuple):
+    """Whose episodes they are."""
+
+    run: str
+    agent: str
+    version: str
+    """Of this project, which ran the agent."""
+    model: str
+
+
+def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int:
+    """Write each of `episodes` to ``ID.json`` in `folder`, which is there whole or not at all; returns how many.
+
+    Raises OSError where they cannot be written, and what `episodes` raises.
+    """
+    count = 0
+    with replace_folder(folder) as temporary:
+        for episode in episodes:
+            text = json.dumps(trajectory(origin, episode), separators=(",", ":"))
+            (temporary / f"{quote(episode.id, safe='')}.json").write_text(text)
+            count += 1
+    return count
+
+
+def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
+    """An episode as an ATIF document: its main conversation, the others embedded.
+
+    A step of the agent has the ids of its whole prompt, those sampled, and their logprobs. What it has in common with a
+    conversation before it is marked as copied. Where a secret was taken out of the texts, there are no ids, since they
+    say the same.
+    """
+    told = chats(episode)
+    ids = not any(map(has_secrets, told))
+    seen: set[int] = set()
+    main, *others = [_document(origin, episode, chat, seen, ids=ids) for chat in told] or [
+        _document(origin, episode, Chat((), side=False), seen, ids=ids)
+    ]
+    main["trajectory_id"] = episode.id
+    for number, other in enumerate(others, 1):
+        other["trajectory_id"] = f"{episode.id}-{number}"
+    scores = [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores]
+    main["extra"] = {
+        "run": origin.run,
+        "task": episode.task_id,
+        **{key: getattr(episode, key) for key in ("phase", "step", "group", "attempt")},
+        "ending": str(episode.ending),
+        "reason": clean(episode.reason),
+        "reward": None if episode.ending is Ending.VOID else episode.reward,
+        "scores": scores,
+        "patch": clean(codec.bytes_to_text(episode.patch)),
+    }
+    if others:
+        main["subagent_trajectories"] = others
+    if not ids:
+        main["notes"] = "Secrets were taken out of the texts, and token ids and logprobs with them."
+    return main
+
+
+def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, ids: bool) -> dict[str, Any]:
+    steps = list(_steps(episode.turns, chat.said, seen, ids=ids))
+    seen |= {turn.index for _, turn in chat.said if turn is not None}
+    metrics = [step["metrics"] for step in steps if "metrics" in step]
+    return {
+        "schema_version": VERSION,
+        "session_id": episode.id,
+        "agent": {"name": origin.agent, "version": origin.version, "model_name": origin.model},
+        "steps": steps,
+        "final_metrics": {
+            "total_prompt_tokens": sum(each["prompt_tokens"] for each in metrics),
+            "total_completion_tokens": sum(each["completion_tokens"] for each in metrics),
+            "total_steps": len(steps),
+        },
+        "extra": {"side": chat.side},
+    }
+
+
+def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
+    """The steps of a conversation. What tools answered belongs to the step that called them."""
+    steps: list[dict[str, Any]] = []
+    for each, turn in said:
+        shown = message(each)
+        if shown["role"] == "tool" and steps and steps[-1]["source"] == "agent":
+            called = [call["tool_call_id"] for call in steps[-1].get("tool_calls", ())]
+            known = {"source_call_id": shown["tool_call_id"]} if shown["tool_call_id"] in called else {}
+            results = steps[-1].setdefault("observation", {"results": []})["results"]
+            results.append({**known, "content": shown["content"]})
+            continue
+        source = {"assistant": "agent", "system": "system"}.get(shown["role"], "user")
+        step: dict[str, Any] = {"step_id": len(steps) + 1, "source": source, "message": shown["content"]}
+        if source == "agent":
+            step |= {"tool_calls": [_call(call) for call in shown["tool_calls"]]} if shown["tool_calls"] else {}
+            step |= _sampled(turns, turn, shown, ids=ids) if turn else {"llm_call_count": 0}
+            step |= {"is_copied_context": True} if turn and turn.index in seen else {}
+        steps.append(step)
+    return iter(steps)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that are no JSON object are kept as ``text``."""
+    written = call["function"]["arguments"]
+    try:
+        arguments = json.loads(written, parse_constant=str)
+    except (ValueError, RecursionError):
+        arguments = None
+    return {
+        "tool_call_id": call["id"],
+        "function_name": call["function"]["name"],
+        "arguments": arguments if isinstance(arguments, dict) else {"text": written},
+    }
+
+
+def _sampled(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:
+    prompt = sequence(turns, turn.index)
+    prompt = prompt[: len(prompt) - len(turn.output)]
+    usage = turn.remote.get("usage") or {}
+    metrics: dict[str, Any] = {
+        "prompt_tokens": usage.get("prompt_tokens", len(prompt)),
+        "completion_tokens": usage.get("completion_tokens", len(turn.output)),
+    }
+    if ids and turn.output.ids:
+        metrics |= {
+            "prompt_token_ids": list(prompt),
+            "completion_token_ids": list(turn.output.ids),
+            "logprobs": list(turn.output.logprobs),
+        }
+    versions = [[span.version, span.start, span.end] for span in turn.versions]
+    extra = {"finish": str(turn.finish), "policy_versions": versions, "masked": turn.masked}
+    return {
+        "timestamp": datetime.fromtimestamp(turn.ended, UTC).isoformat(),
+        "metrics": metrics,
+        "llm_call_count": 1,
+        **({"reasoning_content": shown["reasoning_content"]} if shown["reasoning_content"] else {}),
+        "extra": {key: value for key, value in extra.items() if value},
+    }

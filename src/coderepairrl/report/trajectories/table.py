@@ -1,0 +1,107 @@
+"""Episodes as a Parquet file, a row each, for `datasets`, pandas and trainers of chats."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import PrerequisiteError
+from coderepairrl.report.trajectories.chats import chats, clean, message
+from coderepairrl.runs import codec
+from coderepairrl.runs.storage import replace_file
+from coderepairrl.stats import resolved
+from coderepairrl.types import Ending, Episode
+
+_ROWS = 128
+"""Rows that are held in memory, and form a row group."""
+
+
+def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
+    """Write `episodes` of the run called `run` to `path`, which is there whole or not at all; returns how many.
+
+    Raises `PrerequisiteError` without pyarrow, OSError where it cannot be written, and what `episodes` raises.
+    """
+    try:
+        arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    except ModuleNotFoundError:
+        raise PrerequisiteError("Parquet needs pyarrow", fix="pip install 'coderepairrl[hub]'") from None
+    schema, count = _schema(arrow), 0
+    with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        made = (row(run, episode) for episode in episodes)
+        while rows := list(islice(made, _ROWS)):
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+            count += len(rows)
+    return count
+
+
+def row(run: str, episode: Episode) -> dict[str, Any]:
+    """The row of an episode. One that is void has no reward."""
+    main, *others = [
+        {"side": chat.side, "messages": [message(said) for said, _ in chat.said]} for chat in chats(episode)
+    ] or [{"messages": []}]
+    void = episode.ending is Ending.VOID
+    return {
+        "messages": main["messages"],
+        "reward": None if void else episode.reward,
+        "resolved": resolved(episode),
+        "task": episode.task_id,
+        "phase": episode.phase,
+        "step": episode.step,
+        "group": episode.group,
+        "attempt": episode.attempt,
+        "id": episode.id,
+        "run": run,
+        "ending": str(episode.ending),
+        "reason": clean(episode.reason),
+        "patch": clean(codec.bytes_to_text(episode.patch)),
+        "scores": [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores],
+        "offered_tools": sorted({tool for turn in episode.turns for tool in turn.tools}),
+        "sampled_tokens": episode.sampled,
+        "seconds": episode.timings.get("total"),
+        "policy_versions": sorted({span.version for turn in episode.turns for span in turn.versions}),
+        "kind": episode.kind,
+        "language": episode.language,
+        "repository": episode.repository,
+        "difficulty": episode.difficulty,
+        "other_conversations": others,
+    }
+
+
+def _schema(arrow: Any) -> Any:
+    """Of every file the same, whatever is in it: several load as one data set."""
+    text, number = arrow.string(), arrow.float64()
+    function = arrow.struct([("name", text), ("arguments", text)])
+    call = arrow.struct([("id", text), ("type", text), ("function", function)])
+    said = arrow.struct(
+        [
+            *((name, text) for name in ("role", "content", "reasoning_content")),
+            ("tool_calls", arrow.list_(call)),
+            ("tool_call_id", text),
+        ]
+    )
+    score = arrow.struct(
+        [
+            ("name", text),
+            ("value", number),
+            ("weight", number),
+            ("note", text),
+            ("passed", arrow.bool_()),
+            ("nearest", text),
+        ]
+    )
+    other = arrow.struct([("side", arrow.bool_()), ("messages", arrow.list_(said))])
+    return arrow.schema(
+        [
+            *(("messages", arrow.list_(said)), ("reward", number), ("resolved", arrow.bool_()), ("task", text)),
+            *(("phase", text), ("step", arrow.int64()), ("group", text), ("attempt", arrow.int64()), ("id", text)),
+            *((name, text) for name in ("run", "ending", "reason", "patch")),
+            *(("scores", arrow.list_(score)), ("offered_tools", arrow.list_(text))),
+            *(("sampled_tokens", arrow.int64()), ("seconds", number)),
+            ("policy_versions", arrow.list_(arrow.int64())),
+            *((name, text) for name in ("kind", "language", "repository")),
+            *(("difficulty", number), ("other_conversations", arrow.list_(other))),
+        ]
+    )

@@ -1,0 +1,230 @@
+"""Exported episodes say what the log says, as the packages of others read it, and hold no secrets."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl.apps import export
+from coderepairrl.config import Config, to_toml
+from coderepairrl.errors import PrerequisiteError, RunError, UsageError
+from coderepairrl.report.trajectories import table
+from coderepairrl.runs import RunFolder
+from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn, VersionRange, sequence
+
+KEY = "sk-live0123456789abcdefghij"
+USER = {"role": "user", "content": "It is broken \U0001f41b"}
+
+
+def call(name: str, arguments: str, number: int = 0) -> dict[str, Any]:
+    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def said(text: str, *calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **({"tool_calls": list(calls)} if calls else {}), **more}
+
+
+def answer(text: str, number: int = 0) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": f"call_{number}"}
+
+
+def turn(index: int, base: int | None, *messages: dict[str, Any], **more: Any) -> Turn:
+    ids = tuple(range(100 * index, 100 * index + 5))
+    logprobs = tuple(-0.1 - index - place / 7 for place in range(3))
+    return Turn(
+        index,
+        base,
+        TokenSpan(ids, Origin.GIVEN),
+        TokenSpan(ids[:3], Origin.POLICY, logprobs),
+        versions=(VersionRange(7, 0, 3),),
+        messages=messages,
+        tools=("shell",),
+        started=1_700_000_000.0 + index,
+        ended=1_700_000_000.5 + index,
+        **more,
+    )
+
+
+def forked() -> Episode:
+    """A call whose history the client rewrites after its second reply, and a call for a title."""
+    turns = (
+        turn(0, None, USER, said("Let me see", call("shell", '{"cmd": "ls"}'), reasoning_content="hm")),
+        turn(1, 0, answer("a.py"), said("", call("shell", "no JSON", 1))),
+        turn(2, None, {"role": "user", "content": "a title, please"}, said("Broken")),
+        turn(3, None, answer("a.py [shortened]"), said("done"), fork=Fork(0, tokens=8, messages=2)),
+    )
+    scores = (Score("tests", 1.0, 1.0, passed=True), Score("patch_edits", 0.25, 0.0, "near"))
+    return Episode(
+        *("train-1", "toy/1", "train", 1, "g", 0, Ending.DONE, "submitted"),
+        turns=turns, side=(2,), patch=b"diff --git a/x b/x\n\xff", scores=scores, language="python",
+    )  # fmt: skip
+
+
+def secret() -> Episode:
+    login = "git clone https://me:hunter2@git.example.org/x"
+    read = turn(0, None, USER, said("\ud83d", call("shell", json.dumps({"cmd": login}))))
+    turns = (read, turn(1, 0, answer(f"OPENAI_API_KEY={KEY}"), said("done")))
+    return Episode("train-2", "toy/2", "train", 1, "g", 1, Ending.DONE, turns=turns, patch=f"+{KEY}\n".encode())
+
+
+def void() -> Episode:
+    fault = f"EngineFault: {KEY}"
+    return Episode("train-3", "toy/3", "train", 1, "g", 2, Ending.VOID, "engine", fault, printed=KEY)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    config = Config.model_validate({"run": {"name": "mine"}, "agent": "nano"})
+    folder = RunFolder(tmp_path / "mine")
+    folder.create(to_toml(config), {"name": "mine", "config": config.model_dump(mode="json")})
+    log = folder.writer()
+    for episode in (forked(), secret(), void()):
+        log.append("episode", id=episode.id)
+        for each in episode.turns:
+            log.turn(episode.id, each)
+        log.append("verdict", verdict=replace(episode, turns=()))
+    log.append("episode", id="train-4")
+    log.turn("train-4", turn(0, None, USER, said("still at work")))
+    log.close()
+    return folder.path
+
+
+def loaded(path: Path, cache: Path) -> list[dict[str, Any]]:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(cache))
+    return list(rows)
+
+
+def trajectories(folder: Path) -> dict[str, Any]:
+    if importlib.util.find_spec("atif") is None and not os.environ.get("CI"):
+        pytest.skip("needs atif (the extra dev)")
+    from atif import Trajectory
+
+    return {path.stem: Trajectory.model_validate_json(path.read_text()) for path in folder.iterdir()}
+
+
+def test_a_table_of_chats_is_read_by_datasets(run: Path, tmp_path: Path) -> None:
+    assert export.episodes(run, tmp_path / "new" / "mine.parquet", "parquet") == 3
+    first, other, last = loaded(tmp_path / "new" / "mine.parquet", tmp_path / "cache")
+    assert (first["task"], first["reward"], first["resolved"], first["step"]) == ("toy/1", 1.0, True, 1)
+    assert first["patch"].startswith("base64:") and first["policy_versions"] == [7]
+    assert [(each["role"], each["content"]) for each in first["messages"]] == [
+        ("user", USER["content"]),
+        ("assistant", "Let me see"),
+        ("tool", "a.py [shortened]"),
+        ("assistant", "done"),
+    ]
+    assert first["messages"][1]["tool_calls"] == [call("shell", '{"cmd": "ls"}')]
+    assert first["messages"][1]["reasoning_content"] == "hm" and first["messages"][2]["tool_call_id"] == "call_0"
+    rewritten, title = first["other_conversations"]
+    assert (rewritten["side"], title["side"]) == (False, True)
+    assert [each["content"] for each in title["messages"]] == ["a title, please", "Broken"]
+    assert rewritten["messages"][-1]["tool_calls"][0]["function"]["arguments"] == "no JSON"
+    assert other["messages"][1]["content"] == "?"  # half a character
+    assert (last["ending"], last["reward"], last["messages"]) == ("void", None, [])
+
+
+def test_trajectories_have_the_ids_of_every_reply(run: Path, tmp_path: Path) -> None:
+    assert export.episodes(run, tmp_path / "atif", "atif") == 3
+    found = trajectories(tmp_path / "atif")
+    main, episode = found["train-1"], forked()
+    assert (main.agent.name, main.extra["reward"], main.extra["task"]) == ("nano", 1.0, "toy/1")
+    rewritten, title = main.subagent_trajectories
+    assert [step.message for step in main.steps] == [USER["content"], "Let me see", "done"]
+    assert main.steps[1].observation.results[0].content == "a.py [shortened]"
+    assert main.steps[1].tool_calls[0].arguments == {"cmd": "ls"}
+    assert rewritten.steps[2].tool_calls[0].arguments == {"text": "no JSON"}
+    sampled = {0: main.steps[1], 3: main.steps[2], 1: rewritten.steps[2], 2: title.steps[1]}
+    for index, step in sampled.items():
+        metrics, own = step.metrics, episode.turns[index]
+        assert (*metrics.prompt_token_ids, *metrics.completion_token_ids) == sequence(episode.turns, index)
+        assert tuple(metrics.completion_token_ids) == own.output.ids and tuple(metrics.logprobs) == own.output.logprobs
+        assert not step.is_copied_context
+    assert rewritten.steps[1].is_copied_context  # the first reply is in both: it is to be learned from once
+    assert found["train-3"].steps == [] and found["train-3"].extra["reward"] is None
+
+
+def test_no_secret_is_exported(run: Path, tmp_path: Path) -> None:
+    export.episodes(run, tmp_path / "x.parquet", "parquet")
+    export.episodes(run, tmp_path / "atif", "atif")
+    written = json.dumps(loaded(tmp_path / "x.parquet", tmp_path / "cache"))
+    written += "".join(path.read_text() for path in (tmp_path / "atif").iterdir())
+    assert KEY not in written and "hunter2" not in written and "git.example.org/x" in written
+    clean, leaky = (trajectories(tmp_path / "atif")[name] for name in ("train-1", "train-2"))
+    assert clean.notes is None and "Secrets were taken out" in leaky.notes
+    assert leaky.steps[1].metrics.completion_token_ids is None  # they say the same as the text
+
+
+def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an error in the middle, or by kill -9; what was there stays."""
+    (tmp_path / "there.parquet").write_text("mine")
+    for form in ("parquet", "atif"):
+        with pytest.raises(UsageError, match="is there already"):
+            export.episodes(run, tmp_path / "there.parquet", form)  # type: ignore[arg-type]
+    lines = (run / "log.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "log.jsonl").write_bytes(b"".join([*lines[:-2], b"{broken\n", *lines[-2:]]))
+    monkeypatch.setattr(table, "_ROWS", 1)
+    for form in ("parquet", "atif"):
+        with pytest.raises(RunError, match="is not JSON"):
+            export.episodes(run, tmp_path / "new", form)  # type: ignore[arg-type]
+        assert not (tmp_path / "new").exists()
+    code = (
+        "import sys, time; from pathlib import Path; from coderepairrl.report import trajectories as t\n"
+        "from coderepairrl.types import Ending, Episode\n"
+        "def made():\n"
+        "    for number in range(10**9):\n"
+        "        yield Episode(f'e{number}', 't', 'train', 1, 'g', 0, Ending.DONE)\n"
+        "        if number == 300: print(flush=True); time.sleep(1000)\n"
+        "if sys.argv[1] == 'parquet': t.write_parquet('run', made(), Path('new'))\n"
+        "else: t.write_atif(t.Origin('run', 'nano', '1', 'model'), made(), Path('new'))\n"
+    )
+    for form in ("parquet", "atif"):
+        with subprocess.Popen(
+            [sys.executable, "-c", code, form], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            child.send_signal(signal.SIGKILL)
+        assert not (tmp_path / "new").exists()
+
+
+def test_episodes_are_written_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of them are in memory than a row group has."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(table, "_ROWS", 4)
+    given: list[weakref.ref[Episode]] = []
+    most = 0
+
+    class Watched(Episode):  # with slots, an episode itself has no weak references
+        pass
+
+    def made() -> Iterator[Episode]:
+        nonlocal most
+        for number in range(20):
+            episode = Watched(f"e{number}", "t", "train", 1, "g", 0, Ending.DONE)
+            given.append(weakref.ref(episode))
+            most = max(most, sum(each() is not None for each in given))
+            yield episode
+            del episode
+
+    assert table.write_parquet("run", made(), tmp_path / "x.parquet") == 20
+    assert parquet.ParquetFile(tmp_path / "x.parquet").num_row_groups == 5
+    assert most <= 5
+
+
+def test_without_pyarrow_the_extra_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(PrerequisiteError) as caught:
+        export.episodes(run, tmp_path / "x.parquet", "parquet")
+    assert caught.value.fix == "pip install 'coderepairrl[hub]'"

@@ -24,6 +24,7 @@ from coderepairrl.environments import (
 )
 from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError, UsageError
+from coderepairrl.processes.installs import alone
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.jsonl import write_jsonl
@@ -128,7 +129,12 @@ async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_can
 
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:
     asked = Specification(workspace=project(tmp_path / "shop"), python=system_python())
-    made = await build(asked)
+    left, used = (cache / f"environments/{name}.partial/lib" for name in ("killed", "used"))
+    left.mkdir(parents=True)
+    used.mkdir(parents=True)
+    with alone(used.parent.with_suffix("")):
+        made = await build(asked)
+    assert not left.parent.exists() and used.exists(), "what a killed build of another environment left is removed"
     task = Task("shop", "p", "python", asked.workspace, b"", environment=str(asked))
     problems = Problems()
     check_workspaces([task, task], Made([]), problems)

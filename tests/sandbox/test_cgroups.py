@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -81,8 +83,14 @@ def test_memory_is_that_of_all_processes_at_once(groups: cgroups.Groups) -> None
     group.remove()
 
 
-def test_groups_of_a_killed_process_are_swept(groups: cgroups.Groups) -> None:
+def test_groups_of_a_killed_process_are_swept(
+    groups: cgroups.Groups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where nobody else sweeps
     state = StateFolder()
+    for thread in threading.enumerate():
+        if thread.name == "sweep":
+            thread.join()
     assert state.find_groups() == groups
     group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
     state._lock.close()  # as the kernel does when the process is killed

@@ -34,7 +34,7 @@ from coderepairrl.environments.verify import check_unchanged, digest_of, share
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError
 from coderepairrl.printable import printable, without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
-from coderepairrl.processes.installs import alone, alone_in_turn, check_reachable
+from coderepairrl.processes.installs import alone, alone_in_turn, check_reachable, sweep_partial
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
@@ -176,6 +176,7 @@ async def build(specification: Specification) -> Environment:
             shutil.rmtree(target, ignore_errors=True)  # what was deleted in part
             partial = target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
+            await asyncio.to_thread(sweep_partial, target.parent)
             try:
                 await _make(specification, partial)
             except BaseException:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -60,6 +60,17 @@ async def alone_in_turn(target: Path) -> AsyncIterator[None]:
             except BlockingIOError:
                 await asyncio.sleep(_WAIT)
         yield
+
+
+def sweep_partial(folder: Path) -> None:
+    """Remove the ``NAME.partial`` of ours in `folder` that killed installations of ``NAME`` left (`alone`)."""
+    for partial in folder.glob("*.partial"):
+        with suppress(FileNotFoundError):  # it was completed just now
+            if partial.lstat().st_uid != os.geteuid():
+                continue
+        with _locked(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # somebody is, or was, at it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(partial)
 
 
 @contextmanager

@@ -6,12 +6,14 @@ import asyncio
 import atexit
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -31,7 +33,10 @@ from coderepairrl.sandbox.workspace import Images, Prepared, Unpacked, Workspace
 if TYPE_CHECKING:
     from coderepairrl.types import Task
 
+_log = logging.getLogger(__name__)
 _PREFIX = "crrl-sandbox-"
+_reported: set[Path] = set()
+"""What killed processes left and we cannot remove."""
 _GROUPS = "groups"
 _OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need beside the commands
 _OWN_PROCESSES = 8
@@ -51,6 +56,8 @@ NO_NETWORK = {"npm_config_fetch_retries": "0", "PIP_RETRIES": "0"}
 class StateFolder:
     """A folder under ``$TMPDIR`` that goes away with the process, or with the next one if that was killed.
 
+    The next one removes it beside its own work, however large it is, and does not end before.
+
     With `group`, members of that group may pass through it (an unprivileged sandbox must).
     """
 
@@ -67,8 +74,8 @@ class StateFolder:
         )  # held before it can be swept
         self._pid = os.getpid()
         atexit.register(self.remove)
-        _sweep(self.path.parent)
-        sweep_scratch(self.path.parent)
+        for work in (_sweep, sweep_scratch):
+            threading.Thread(target=work, args=(self.path.parent,), name="sweep").start()
 
     def find_groups(self) -> Groups:
         """Where control groups named after this folder can be made; noted in it, for a later `_sweep`."""
@@ -85,12 +92,15 @@ class StateFolder:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what killed processes left: folders of ours whose lock no process holds, and those that never got one."""
+    """Remove what killed processes left: folders of ours whose lock no process holds, and those that never got one.
+
+    What cannot be removed is logged, once.
+    """
     for stale in folder.glob("crrl-new-*"):
         with contextlib.suppress(OSError):
             about = stale.lstat()
             if about.st_uid == os.getuid() and time.time() - about.st_mtime > 60:
-                destroy(stale)
+                _remove(stale)
     for stale in folder.glob(f"{_PREFIX}*"):
         try:
             if stale.lstat().st_uid != os.getuid():
@@ -100,9 +110,16 @@ def _sweep(folder: Path) -> None:
                 if (stale / _GROUPS).exists():
                     sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
                 _end_half_started(stale)
-                destroy(stale)
+                _remove(stale)
         except OSError:  # held, or just being made or removed by its owner
             continue
+
+
+def _remove(stale: Path) -> None:
+    destroy(stale)
+    if stale.exists() and stale not in _reported:
+        _reported.add(stale)
+        _log.warning("%s, which a killed process left, cannot be removed: delete it", stale)
 
 
 def _end_half_started(folder: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from coderepairrl.sandbox import cgroups, make
 from coderepairrl.sandbox.backend import GuestBackend, StateFolder, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
+from sweeping import swept
 
 
 @pytest.fixture
@@ -88,9 +88,7 @@ def test_groups_of_a_killed_process_are_swept(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where nobody else sweeps
     state = StateFolder()
-    for thread in threading.enumerate():
-        if thread.name == "sweep":
-            thread.join()
+    swept()
     assert state.find_groups() == groups
     group = groups.make(f"{state.path.name}-box-1", processes=4, memory=64 << 20, cpus=1)
     state._lock.close()  # as the kernel does when the process is killed

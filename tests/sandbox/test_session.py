@@ -25,6 +25,7 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import ExecResult, Task
+from sweeping import swept
 
 from .conftest import marked, until_marked
 
@@ -256,7 +257,9 @@ asyncio.run(main())
     await until_marked(marker, 0)
     fresh = make("bwrap")
     assert isinstance(fresh, GuestBackend)
-    assert fresh.state.is_dir() and not state.exists()
+    assert fresh.state.is_dir()
+    swept()
+    assert not state.exists()
     fresh.close()
 
 
@@ -445,9 +448,7 @@ def test_a_sandbox_does_not_wait_for_what_killed_processes_left(
     state = StateFolder()
     assert state.path.exists() and (tmp_path / "crrl-sandbox-large").exists()
     may.set()
-    for thread in threading.enumerate():
-        if thread.name == "sweep":
-            thread.join()
+    swept()
     assert not (tmp_path / "crrl-sandbox-large").exists()
     _sweep(tmp_path)
     assert [record.getMessage() for record in caplog.records] == [

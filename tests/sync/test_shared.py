@@ -16,6 +16,7 @@ import pytest
 from coderepairrl.errors import UsageError
 from coderepairrl.processes.scratch import owned, scratch, sweep
 from coderepairrl.sandbox.backend import StateFolder
+from sweeping import swept
 
 OWNER = """
 import sys
@@ -73,6 +74,7 @@ def test_temporary_folders_of_killed_processes_are_cleared_away(
         killed.kill()
         killed.communicate()
         with begin() as folder:
+            swept()
             assert [path.name for path in tmp_path.iterdir()] == [folder.name]
         assert not list(tmp_path.iterdir())
 
@@ -81,6 +83,7 @@ def test_temporary_folders_of_killed_processes_are_cleared_away(
         path.mkdir()
     os.utime(unfinished, (0, 0))
     with closing_state(StateFolder()):
+        swept()
         assert young.exists() and not unfinished.exists()
 
 

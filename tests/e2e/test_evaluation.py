@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from coderepairrl import learn
+from coderepairrl.apps import evaluate as evaluate_app
+from coderepairrl.apps.evaluate import as_text
 from coderepairrl.assembly.plan import AgentPlan
-from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.errors import ConfigError, TaskError, UsageError
+from coderepairrl.report.comparing import Asked, answer
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
 
@@ -79,3 +82,24 @@ async def test_where_there_is_nothing_to_measure_no_folder_is_made(miniature: Pa
     with pytest.raises(TaskError, match="no evaluation has a held-out task"):
         await evaluation.measure(chosen(miniature, "eval.split=none"), RunFolder(tmp_path / "evaluated"))
     assert not (tmp_path / "evaluated").exists()
+
+
+async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_path: Path, isolating: None) -> None:
+    also = 'eval.also={ plain = { agent = { name = "direct", options = { files = "oracle", system = "" } } } }'
+    plan = chosen(miniature, also, "rollout.tokens=4000")
+    folder = RunFolder(tmp_path / "evaluated")
+    found = await evaluation.measure(plan, folder, quiet=True)
+    assert found["eval"]["tasks"] == found["plain"]["tasks"] == 2
+    conditions = open_run(folder.path).about()["conditions"]
+    [nano], [direct] = (conditions[name]["agents"] for name in ("eval", "plain"))
+    assert (nano["name"], direct["name"]) == ("nano", "direct, shown files of the reference")
+    limits = ("calls", "tokens", "seconds", "turn_tokens")
+    assert [nano[key] for key in limits] == [direct[key] for key in limits]
+    turns = {name: [len(each.turns) for each in folder.episodes(f"{name}-00000")] for name in found}
+    assert set(turns["plain"]) == {1} and max(turns["eval"]) > 1
+    text = as_text(evaluate_app.found(folder), plan.config)
+    assert "plain       direct, shown files of the reference" in text
+    compared = answer(Asked([f"{folder.path}@eval", f"{folder.path}@plain"], "reward"))
+    assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
+    with pytest.raises(ConfigError, match="eval.also.plain.agent"):
+        chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')

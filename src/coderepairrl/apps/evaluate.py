@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def asked(
     policy: str | None = None,
     preset: str | None = None,
     attempts: int | None = None,
+    agents: Sequence[str] = (),
     output: Path | None = None,
     resume: bool = False,
     shard: str | None = None,
@@ -61,13 +63,15 @@ def asked(
     """What `crrl eval` is asked.
 
     `what` is a TOML file, a shipped config or a run, whose settings hold, or a task source, of which `given` has the
-    options; what else is in `given` are settings. Without a `policy` it is that of the file, or the run itself. With
-    `resume` it may also be the folder of an evaluation, which knows the rest.
+    options; what else is in `given` are settings. Each of `agents` attempts all tasks, under the same limits.
+    Without a `policy` it is that of the file, or the run itself. With `resume` it may also be the folder of an
+    evaluation, which knows the rest.
 
     Raises what `evaluation.resolve` raises, and `UsageError` for what makes no sense together.
     """
     extra = [*(PRESETS[_known(preset)] if preset else ()), *given]
     extra += [] if attempts is None else [f"eval.attempts={attempts}"]
+    extra += _side_by_side(agents)
     own = _evaluation(Path(what)) if resume else None
     if own is not None:
         if policy is not None or output is not None:
@@ -79,6 +83,19 @@ def asked(
     plan = _plan(what, extra, policy)
     part = shards.parse(shard) if shard else WHOLE
     return Asked(plan, _folder(plan.config, output, part, resume=resume), part, _prices(prices, plan))
+
+
+def _side_by_side(agents: Sequence[str]) -> list[str]:
+    """Settings with which each of `agents` has an evaluation, the first one that is called ``eval``.
+
+    >>> _side_by_side(["nano", "claude-code"])
+    ['agent="nano"', 'eval.also.claude_code={agent="claude-code"}']
+    """
+    if twice := [name for name in agents if agents.count(name) > 1]:
+        raise UsageError(f"--agent {twice[0]} is there twice", fix="--attempts N has it attempt each task N times")
+    labels = [re.sub(r"\W", "_", Path(name.rpartition(":")[2]).stem.lower()) for name in agents[1:]]
+    others = [f"eval.also.{label}={{agent={json.dumps(name)}}}" for label, name in zip(labels, agents[1:], strict=True)]
+    return [*(f"agent={json.dumps(name)}" for name in agents[:1]), *others]
 
 
 def _known(preset: str) -> str:
@@ -190,17 +207,26 @@ def found(folder: RunFolder) -> dict[str, Any]:
         "run": str(folder.path),
         "policy": about["policy"],
         "shard": about.get("shard", str(WHOLE)),
+        "agents": {name: _agents_of(about, name) for name in summaries},
         "evaluations": summaries,
         "cost": {**cost._asdict(), **money},
         "predictions": [str(path) for name in summaries for path in predictions.files(folder.path, name)],
     }
 
 
+def _agents_of(about: Mapping[str, Any], name: str) -> str:
+    """Who made the attempts of evaluation `name`; empty where an older version did not note it."""
+    there = ((about.get("conditions") or {}).get(name) or {}).get("agents", ())
+    return " and ".join(dict.fromkeys(each["name"] for each in there))
+
+
 def as_text(result: Mapping[str, Any], config: Config) -> str:
     """The result for people: a table for each evaluation, the cost, and what one may do now."""
     lines = [f"{printable(result['policy'])}" + (f", shard {result['shard']}" if result["shard"] != "1/1" else "")]
     for name, summary in result["evaluations"].items():
-        lines += ["", *_table(name, summary, config)]
+        lines += ["", *_table(name, summary, config, result["agents"][name])]
+    if len(set(result["agents"].values())) > 1:
+        lines += ["", *_by_agent(result)]
     cost = result["cost"]
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
     lines += [
@@ -215,14 +241,26 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
     return "\n".join(lines)
 
 
-def _table(name: str, summary: Mapping[str, Any], config: Config) -> list[str]:
+def _by_agent(result: Mapping[str, Any]) -> list[str]:
+    """A line for each evaluation: who made it, and what came of it first."""
+    rows = [("evaluation", "agent", "", "")]
+    for name, summary in result["evaluations"].items():
+        found = summary["outcomes"] | summary["values"]
+        measure = next(each for each in (*("resolved", "reward"), *found) if each in found)
+        rows.append((name, result["agents"][name], measure, str(Interval(**found[measure]))))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{word:<{wide}}" for word, wide in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) -> list[str]:
     own = config.eval.each[name]
     source = own.source or config.tasks.source
     void = f", {summary['void']} void" if summary["void"] else ""
     rows = {each: Interval(**share) for each, share in summary["outcomes"].items()}
     rows |= {each: Interval(**mean) for each, mean in summary["values"].items() if _shown(each, rows)}
     return [
-        f"{name}: {source}, {counted(summary['tasks'], 'task')} x {counted(own.attempts, 'attempt')}{void};"
+        f"{name}: {', '.join(filter(None, (agent, source)))}, {counted(summary['tasks'], 'task')}"
+        f" x {counted(own.attempts, 'attempt')}{void};"
         f" temperature {own.temperature:g}, top-p {own.top_p:g};"
         f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
         *(f"  {each:<28} {found}" for each, found in rows.items()),

@@ -43,7 +43,7 @@ def conditions(plan: AgentPlan) -> dict[str, Any]:
     ``environments`` (`fingerprints`), ``agents`` with their versions and limits, ``sandboxes`` with theirs, and
     ``sampling``."""
     found = {
-        name: _of(tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
+        name: _of(name, tasks, plan.kinds, {key: getattr(plan.config.eval.each[name], key) for key in _SAMPLING})
         for name, tasks in plan.eval_tasks.items()
         if tasks
     }
@@ -52,12 +52,12 @@ def conditions(plan: AgentPlan) -> dict[str, Any]:
     when = plan.config.eval
     found = found if when.before or when.every or when.after else {}
     sampling = {"temperature": plan.config.rollout.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    return {TRAINING: _of(plan.train_tasks, plan.kinds, sampling), **found}
+    return {TRAINING: _of(TRAINING, plan.train_tasks, plan.kinds, sampling), **found}
 
 
-def _of(tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
-    used = [kinds[name] for name in sorted({task.kind if task.kind in kinds else "" for task in tasks})]
-    agents = [{"name": each.agent.name, "version": _version(each.agent), **asdict(each.limits)} for each in used]
+def _of(phase: str, tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str, float]) -> dict[str, Any]:
+    used = [kinds[name].of(phase) for name in sorted({task.kind if task.kind in kinds else "" for task in tasks})]
+    agents = [{"name": _named(each.agent), "version": _version(each.agent), **asdict(each.limits)} for each in used]
     sandboxes = {each.sandbox.name: dict(each.sandbox.info().limits) for each in used}
     return {
         "environments": fingerprints(tasks),
@@ -65,6 +65,10 @@ def _of(tasks: Sequence[Task], kinds: Mapping[str, Terms], sampling: Mapping[str
         "sandboxes": [{"name": name, **limits} for name, limits in sandboxes.items()],
         "sampling": dict(sampling),
     }
+
+
+def _named(agent: Agent) -> str:
+    return f"{agent.name}, shown files of the reference" if agent.reads_reference else agent.name
 
 
 def _version(agent: Agent) -> str:
@@ -129,6 +133,8 @@ def _meant(name: str, fact: str, config: Config | None) -> bool:
     if fact.startswith("environment") or fact == "sandbox":
         return False
     if config is None:
+        return True
+    if fact == "agent" and config.eval.each[name].agent is not None:
         return True
     if fact in _SAMPLING:
         return fact in config.eval.model_fields_set or fact in config.eval.also.get(name, {})

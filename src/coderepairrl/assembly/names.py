@@ -24,6 +24,9 @@ def check_names(config: Config) -> None:
 def _wrong(config: Config) -> Iterator[ConfigError]:
     evaluations, kinds = config.eval.each, config.kinds
     agents_of = {"agent": config.agent} | {f"kinds.{name}.agent": kind.agent for name, kind in kinds.items()}
+    agents_of |= {
+        f"{'eval' if name == 'eval' else f'eval.also.{name}'}.agent": each.agent for name, each in evaluations.items()
+    }
     for key, agent in agents_of.items():
         if agent is not None and not recipe.is_recipe(agent.name):
             yield from _unknown(f"{key}.name", "agent", [agent.name], {*agents.SHIPPED, *recipe.names()})

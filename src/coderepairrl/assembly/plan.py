@@ -140,11 +140,17 @@ def resolve_evaluation(
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
     if by_tasks and everything and (found := problems.attempt(lambda: rewards_for(everything))):
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"reward": found.value})})
+
+    def check_first_requests(name: str, tasks: Sequence[Task]) -> None:
+        own = {kind: terms.of(name) for kind, terms in kinds.value.items()}
+        problems.attempt(lambda: _check_prompts(config, chosen.value, own, tasks))
+
     measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
     kinds = _kinds(config, (measured, measured, place), eval_tasks, problems)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
     check_workspaces(everything, place, problems)
-    problems.attempt(lambda: _check_prompts(config, chosen.value, kinds.value, everything))
+    for name, held_out in _or(eval_tasks, {}).items():
+        check_first_requests(name, held_out)
     problems.attempt(lambda: require_trackers(config.log))
     if eval_tasks and not everything:
         problems.add(
@@ -287,6 +293,11 @@ def _kinds(
         if kind.reward:
             paid = measured = problems.attempt(lambda own=own: rewards.make(own.reward))  # type: ignore[misc]
         parts[name] = own, paid, measured, choose_place(own, problems) if kind.agent else place
+    others = {
+        name: choose_place(config.model_copy(update={"agent": each.agent}), problems)
+        for name, each in config.eval.each.items()
+        if each.agent is not None
+    }
 
     def terms() -> Mapping[str, Terms]:
         return {
@@ -296,6 +307,9 @@ def _kinds(
                 limits(own),
                 {"train": paid.value, **dict.fromkeys(evaluations.value, measured.value)},
                 own.rollout.side_calls,
+                {phase: (there.value.agent, there.value.sandbox) for phase, there in others.items()}
+                if own.agent == config.agent
+                else {},
             )
             for name, (own, paid, measured, place) in parts.items()
         }

@@ -27,6 +27,9 @@ def eval(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="greedy, thesis, or long: docs/guides/evaluate.md")] = None,
     attempts: Annotated[int | None, typer.Option(help="at each task; for pass@k")] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option(help="who works on the tasks; several times: side by side, same limits")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a new run folder; else in run.dir")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue where it stopped")] = False,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = None,
@@ -47,6 +50,7 @@ def eval(
         policy=policy,
         preset=preset,
         attempts=attempts,
+        agents=agent or [],
         output=output,
         resume=resume,
         shard=shard,

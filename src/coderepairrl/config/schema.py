@@ -401,6 +401,8 @@ class Eval(Section):
     """Only tokens at least this likely relative to the likeliest; 0 is off."""
     reward: dict[str, float] = {}
     """What is measured; empty is the training reward."""
+    agent: Annotated[Agent | None, Short] = None
+    """Who works on the tasks; empty is the run's agent. Kinds of tasks with an agent of their own keep it."""
     also: dict[str, dict[str, Any]] = {}
     """Further evaluations at the same steps, by name, and what each does otherwise: `{greedy = {temperature = 0}}`."""
 
@@ -433,8 +435,8 @@ class Eval(Section):
         return {value: 1.0} if isinstance(value, str) else value
 
 
-_VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p"}
-"""What a further evaluation may do otherwise: it shares its steps and its reward with the first."""
+_VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
+"""What a further evaluation may do otherwise: it shares its steps, its reward and all limits with the first."""
 
 
 class Config(Section):

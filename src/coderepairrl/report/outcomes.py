@@ -145,6 +145,10 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
         )
     config = _config(folder)
     settings = {key: value for key, value in config.items() if not key.startswith("run.")}
+    others = f"eval.also.{name.rpartition('-')[0]}."  # an evaluation by another agent
+    if agent := {k.removeprefix(others): value for k, value in settings.items() if k.startswith(f"{others}agent")}:
+        settings = {key: value for key, value in settings.items() if not key.startswith("agent.")}
+        settings |= {"agent.name" if key == "agent" else key: value for key, value in agent.items()}
     limits = {key: settings.pop(key) for key in list(settings) if _is_limit(key)}
     limits |= _limits_before(folder, int(name.rpartition("-")[2]))
     about = folder.about()

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coderepairrl.errors import Fault
 from coderepairrl.gateway import Gateway
@@ -63,7 +63,8 @@ def derive_seed(*parts: object) -> int:
 class Terms:
     """How tasks are attempted and judged: those of one kind, or all.
 
-    `rewards` are by phase. `side_calls` is the agent's own, else ``mask``, where it is None.
+    `rewards` are by phase, and so are `others`: evaluations by another agent, in the sandbox that shows what it needs.
+    `side_calls` is the agent's own, else ``mask``, where it is None.
     """
 
     agent: Agent
@@ -71,6 +72,14 @@ class Terms:
     limits: Limits
     rewards: Mapping[str, Sequence[Weighted]]
     side_calls: SideCalls | None = None
+    others: Mapping[str, tuple[Agent, SandboxBackend]] = field(default_factory=dict)
+
+    def of(self, phase: str) -> Terms:
+        """Those of `phase`."""
+        if phase not in self.others:
+            return self
+        agent, sandbox = self.others[phase]
+        return replace(self, agent=agent, sandbox=sandbox)
 
     @property
     def side(self) -> SideCalls:
@@ -123,7 +132,7 @@ class Rollout:
             return episode
 
     async def _attempt(self, ticket: Ticket) -> Episode:
-        terms = self.kinds.get(ticket.task.kind) or self.kinds[""]
+        terms = (self.kinds.get(ticket.task.kind) or self.kinds[""]).of(ticket.phase)
         judged = replace(ticket.task, verified=ticket.verified)
         on_state, on_patch = on_state_and_patch(terms.rewards[ticket.phase])
         state: tuple[Score, ...] = ()

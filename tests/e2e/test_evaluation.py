@@ -101,5 +101,5 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert "plain       direct, shown files of the reference" in text
     compared = answer(Asked([f"{folder.path}@eval", f"{folder.path}@plain"], "reward"))
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
-    with pytest.raises(ConfigError, match="eval.also.plain.agent"):
+    with pytest.raises(ConfigError, match="unknown agent .dirct."):
         chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')

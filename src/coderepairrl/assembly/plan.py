@@ -142,8 +142,9 @@ def resolve_evaluation(
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"reward": found.value})})
 
     def check_first_requests(name: str, tasks: Sequence[Task]) -> None:
-        own = {kind: terms.of(name) for kind, terms in kinds.value.items()}
-        problems.attempt(lambda: _check_prompts(config, chosen.value, own, tasks))
+        problems.attempt(
+            lambda: _check_prompts(config, chosen.value, {k: terms.of(name) for k, terms in kinds.value.items()}, tasks)
+        )
 
     measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
     kinds = _kinds(config, (measured, measured, place), eval_tasks, problems)

@@ -133,17 +133,25 @@ async def test_patches_apply_as_leniently_as_there(task: Task, patch: bytes, pro
     backend.close()
 
 
-@pytest.mark.parametrize("lacking", ["bash", "git", "patch", "mktemp"])
-async def test_a_program_that_is_not_there_is_no_verdict(task: Task, lacking: str, isolating: None) -> None:
+@pytest.mark.parametrize(
+    ("rules", "lacking"),
+    [
+        *(("swebench", name) for name in ("bash", "git", "patch", "mktemp")),
+        *(("multi_swe_bench", name) for name in ("bash", "git")),
+        *(("swe_bench_pro", name) for name in ("bash", "git", "mktemp", "python")),
+    ],
+)
+async def test_a_program_that_is_not_there_is_no_verdict(task: Task, rules: str, lacking: str, isolating: None) -> None:
     """As in an image without it: a fault that names the program, not a patch that does not apply."""
     backend = sandbox.make(sandbox.choose().name)
-    linked = "mkdir /tmp/bin; cd /tmp/bin; for name in bash cat git mktemp patch; do ln -s $(command -v $name) .; done"
+    linked = "mkdir /tmp/bin; cd /tmp/bin; ln -s $(command -v bash) python"
+    linked += "; for name in bash cat git mktemp patch; do ln -s $(command -v $name) .; done"
     async with backend.open(task) as box:
         assert (await box.exec(["sh", "-c", f"{linked}; rm {lacking}"])).ok
         run = box.exec
         box.exec = lambda argv, **more: run(["env", "PATH=/tmp/bin", *argv], **more)  # type: ignore[method-assign]
         with pytest.raises(SandboxFault, match=lacking) as caught:
-            await harness.apply(box, FUZZY, harness.RULES["swebench"])
+            await harness.apply(box, FUZZY, harness.RULES[rules])
     assert lacking in caught.value.fix
     backend.close()
 

@@ -18,7 +18,7 @@ import pytest
 from coderepairrl import rewards, tasks
 from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, TaskError
-from coderepairrl.grading import grade
+from coderepairrl.grading import grade, packages
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
@@ -145,7 +145,9 @@ async def test_checks_of_files_run_in_the_sandbox(case: str, monkeypatch: pytest
     """Ids with brackets, tests of unittest, helper functions that tests use, promises, hooks, modules of both kinds."""
     source, name, options, _ = REAL[case]
     if "javascript" in case and shutil.which("node") is None:
-        pytest.skip("no node")
+        if os.environ.get("CI") == "true":
+            pytest.fail("no Node")
+        pytest.skip("no Node")
     if source == "quixbugs":
         options = {}  # with an environment that has pytest, in the user's cache: a folder below /tmp is not shown
     else:
@@ -447,6 +449,25 @@ def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeyp
     assert len(list((tmp_path / "benchmarks/images").iterdir())) == 1
     assert source.row(task.id)["docker_image"] == "n/toy:1"
     assert replace(task, split="train") == list(make("r2e_gym", path=str(path)))[1]
+
+
+def test_the_package_is_asked_about_the_tasks_that_are_selected_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
+    row, _ = SHAPES["swe_smith"]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps({**row, 'instance_id': f'o__toy.{each}'})}\n" for each in range(5)))
+    asked = list[list[str]]()
+
+    def ask(self: packages.Package, questions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        asked.append([each["instance_id"] for each in questions])
+        return [{"files": [["tests/a.py"], []], "command": "pytest", "seconds": 9} for _ in questions]
+
+    monkeypatch.setattr(packages.Package, "ask", ask)
+    found = list(make("swe_smith", path=str(path), workspace="image", select={"n": 2, "skip": 1}))
+    assert asked == [["o__toy.1", "o__toy.2"]] == [[task.id for task in found]]
+    assert all("pytest" in task.checks.commands[0].argv[2] and task.checks.fail_to_pass for task in found)
 
 
 def test_images_are_named_as_published(tmp_path: Path) -> None:

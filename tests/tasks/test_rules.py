@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -234,6 +235,9 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
         "root/.local/bin/x": "",
         "testbed/.venv/bin/python": '#!/bin/sh\nexec /usr/bin/python3 "$@"\n',
         "testbed/__pycache__/app.cpython-311.pyc": "stale",
+        "testbed/tests/__pycache__/test_1.cpython-311.pyc": "of a hidden test",
+        "testbed/tests/test_1.pyc": "of a hidden test",
+        "testbed/.venv/lib/__pycache__/six.cpython-311.pyc": "of a package",
     }
     image = world.image(files, beside)
     expected = {"test_add": "PASSED", "test_zero": "PASSED", "\u001b[1mtest_broken\u001b[0m - always": "FAILED"}
@@ -249,6 +253,7 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
         backend, task, "ls -d /r2e_tests run_tests.sh; find / -xdev -name 'test_1*'; git log --oneline --all"
     )
     assert await seen(backend, task, "command -v python") == "/root/.venv/bin/python\n"
+    assert await seen(backend, task, "find . -name '*.pyc'") == "./.venv/lib/__pycache__/six.cpython-311.pyc\n"
     assert "test_1.py" not in hidden and hidden.count("cannot access") == 2 and "fix" not in hidden, hidden
     made = "--- /dev/null\n+++ b/{}\n@@ -0,0 +1 @@\n+x\n"
     same = FIX + made.format("run_tests.sh") + made.format("r2e_tests/x")
@@ -575,7 +580,6 @@ mkdir -p target/surefire-reports
 }} >target/surefire-reports/TEST-SumTest.xml
 exit 1
 """
-needs_java = pytest.mark.skipif(shutil.which("javac", path="/usr/bin") is None, reason="needs a JDK")
 
 
 def java_patch(path: str, old: str, new: str) -> str:
@@ -595,6 +599,10 @@ TOOLS = {"tools/defects4j": DEFECTS4J, "tools/mvn": MVN, "tools/Main.java": MAIN
 @pytest.fixture
 def machine(isolating: None) -> Iterator[Bubblewrap]:
     """A sandbox with this machine's JDK."""
+    if shutil.which("javac", path="/usr/bin") is None:
+        if os.environ.get("CI") == "true":
+            pytest.fail("no JDK: .ci/run installs it")
+        pytest.skip("no JDK")
     made = Bubblewrap(processes=512)
     made.require()
     yield made
@@ -602,7 +610,6 @@ def machine(isolating: None) -> Iterator[Bubblewrap]:
 
 
 @pytest.mark.slow
-@needs_java
 async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Path) -> None:
     files = {"src/main/Sum.java": SUM.format("-"), "src/test/SumTest.java": SUM_TEST, **TOOLS}
     write(tmp_path / "Toy-3b", {**files, ".defects4j.config": "pid=Toy\nvid=3b\n"})
@@ -628,7 +635,6 @@ async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Pa
 
 
 @pytest.mark.slow
-@needs_java
 async def test_gitbug_java_wants_as_many_tests_as_on_the_repair_and_no_failure(
     machine: Bubblewrap, tmp_path: Path
 ) -> None:

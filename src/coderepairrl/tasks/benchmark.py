@@ -80,16 +80,19 @@ class Benchmark(TaskSource, ABC):
             found[task.id] = task, row
         return found
 
-    def ready(self, task: Task) -> Task:
-        """One of the tasks `described`, or a changed one of its id, in the images that are made for it. Raises
+    def ready(self, tasks: Sequence[Task]) -> list[Task]:
+        """Some of the tasks `described`, or changed ones of their ids, in the images that are made for them. Raises
         `TaskError`."""
         try:
-            made = self.made_images(self._described[task.id][1])
+            made = [self.made_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
             raise self._unwritten(error) from error
-        if made is None:
-            return task
-        return replace(task, workspace=made.shown, checks=replace(task.checks, workspace=made.judging))
+        return [
+            replace(task, workspace=images.shown, checks=replace(task.checks, workspace=images.judging))
+            if images
+            else task
+            for task, images in zip(tasks, made, strict=True)
+        ]
 
     def made_images(self, row: Row) -> Images | None:
         """The images that are made for a row, if any are; asked for the tasks that are selected alone."""
@@ -101,7 +104,7 @@ class Benchmark(TaskSource, ABC):
     def prepare(self) -> None:
         """Read the rows, and write the workspaces that are made of them. Raises as `rows`."""
         if not self._tasks:
-            self._tasks = tuple(map(self.ready, self.described()))
+            self._tasks = tuple(self.ready(self.described()))
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()

@@ -135,7 +135,7 @@ class Selected(TaskSource):
                 raise TaskError(
                     f"no task of {self.name} is left of {len(there)} by select", fix="ask for less in options.select"
                 )
-            self._tasks = found if benchmark is None else list(map(benchmark.ready, found))
+            self._tasks = found if benchmark is None else benchmark.ready(found)
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()

@@ -25,12 +25,14 @@ _NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in (*_NOTES, "m
 _HIDDEN = ("/r2e_tests", *(f"/testbed/{name}" for name in _NAMES))
 """What upstream hides from agents: tests, and in older images what is known of the commit."""
 _PATH = "/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_COMPILED = "'(' -name __pycache__ -o -name '*.pyc' ')'"
 _STEPS = (
+    f"RUN --network=none find /testbed -path /testbed/.venv -prune -o {_COMPILED} -prune -exec rm -rf {{}} +",
     f"RUN rm -rf {' '.join(_HIDDEN)}",
     "RUN ln -sfT /testbed/.venv /root/.venv",
     f"ENV PATH={_PATH}",
 )
-"""As upstream shows an image to agents."""
+"""As upstream shows an image to agents: what was compiled may be of hidden tests, or of the repair."""
 _SCRIPT = f"""
 [ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
 find . /r2e_tests -name __pycache__ -prune -exec rm -rf {{}} + ; find . /r2e_tests -name '*.pyc' -delete

@@ -7,6 +7,7 @@ Not run against the hub, and not on a published image.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +61,19 @@ class SweSmith(Repositories):
         reference = patch_bytes(turned_round(row.text("patch")))
         made = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
         made = replace(made, reference=reference, language=language(reference))
-        return replace(made, checks=self._checks(row)) if self.workspace == "image" else made
+        if self.workspace != "image":
+            return made
+        return replace(made, checks=Checks((), {}, row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")))
+
+    def ready(self, tasks: Sequence[Task]) -> list[Task]:
+        """As every source's, with the commands for `tasks`, which the package is asked for at once."""
+        if self.workspace != "image":
+            return super().ready(tasks)
+        rows = [self._described[task.id][1] for task in tasks]
+        answers = SWE_SMITH.ask([{**_about(row), **_named(row)} for row in rows])
+        self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
+        made = zip(super().ready(tasks), rows, strict=True)
+        return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in made]
 
     def made_images(self, row: Row) -> Images | None:
         """The row's image with the bug; agents do not see the tests that it breaks."""
@@ -72,20 +85,15 @@ class SweSmith(Repositories):
         shown = derived_image(self.image(row), *gone, f"PATCH {_BUG}", files=bug)
         return Images(shown, derived_image(self.image(row), f"PATCH {_BUG}", files=bug))
 
-    def _checks(self, row: Row) -> Checks:
+    def _command(self, row: Row) -> Command:
         profile = self._profile(row)
         broken, kept = profile["files"]
         script = _SCRIPT.replace("COMMAND", profile["command"])
         script = script.replace("FILES", " ".join(dict.fromkeys([*broken, *kept])) or ".")
-        command = Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_about(row))}")
-        return Checks((command,), fail_to_pass=row.names("FAIL_TO_PASS"), pass_to_pass=row.names("PASS_TO_PASS"))
+        return Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_about(row))}")
 
     def _profile(self, row: Row) -> dict[str, Any]:
-        """How the tests of a row are run; asked for all rows at once."""
-        if not self._profiles:
-            rows = self.rows()
-            answers = SWE_SMITH.ask([{**_about(each), **_named(each)} for each in rows])
-            self._profiles = {each.text("instance_id"): answer for each, answer in zip(rows, answers, strict=True)}
+        """How the tests of a row are run."""
         return self._profiles[row.text("instance_id")]
 
 

@@ -60,13 +60,22 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="not RUN/report/index.html")] = None,
     figure: Annotated[Path | None, typer.Option(help="write an SVG of reward and tests passing, not the page")] = None,
     baseline: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, a horizontal line in the figure")] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="each figure as SVG and PDF, all numbers as CSV, not the page"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What a run has come to: curves, before and after with intervals, time, tokens, faults, on one page."""
     from coderepairrl import report as reports
 
+    if sum((as_json, figure is not None, export is not None, output is not None)) > 1:
+        raise UsageError("--json, --figure, --export and --output are different things", fix="ask for one at a time")
     loaded = reports.load(runs)
-    if as_json:
+    if export is not None:
+        reports.export(loaded, export)
+        show(export)
+    elif as_json:
         show(json.dumps(reports.numbers(loaded), allow_nan=False))
     elif figure is not None:
         show(reports.write_figure(loaded, baseline or [], figure))

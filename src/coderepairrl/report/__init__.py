@@ -2,5 +2,6 @@
 
 from coderepairrl.report.command import load, numbers, write_figure, write_page
 from coderepairrl.report.page import render
+from coderepairrl.report.tables import export
 
-__all__ = ["load", "numbers", "render", "write_figure", "write_page"]
+__all__ = ["export", "load", "numbers", "render", "write_figure", "write_page"]

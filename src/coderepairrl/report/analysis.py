@@ -87,6 +87,8 @@ class Report:
     """By reward, the kinds of notes that it gave most often."""
     printed: Sequence[Printed] = ()
     """What agent programs printed last where they left no patch, the most frequent kinds."""
+    void: Sequence[Printed] = ()
+    """Why episodes are void, the most frequent kinds, void tries that were made again among them."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
     """Episodes of the last evaluation by name: to compare runs, and in no JSON."""
 
@@ -130,6 +132,7 @@ def analyse(data: RunData) -> Report:
             if noted.kinds
         },
         printed=sorted(data.printed.values(), key=lambda each: -each.count)[:_NOTES],
+        void=sorted(data.faults.values(), key=lambda each: -each.count)[:_NOTES],
         last=last,
     )
 
@@ -326,13 +329,14 @@ def _missing(
     data: RunData, steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation], planned: int | None
 ) -> list[str]:
     notices = []
-    if not steps:
+    evaluation = "policy" in data.about  # by `crrl eval`, of which no step is expected, and no before
+    if not steps and not evaluation:
         notices.append("No step is finished yet, so there are no curves.")
-    elif planned is not None and len(steps) < planned:
+    elif planned is not None and len(steps) < planned and not evaluation:
         notices.append(f"{len(steps)} of {planned} steps are finished.")
     if not evaluations:
         notices.append("No evaluation on held-out tasks is finished: nothing here says how the policy generalises.")
-    elif len(evaluations) == 1:
+    elif len(evaluations) == 1 and not evaluation:
         notices.append("Only one evaluation is finished, so there is no before and after.")
     if data.rows and "tests" not in _scores(data):
         notices.append(

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from coderepairrl.printable import visible
 from coderepairrl.report import plots
-from coderepairrl.report.analysis import Change, Comparison, Report, compare_runs, differences
+from coderepairrl.report.analysis import Change, Comparison, Evaluation, Report, compare_runs, differences
 from coderepairrl.report.charts import is_reward, sections
 from coderepairrl.report.ledger import ACTIVITIES
 from coderepairrl.report.names import LESS_IS_BETTER, SECONDARY, spoken
@@ -50,6 +50,7 @@ def render(reports: Sequence[Report]) -> str:
         .render(
             reports=reports,
             tables=_tables(reports),
+            evaluations=_evaluations(reports),
             slices=_slices(reports),
             sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
             ledgers=[_ledger(report) for report in reports],
@@ -58,6 +59,32 @@ def render(reports: Sequence[Report]) -> str:
             style=Markup(plots.STYLE),
         )
     )
+
+
+Evaluated = tuple[str, Evaluation, str]
+"""The run's name, one of its evaluations, and the source of its tasks."""
+
+
+def _evaluations(
+    reports: Sequence[Report],
+) -> list[tuple[list[Evaluated], list[tuple[str, str, list[Interval | None]]]]]:
+    """The last evaluation of each name side by side, by measure, where no comparison of two steps says it already:
+    of several names, or with one step alone."""
+    heads = []
+    for report in reports:
+        last = {each.name: each for each in report.evaluations}
+        compared = {each.name for each in report.evaluations if last[each.name] is not each}
+        if len(last) > 1 or last.keys() - compared:
+            heads += [(report.name, each, _source(report, each.name)) for each in last.values()]
+    measures = dict.fromkeys(measure for _, each, _ in heads for measure in each.values)
+    rows = [(measure, spoken(measure), [each.values.get(measure) for _, each, _ in heads]) for measure in measures]
+    return [(heads, rows)] if heads else []
+
+
+def _source(report: Report, evaluation: str) -> str:
+    """Where its tasks come from, as far as the configuration says so."""
+    also = report.config.get(f"eval.also.{evaluation}.source")
+    return str(also or report.config.get("eval.source") or report.config.get("tasks.source") or "")
 
 
 def _tables(reports: Sequence[Report]) -> list[Table]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ class Row:
 
 @dataclass(slots=True)
 class Printed:
-    """What agent programs printed last on attempts without a patch: the `end` of one, and how many were alike."""
+    """What agent programs printed last on attempts without a patch, or why episodes are void: the `end` of one, and how
+    many were alike."""
 
     end: str
     count: int = 0
@@ -69,6 +70,8 @@ class RunData:
     """Of the rewards, in training and evaluations."""
     printed: dict[str, Printed] = field(default_factory=dict)
     """By what is alike in the last line."""
+    faults: dict[str, Printed] = field(default_factory=dict)
+    """Why episodes are void, by what is alike in it."""
     evaluation_seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     """Of finished evaluations."""
     phases: dict[str, str] = field(default_factory=dict)
@@ -193,7 +196,9 @@ def _add(data: RunData, episode: Episode) -> None:
     )
     data.notes.add(episode)
     if episode.printed and not episode.patch:
-        _add_printed(data, episode.printed)
+        _count_alike(data.printed, episode.printed.strip().splitlines()[-_LINES:])
+    if episode.ending is Ending.VOID:
+        _count_alike(data.faults, [f"{episode.reason}: {(episode.fault.strip().splitlines() or ['unknown'])[0]}"])
     if episode.phase == "train":
         return
     known = data.evaluated.setdefault((episode.phase, episode.step), {})
@@ -203,9 +208,9 @@ def _add(data: RunData, episode: Episode) -> None:
         known[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))
 
 
-def _add_printed(data: RunData, text: str) -> None:
-    lines = text.strip().splitlines()[-_LINES:]
+def _count_alike(counted: dict[str, Printed], lines: Sequence[str]) -> None:
+    """Count `lines` with those of which the last differs in names and numbers only."""
     kind = kind_of(plain(lines[-1])) if lines else ""
-    if kind not in data.printed and len(data.printed) >= _KINDS:  # a policy can write lines that never repeat
+    if kind not in counted and len(counted) >= _KINDS:  # a policy can write lines that never repeat
         kind, lines = "others", ["(others)"]
-    data.printed.setdefault(kind, Printed("\n".join(lines) or "(blanks)")).count += 1
+    counted.setdefault(kind, Printed("\n".join(lines) or "(blanks)")).count += 1

@@ -3,7 +3,8 @@
 from coderepairrl.report.plots.figure import figure
 from coderepairrl.report.plots.forest import forest
 from coderepairrl.report.plots.panels import STYLE, Baseline, Panel, Series
+from coderepairrl.report.plots.pdf import pdf
 from coderepairrl.report.plots.scale import compact
 from coderepairrl.report.plots.smooth import ema, strength
 
-__all__ = ["STYLE", "Baseline", "Panel", "Series", "compact", "ema", "figure", "forest", "strength"]
+__all__ = ["STYLE", "Baseline", "Panel", "Series", "compact", "ema", "figure", "forest", "pdf", "strength"]

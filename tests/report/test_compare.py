@@ -381,8 +381,8 @@ def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path
     ("lines", "message"),
     [
         ("", "is empty"),
-        ("nonsense\n", "bad.jsonl:1 is no outcome"),
-        ('{"instance_id": "a", "resolved": true}\n{"instance_id": "b", "res', "bad.jsonl:2 is no outcome"),
+        ("nonsense\n", "bad.jsonl, line 1: not read as JSON"),
+        ('{"instance_id": "a", "resolved": true}\n{"instance_id": "b", "res', "bad.jsonl, line 2: not read as JSON"),
         ('{"resolved": true}\n', "bad.jsonl:1 names no task"),
         ('{"instance_id": "a"}\n', "has no 'resolved' that is true or false: it is null"),
         ('{"instance_id": "a", "resolved": "yes"}\n', "has no 'resolved'"),

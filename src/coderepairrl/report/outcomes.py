@@ -307,22 +307,9 @@ def _text(path: Path) -> str:
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: a text may have U+2028
-        if not line.strip():
-            continue
-        try:
-            row = foreign.value(line)
-            if not isinstance(row, dict):
-                raise ValueError("it is no object")
-        except ValueError as error:
-            raise UsageError(
-                f"{path}:{number} is no outcome: {error}",
-                fix='a line is {"instance_id": "django__django-11001", "resolved": true}',
-            ) from None
-        yield number, row
     if not text.strip():
         raise UsageError(f"{path} is empty", fix="name a file with an outcome for each task")
+    yield from foreign.objects(path, text, 'a line is {"instance_id": "django__django-11001", "resolved": true}')
 
 
 def _id(path: Path, number: int, row: Mapping[str, Any]) -> str:

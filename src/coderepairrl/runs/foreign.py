@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from coderepairrl.errors import UsageError
 
 
 def text(path: Path) -> str:
@@ -36,6 +39,23 @@ def value(written: str) -> Any:
         return json.loads(written, object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("nested too deep") from None
+
+
+def objects(path: Path, written: str, fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of JSON lines that were `written` in `path`, each with the number of its line; blank lines are none.
+
+    Raises `UsageError` that names the first line that is no object, with `fix`.
+    """
+    for number, line in enumerate(written.split("\n"), 1):  # not splitlines: a text may have U+2028
+        if not line.strip():
+            continue
+        try:
+            row = value(line)
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number}: not read as JSON: {error}", fix=fix) from None
+        if not isinstance(row, dict):
+            raise UsageError(f"{path}, line {number}: no object", fix=fix)
+        yield number, row
 
 
 def stem(path: Path) -> str:

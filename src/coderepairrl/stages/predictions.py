@@ -99,24 +99,17 @@ def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     except ValueError as error:
         raise UsageError(f"{path}: {error}", fix="name a file of predictions") from error
     if ".jsonl" in path.suffixes:
-        parts = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    else:
-        parts = [("the file", text)]
-    for where, part in parts:
-        try:
-            value = foreign.value(part)
-        except ValueError as error:
-            raise UsageError(f"{path}, {where}: not read as JSON: {error}", fix=_FIX) from None
-        yield from _objects(path, where, value, whole=where == "the file")
-
-
-def _objects(path: Path, where: str, value: Any, *, whole: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    if whole and isinstance(value, dict) and "instance_id" not in value:
-        value = [{"instance_id": key, **row} if isinstance(row, dict) else row for key, row in value.items()]
-    if whole and isinstance(value, list):
-        for number, row in enumerate(value, 1):
-            yield from _objects(path, f"entry {number}", row, whole=False)
-    elif isinstance(value, dict):
-        yield where, value
-    else:
-        raise UsageError(f"{path}, {where}: no object", fix=_FIX)
+        yield from ((f"line {number}", row) for number, row in foreign.objects(path, text, _FIX))
+        return
+    try:
+        whole = foreign.value(text)
+    except ValueError as error:
+        raise UsageError(f"{path}, the file: not read as JSON: {error}", fix=_FIX) from None
+    if isinstance(whole, dict) and "instance_id" not in whole:
+        whole = [{"instance_id": key, **row} if isinstance(row, dict) else row for key, row in whole.items()]
+    several = isinstance(whole, list)
+    for number, row in enumerate(whole if several else [whole], 1):
+        where = f"entry {number}" if several else "the file"
+        if not isinstance(row, dict):
+            raise UsageError(f"{path}, {where}: no object", fix=_FIX)
+        yield where, row

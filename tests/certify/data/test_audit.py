@@ -71,8 +71,8 @@ def test_the_command(tmp_path: Path, rows: list[dict[str, object]]) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("nonsense", "line 1: not a JSON object"),
-        ("[]", "line 1: not a JSON object"),
+        ("nonsense", "line 1: not read as JSON"),
+        ("[]", "line 1: no object"),
         ('{"task": "a", "reference": "", "patch": 3, "resolved": true}', "patch is missing or no str"),
         ('{"task": "a", "reference": "", "patch": "", "resolved": true}', "all patches have one outcome"),
     ],

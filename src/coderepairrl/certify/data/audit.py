@@ -3,7 +3,6 @@ edits earn?"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report import plots
 from coderepairrl.rewards.parse import MalformedPatch
+from coderepairrl.runs import foreign
 
 BASELINE = "patch_similarity"
 _KEYS = {"task": str, "reference": str, "patch": str, "resolved": bool}
@@ -59,16 +59,11 @@ def read(path: Path) -> list[Judged]:
     """
     found = []
     try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        text = foreign.text(path)
+    except ValueError as error:
         raise UsageError(f"{path}: {error}", fix="name a JSON-lines file of patches with outcomes") from error
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-            wrong = [key for key, kind in _KEYS.items() if not isinstance(row.get(key), kind)]
-        except (ValueError, AttributeError) as error:
-            raise UsageError(f"{path}, line {number}: not a JSON object", fix="write one object a line") from error
-        if wrong:
+    for number, row in foreign.objects(path, text, "write one object a line"):
+        if wrong := [key for key, kind in _KEYS.items() if not isinstance(row.get(key), kind)]:
             raise UsageError(
                 f"{path}, line {number}: {wrong[0]} is missing or no {_KEYS[wrong[0]].__name__}",
                 fix="each row has the texts task, reference and patch, and resolved (true or false)",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,12 +21,14 @@ from coderepairrl.environments import (
     Specification,
     build,
     check_unchanged,
+    conda,
     differences,
     record,
     states,
 )
 from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError, UsageError
+from coderepairrl.processes import caches
 from coderepairrl.processes.installs import alone
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.sandbox.workspace import environment_of
@@ -125,6 +130,16 @@ async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_can
     assert (made.packages["crrl_test_helper"], made.packages["crrl_test_asking"]) == ("1.0", "1.0")
     assert made.left_out == (frozen[0], frozen[2])
     assert (await build(asked)) == made, "from the cache"
+
+
+def test_environments_of_other_rules_are_built_again() -> None:
+    """Their folders are named by a number that somebody has to raise, since most changes of the code leave what was built
+    as it is: after such a one, write the new digest here; after another, raise the number, too."""
+    builds = import_module("coderepairrl.environments.build")  # a function has the name, too
+    code = [builds._install, builds._unpack, builds._inside, conda]
+    matter = [builds._BUILD, builds._STRIP, *map(inspect.getsource, code)]
+    digest = hashlib.sha256("\0".join(matter).encode()).hexdigest()[:12]
+    assert (caches._BUILDS, digest) == (1, "35c331c82c76"), "does a build leave something else now? See above"
 
 
 async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolating: None) -> None:

@@ -17,6 +17,7 @@ from coderepairrl.certify import redteam
 from coderepairrl.certify import sandbox as exam
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import TaskError
+from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sandbox.conftest import python_for_all
@@ -186,6 +187,7 @@ async def test_what_cannot_be_opened_says_what_helps(
         async with backend.open(Task("t", "", "", "image:nothing:1", b"")):
             pass
     one = task(oci, programs, testbed)
+    backend.check_image(one.workspace.removeprefix("image:"))
     shown = Bubblewrap(binds=["/opt"])
     linked = task(oci, programs, testbed, archive([link("opt", "/usr")]))
     with pytest.raises(TaskError, match="a file or a link"):
@@ -197,6 +199,27 @@ async def test_what_cannot_be_opened_says_what_helps(
         async with chosen.open(one):
             pass
     chosen.close()
+
+
+def test_an_image_that_lost_a_file_is_refused_at_the_start_and_unpacked_again(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
+) -> None:
+    image = task(oci, programs, testbed, archive([entry("testbed/lost.py", b"x")])).workspace.removeprefix("image:")
+    unpacked, _ = rootfs.find(image, backend.user)
+    backend.check_image(image)
+    for lost in ("tree/testbed/lost.py", "git/refs/heads/main", "manifest.json"):
+        content = (unpacked / lost).read_bytes()
+        (unpacked / lost).unlink()
+        with pytest.raises(TaskError, match="is not as it was unpacked") as refused:
+            backend.check_image(image)
+        assert str(unpacked) in refused.value.fix
+        (unpacked / lost).write_bytes(content)
+    (unpacked / "tree/testbed/lost.py").chmod(0o755)
+    with pytest.raises(TaskError, match=r"unpacked: lost\.py"):
+        backend.check_image(image)
+    subprocess.run(["rm", "-r", unpacked], check=True)
+    task(oci, programs, testbed, archive([entry("testbed/lost.py", b"x")]))
+    backend.check_image(image)
 
 
 async def test_an_image_that_has_this_package_shows_no_answers(

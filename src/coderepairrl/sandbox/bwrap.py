@@ -121,7 +121,7 @@ class Bubblewrap(GuestBackend):
 
     def check_image(self, name: str) -> None:
         """As `SandboxBackend.check_image`: it opens those that were prepared."""
-        rootfs.find(name, self.user)
+        rootfs.check_present(name, self.user)
 
     @property
     def unpacked(self) -> Unpacked | None:

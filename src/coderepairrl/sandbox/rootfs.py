@@ -14,6 +14,8 @@ import hashlib
 import json
 import os
 import re
+import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +109,34 @@ def find(where: str, user: int | None) -> tuple[Path, Image]:
         return folder, Image.read(folder)
     except FileNotFoundError:
         raise TaskError(f"image {where} was not prepared for sandboxes of this user", fix=_PREPARE) from None
+
+
+def check_present(where: str, user: int | None) -> None:
+    """`find`, and raise `TaskError` where a file of the working folder, or our repository of it, is not there any more.
+
+    What the files contain, and those of the rest of the image, are not looked at: that takes seconds for each image.
+    """
+    folder, image = find(where, user)
+    work = folder / "tree" / image.workdir.lstrip("/")
+    try:
+        manifest: dict[str, list[str]] = json.loads((folder / "manifest.json").read_text())
+        lacking = next((path for path, (mode, _) in manifest.items() if _mode(work / path) != mode), "")
+        if not lacking and (folder / "git/refs/heads/main").read_text().strip() == image.base:
+            return
+    except (OSError, ValueError) as error:
+        lacking = str(error)
+    raise TaskError(
+        f"image {where} is not as it was unpacked: {lacking or folder / 'git'}",
+        fix=f"rm -r {shlex.quote(str(folder))}, and prepare its tasks again (crrl data prepare)",
+    )
+
+
+def _mode(path: Path) -> str:
+    """As git's."""
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return "120000"
+    return "" if not stat.S_ISREG(mode) else "100755" if mode & stat.S_IXUSR else "100644"
 
 
 def prepared(where: str, root: Path, user: int | None, *, packed: bool) -> Prepared:

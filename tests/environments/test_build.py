@@ -133,8 +133,8 @@ async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_can
 
 
 def test_environments_of_other_rules_are_built_again() -> None:
-    """Their folders are named by a number that somebody has to raise, since most changes of the code leave what was built
-    as it is: after such a one, write the new digest here; after another, raise the number, too."""
+    """Their folders are named by a number that somebody has to raise, since most changes leave what was built as it is:
+    after such a one, write the new digest here; after another, raise the number, too."""
     builds = import_module("coderepairrl.environments.build")  # a function has the name, too
     code = [builds._install, builds._unpack, builds._inside, conda]
     matter = [builds._BUILD, builds._STRIP, *map(inspect.getsource, code)]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from coderepairrl.cli.output import Json, Options, run, show
-from coderepairrl.errors import ExitCode
+from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted, logged
 
 
@@ -81,7 +81,9 @@ def merge(
 
 def grade(
     predictions: Annotated[Path, typer.Argument(help="patches as the harness of SWE-bench reads them")],
-    source: Annotated[str, typer.Argument(help="the task source that they are for, or module:Class")],
+    source: Annotated[
+        str, typer.Argument(help="the task source that they are for, or module:Class; rows or a dataset, for --harness")
+    ],
     options: Options = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="verdicts as JSON lines; else beside PREDICTIONS")
@@ -93,6 +95,8 @@ def grade(
     ] = False,
     sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
     sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    harness: Annotated[Literal["swebench"] | None, typer.Option(help="let it judge itself, in its containers")] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = "1/1",
     as_json: Json = False,
 ) -> None:
     """Judge anybody's patches by the checks of a benchmark, natively or in its images, by its own rules."""
@@ -101,17 +105,33 @@ def grade(
     from coderepairrl.certify import data
     from coderepairrl.runs import foreign
     from coderepairrl.stages import grade as grading
+    from coderepairrl.stages import harness as official
     from coderepairrl.stages import predictions as patches
+    from coderepairrl.stages import shards
 
-    made = patches.read(predictions)
-    there = data.load(source, config.parse_options(options or [], "path"))
-    tasks, known, unknown = grading.chosen(made, there, skip_unknown=skip_unknown)
-    choice = sandboxes.choose(sandbox)
-    if choice.fix:  # checks may fail there that pass elsewhere
-        _say(str(choice))
-    backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
+    made, part = patches.read(predictions), shards.parse(shard)
     target = output or predictions.with_name(f"{foreign.stem(predictions)}.graded.jsonl")
-    verdicts = run(grading.grade(known, tasks, backend, target, resume=resume, jobs=jobs, say=_say))
+    given = config.parse_options(options or [], "path")
+    if harness:
+        if sandbox != "auto" or sandbox_option:
+            raise UsageError("the harness has containers of its own", fix="leave out --sandbox, or --harness")
+        if other := sorted(given.keys() - {"split", "seconds"}):
+            raise UsageError(f"the harness has no option {other[0]!r}", fix="split=test, seconds=1800")
+        inside = official.environment()
+        rows = official.rows(inside, source, str(given.get("split", "test")))
+        tasks, known, unknown = grading.chosen(
+            made, official.tasks_of(rows), part, skip_unknown=skip_unknown, checks=False
+        )
+        seconds = int(given.get("seconds", official.SECONDS))
+        job = official.grade(known, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=_say)
+    else:
+        tasks, known, unknown = grading.chosen(made, data.load(source, given), part, skip_unknown=skip_unknown)
+        choice = sandboxes.choose(sandbox)
+        if choice.fix:  # checks may fail there that pass elsewhere
+            _say(str(choice))
+        backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
+        job = grading.grade(known, tasks, backend, target, resume=resume, jobs=jobs, say=_say)
+    verdicts = run(job)
     found = grading.totals(verdicts, tasks)
     if as_json:
         show(json.dumps({"verdicts": str(target), "unknown": unknown, "models": [each.as_json() for each in found]}))

@@ -132,25 +132,27 @@ def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subproces
     return run(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
-def tool_folder(name: str, requirements: Sequence[str]) -> Path:
+def tool_folder(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
     """Where the tool `name` of these exact `requirements` is, or would be, installed."""
-    asked = hashlib.sha256("\0".join((str(python()), *requirements)).encode()).hexdigest()[:12]
+    words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
+    asked = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
     return environments_cache() / "tools" / f"{name}-{asked}"
 
 
-def tool(name: str, requirements: Sequence[str]) -> Path:
-    """A virtual environment with `requirements` and nothing that they depend on, from the cache or made now.
+def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
+    """A virtual environment with `requirements`, from the cache or made now: a `whole` one with what they depend on.
 
     Raises `PrerequisiteError` where it cannot be made.
     """
-    target = tool_folder(name, requirements)
+    target = tool_folder(name, requirements, whole=whole)
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target
     with alone(target):
         if not (target / _DONE).exists():
             shutil.rmtree(target, ignore_errors=True)  # what an interrupted installation left
             inside = make_venv(target, stdout=subprocess.DEVNULL)
-            done = pip(inside, "install", "--no-deps", "--retries=5", *requirements, stdout=subprocess.PIPE)
+            bare = [] if whole else ["--no-deps"]
+            done = pip(inside, "install", *bare, "--retries=5", *requirements, stdout=subprocess.PIPE)
             if done.returncode != 0:
                 output = done.stdout.decode("utf-8", "replace")[-300:].strip()
                 raise PrerequisiteError(

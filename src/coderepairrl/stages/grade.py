@@ -17,6 +17,7 @@ from coderepairrl.protocols import SandboxBackend
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.runs.log import Lines
 from coderepairrl.stages.predictions import Prediction
+from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval, mean_interval, wilson
 from coderepairrl.stats.clusters import clusters_by
 from coderepairrl.tasks.prepare import prepare
@@ -82,11 +83,17 @@ class Totals(NamedTuple):
 
 
 def chosen(
-    predictions: Sequence[Prediction], tasks: Iterable[Task], *, skip_unknown: bool = False
+    predictions: Sequence[Prediction],
+    tasks: Iterable[Task],
+    shard: Shard = WHOLE,
+    *,
+    skip_unknown: bool = False,
+    checks: bool = True,
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
-    """The tasks by id, the predictions for them, and the instances that are none of them.
+    """The tasks of `shard` by id, the predictions for them, and the instances that are no tasks at all.
 
-    Raises `UsageError` for such instances, unless `skip_unknown`, and `TaskError` for a task that has no checks.
+    Raises `UsageError` for such instances, unless `skip_unknown`, and (with `checks`) `TaskError` for a task that has
+    none.
     """
     there = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - there.keys())
@@ -97,10 +104,11 @@ def chosen(
             f" source: {some}",
             fix="name the benchmark that they are for, or leave them out with --skip-unknown",
         )
+    there = {name: there[name] for name in shard.share(sorted(there))} if shard != WHOLE else there
     known = [each for each in predictions if each.instance in there]
     if not known:
         raise UsageError("no prediction is for a task of the source", fix="name the benchmark that they are for")
-    if untestable := next((each.instance for each in known if not there[each.instance].checks), ""):
+    if checks and (untestable := next((each.instance for each in known if not there[each.instance].checks), "")):
         raise TaskError(
             f"task {untestable} has no checks, so no patch for it can be judged",
             fix="where the benchmark has images or native environments: workspace=image, workspace=native",

@@ -1,0 +1,212 @@
+"""``crrl grade --harness swebench``: the harness of SWE-bench itself, in its containers, and its verdicts read back.
+
+The package runs unchanged, in an environment of its own: predictions go in as a file for each model, its reports and
+logs are kept. It needs a Docker daemon, and rows as its version reads them (``image``, ``eval_script``, ...).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import PrerequisiteError, RunError, UsageError
+from coderepairrl.processes.children import NOT_FROM_HERE, last_words
+from coderepairrl.processes.installs import tool
+from coderepairrl.runs import foreign
+from coderepairrl.runs.folder import write_atomic
+from coderepairrl.stages.grade import Graded, Say
+from coderepairrl.stages.predictions import Prediction
+from coderepairrl.types import Task
+
+REQUIREMENT = "swebench==5.0.2"
+_FIELDS = ("image", "eval_script", "log_parser", "eval_type", "FAIL_TO_PASS", "PASS_TO_PASS", "repo", "version")
+_ROWS = """
+import json, sys
+from swebench.harness.utils import load_swebench_dataset
+for row in load_swebench_dataset(sys.argv[1], sys.argv[2]):
+    print(json.dumps(dict(row), default=str))
+"""
+SECONDS = 1_800
+"""For the tests of an instance, as its own default."""
+_POLL = 2.0
+_STOPPING = 30.0
+_RUNTIME = re.compile(r"Test runtime: ([\d_.]+) seconds")
+_VERDICTS = {
+    ">>>>> Patch Apply Failed": "the patch does not apply, not even with fuzz",
+    "Test timed out after": "the tests did not end in time",
+}
+"""What its log of an instance says where it leaves no report, and no fault of the machine is why."""
+
+
+def environment() -> Path:
+    """The harness' own environment, made now if it is not there. Raises `PrerequisiteError` without a daemon, too."""
+    if shutil.which("docker") is None:
+        raise PrerequisiteError("the harness of SWE-bench needs Docker", fix="sudo apt-get install docker.io")
+    asked = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
+    if asked.returncode != 0:
+        why = asked.stderr.strip().rpartition("\n")[2]
+        raise PrerequisiteError(
+            f"Docker does not answer: {why}", fix="start its daemon, or say where it listens with DOCKER_HOST"
+        )
+    return tool("swebench-harness", (REQUIREMENT,), whole=True)
+
+
+def rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
+    """The instances of `dataset` by their id, as the harness in the environment `inside` reads them.
+
+    `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a name on the Hugging Face hub. Raises `UsageError`.
+    """
+    command = [str(inside / "bin/python"), "-c", _ROWS, dataset, split]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **NOT_FROM_HERE}, check=False)
+    if done.returncode != 0:
+        why = done.stderr.strip().rpartition("\n")[2]
+        raise UsageError(
+            f"the harness cannot read {dataset}: {why}", fix="name a file of rows, or a dataset such as SWE-bench_Lite"
+        )
+    found = {row["instance_id"]: row for row in map(json.loads, done.stdout.splitlines())}
+    lacking = sorted({field for row in found.values() for field in _FIELDS if field not in row})
+    if lacking or not found:
+        raise UsageError(
+            f"{dataset} has no rows for {REQUIREMENT}" + (f": they lack {', '.join(lacking)}" if lacking else ""),
+            fix="name the dataset as it is published for this version of the harness",
+        )
+    return found
+
+
+def tasks_of(found: Mapping[str, Mapping[str, Any]]) -> list[Task]:
+    """The instances as far as totals need them: their ids and repositories."""
+    return [Task(name, "", "", "", b"", repository=str(row["repo"])) for name, row in found.items()]
+
+
+async def grade(
+    predictions: Sequence[Prediction],
+    found: Mapping[str, Mapping[str, Any]],
+    inside: Path,
+    output: Path,
+    *,
+    resume: bool = False,
+    jobs: int = 2,
+    seconds: int = SECONDS,
+    say: Say = lambda _: None,
+) -> list[Graded]:
+    """The harness' verdicts on `predictions`, in their order, of which `found` are the rows; also in the file `output`.
+
+    The harness runs once for each model, `jobs` instances at a time, each for `seconds` at most, in the folder
+    ``OUTPUT.harness``, where its logs and reports stay: with `resume` it goes on there. Where it leaves no report and
+    its log tells no verdict, there is a fault instead (no such image, a daemon that broke).
+
+    Raises `UsageError` for a place that is taken, or (with `resume`) has verdicts on other patches, and `RunError`
+    where the harness itself breaks.
+    """
+    place = output.with_name(f"{output.name}.harness")
+    if not resume and (output.exists() or place.exists()):
+        raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
+    place.mkdir(parents=True, exist_ok=True)
+    run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]  # names containers of the machine
+    write_atomic(place / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in found.values()))
+    by_model: dict[str, list[Prediction]] = {}
+    for each in predictions:
+        by_model.setdefault(each.model, []).append(each)
+    for model, own in by_model.items():
+        logs = place / "logs/run_evaluation" / run_id / _folder(model)
+        _require_the_same(logs, own)
+        asked = place / f"{_folder(model)}.jsonl"
+        write_atomic(asked, "".join(json.dumps(_row(each)) + "\n" for each in own))
+        if any(not each.empty for each in own):
+            arguments = ["--predictions_path", asked.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
+            await _run(inside, place, [*arguments, "--run_id", run_id], logs, say)
+    verdicts = [_verdict(each, found[each.instance], place / "logs/run_evaluation" / run_id) for each in predictions]
+    write_atomic(output, "".join(json.dumps(each.as_json()) + "\n" for each in verdicts if not each.fault))
+    return verdicts
+
+
+def _folder(model: str) -> str:
+    """As the harness calls it."""
+    return model.replace("/", "__")
+
+
+def _row(made: Prediction) -> dict[str, str]:
+    patch = "" if made.empty else made.patch.decode("utf-8", "surrogateescape")
+    return {"instance_id": made.instance, "model_name_or_path": made.model, "model_patch": patch}
+
+
+def _require_the_same(logs: Path, predictions: Sequence[Prediction]) -> None:
+    """Raise `UsageError` where the harness would take the report on another patch for one on ours."""
+    for each in predictions:
+        patch = logs / each.instance / "patch.diff"
+        if patch.is_file() and patch.read_bytes() != each.patch:
+            raise UsageError(f"{patch} is another patch for {each.instance}", fix="name another file with -o")
+
+
+async def _run(inside: Path, place: Path, arguments: Sequence[str], logs: Path, say: Say) -> None:
+    """The harness to its end. Raises `RunError`."""
+    log = place / "harness.log"
+    command = [str(inside / "bin/python"), "-m", "swebench.harness.run_evaluation", "--dataset_name", "rows.jsonl"]
+    with log.open("ab") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *command, *arguments, cwd=place, stdout=sink, stderr=sink, start_new_session=True,
+            env={**os.environ, **NOT_FROM_HERE},
+        )  # fmt: skip
+        try:
+            reported = 0
+            while process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _POLL)
+                if (there := len(list(logs.glob("*/report.json")))) != reported:
+                    reported = there
+                    say(f"{there} of its reports are there")
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGINT)  # it ends its containers
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), _STOPPING)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise RunError("the harness of SWE-bench broke:\n" + "\n".join(last_words(log)), fix=f"all of it: {log}")
+
+
+def _verdict(made: Prediction, row: Mapping[str, Any], logs: Path) -> Graded:
+    judged_by = hashlib.sha256(json.dumps([row[field] for field in _FIELDS]).encode()).hexdigest()
+    patch = hashlib.sha256(made.patch).hexdigest()
+    about = Graded(made.instance, made.model, False, made.empty, patch=patch, task=judged_by)
+    if made.empty:
+        return about._replace(problem="empty patch")
+    own = logs / _folder(made.model) / made.instance
+    log = _text(own / "run_instance.log")
+    seconds = float(match[1].replace("_", "")) if (match := _RUNTIME.search(log)) else 0.0
+    about = about._replace(seconds=seconds)
+    try:
+        report = foreign.value(_text(own / "report.json"))[made.instance]
+        return about._replace(resolved=bool(report["resolved"]), problem=_problem(report))
+    except (ValueError, KeyError, TypeError):
+        for said, problem in _VERDICTS.items():
+            if said in log:
+                return about._replace(problem=problem)
+    last = log.strip().rpartition("\n")[2] or "the harness left no log of it"
+    return about._replace(fault=f"{last} ({own})")
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8", "replace") if path.is_file() else ""
+
+
+def _problem(report: Mapping[str, Any]) -> str:
+    """Why its report says that an instance is not resolved, in our words."""
+    if report["resolved"]:
+        return ""
+    if report.get("infra_failure_reason"):
+        return f"no result of its tests: {report['infra_failure_reason']}"
+    status = report.get("tests_status") or {}
+    failed = [name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in status.get(kind, {}).get("failure", ())]
+    return f"{len(failed)} of its tests fail: {', '.join(failed[:3])}" if failed else "no result of its tests"

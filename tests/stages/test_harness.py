@@ -1,0 +1,71 @@
+"""SWE-bench's own harness: its reports and logs read back (tests/sandbox runs it)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coderepairrl.errors import PrerequisiteError, UsageError
+from coderepairrl.stages import harness
+from coderepairrl.stages.predictions import Prediction
+
+ROW = dict.fromkeys(harness._FIELDS, "")
+
+
+def logged(place: Path, model: str, log: str, report: Any = None) -> None:
+    own = place / model / "crrl__mini-1"
+    own.mkdir(parents=True)
+    (own / "run_instance.log").write_text(log)
+    if report is not None:
+        (own / "report.json").write_text(json.dumps({"crrl__mini-1": report}))
+
+
+def test_what_it_leaves_is_read_back(tmp_path: Path) -> None:
+    tests = {"FAIL_TO_PASS": {"failure": ["a"]}, "PASS_TO_PASS": {"failure": ["b"]}}
+    logged(tmp_path, "org__good", "Test runtime: 1_003.50 seconds\n", {"resolved": True})
+    logged(tmp_path, "wrong", "", {"resolved": False, "tests_status": tests})
+    logged(tmp_path, "infra", "", {"resolved": False, "infra_failure_reason": "disk full"})
+    logged(tmp_path, "alien", "INFO - >>>>> Patch Apply Failed:\nerror: patch failed\n")
+    logged(tmp_path, "slow", "Test timed out after 5 seconds.\n")
+    logged(tmp_path, "lost", "INFO - begun\nERROR - Image crrl-test:swebench not found\n")
+    (tmp_path / "lost/crrl__mini-1/report.json").write_text("{half")
+
+    def read(model: str, patch: bytes = b"x") -> harness.Graded:
+        return harness._verdict(Prediction("crrl__mini-1", model, patch), ROW, tmp_path)
+
+    assert (read("org/good").resolved, read("org/good").seconds) == (True, 1003.5)
+    assert read("wrong").problem == "2 of its tests fail: a, b"
+    assert read("infra").problem == "no result of its tests: disk full"
+    assert read("alien").problem == "the patch does not apply, not even with fuzz"
+    assert read("slow").problem == "the tests did not end in time"
+    assert "not found" in read("lost").fault and "no log" in read("never").fault
+    assert read("never", b" \n") == read("never", b" \n")._replace(empty=True, problem="empty patch", fault="")
+
+
+async def test_reports_on_another_patch_are_not_taken_for_ours(tmp_path: Path) -> None:
+    output = tmp_path / "graded.jsonl"
+    made = [Prediction("crrl__mini-1", "m", b"x\n")]
+    place = tmp_path / "graded.jsonl.harness"
+    place.mkdir()
+    with pytest.raises(UsageError, match="exists already"):
+        await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output)
+    run_id = hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:8]
+    own = place / "logs/run_evaluation" / run_id / "m/crrl__mini-1"
+    own.mkdir(parents=True)
+    (own / "patch.diff").write_text("y\n")
+    with pytest.raises(UsageError, match="another patch"):
+        await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output, resume=True)
+
+
+def test_without_a_daemon_it_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PrerequisiteError, match="needs Docker"):
+        harness.environment()
+    (tmp_path / "docker").write_text("#!/bin/sh\necho Cannot connect >&2; exit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    with pytest.raises(PrerequisiteError, match="does not answer: Cannot connect"):
+        harness.environment()

@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from pathlib import Path
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
@@ -130,5 +131,26 @@ def test_why_episodes_are_void_is_counted_by_kind(tmp_path: Path) -> None:
     maker.log.close()
     loaded = report.load([maker.folder.path])
     found = json.loads(json.dumps(report.numbers(loaded)))["runs"][0]["void"]
-    assert found == [{"end": "engine: EngineFault: gone", "count": 3}]
+    assert found == [{"end": "engine: EngineFault: gone", "count": 3, "example": "train-0-00"}]
     assert "engine: EngineFault: gone" in Page(report.render(loaded)).text
+
+
+def test_a_report_links_to_the_pages_that_are_there(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "my run", run={"name": "mine", "steps": 1})
+    maker.start()
+    maker.attempt("train-0", 0, "train", 1, "t", ending=Ending.VOID)
+    maker.log.close()
+    run = maker.folder.path
+    loaded = report.load([run])
+    for output in (None, tmp_path / "elsewhere" / "report.html"):
+        assert Page(report.write_page(loaded, output).read_text()).links == []
+    pages = run / "report" / "view" / "mine"
+    (pages / "episode").mkdir(parents=True)
+    wanted = [pages / "index.html", pages / "episode" / "train-0-00.html"]
+    for page in wanted:
+        page.write_text("a page")
+    for output in (None, tmp_path / "elsewhere" / "report.html"):
+        written_to = report.write_page(loaded, output)
+        links = Page(written_to.read_text()).links
+        assert [(written_to.parent / unquote(link)).resolve() for link in links] == wanted
+        assert not any(link.startswith("/") for link in links), "both move together"

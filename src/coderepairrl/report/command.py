@@ -29,7 +29,7 @@ def write_page(reports: Sequence[Report], output: Path | None) -> Path:
     if output is None:
         name = "index" if len(reports) == 1 else "compare"
         output = Path(reports[0].path) / "report" / f"{name}.html"
-    return _write(output, render(reports))
+    return _write(output, render(reports, output.parent))
 
 
 def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Path) -> Path:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -20,6 +23,26 @@ from coderepairrl.report.view.text import templates
 from coderepairrl.stats import COUNTS, TOO_FEW, Interval
 
 _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
+
+
+class _Links:
+    """Where the pages about a run and its episodes are, as seen from the report; empty for one that is not there."""
+
+    def __init__(self, run: Path, at: Path | None) -> None:
+        pages = sorted((run / "report" / "view").glob("*/index.html"))
+        self._folder = pages[0].parent if len(pages) == 1 and at is not None else None
+        self._at = at
+
+    def index(self) -> str:
+        return self._to("index.html")
+
+    def episode(self, name: str) -> str:
+        return "" if "/" in name else self._to(f"episode/{name}.html")
+
+    def _to(self, page: str) -> str:
+        if self._folder is None or self._at is None or not (self._folder / page).is_file():
+            return ""
+        return quote(Path(os.path.relpath(self._folder / page, self._at)).as_posix())
 
 
 class Cell(NamedTuple):
@@ -42,8 +65,9 @@ class Table(NamedTuple):
     """Whether the comparisons are those of the runs, in their order."""
 
 
-def render(reports: Sequence[Report]) -> str:
-    """The page of one run, or of several side by side."""
+def render(reports: Sequence[Report], at: Path | None = None) -> str:
+    """The page of one run, or of several side by side. With the folder that it will be `at`, it links into the pages of
+    `crrl view` that lie in the run folders."""
     return (
         _environment()
         .get_template("report.html.j2")
@@ -52,6 +76,7 @@ def render(reports: Sequence[Report]) -> str:
             tables=_tables(reports),
             evaluations=_evaluations(reports),
             slices=_slices(reports),
+            links=[_Links(Path(report.path), at) for report in reports],
             sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
             ledgers=[_ledger(report) for report in reports],
             accounts=[_account(report.account) for report in reports],

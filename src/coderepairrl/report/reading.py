@@ -49,6 +49,8 @@ class Printed:
 
     end: str
     count: int = 0
+    example: str = ""
+    """Id of the first."""
 
 
 @dataclass(slots=True)
@@ -196,9 +198,10 @@ def _add(data: RunData, episode: Episode) -> None:
     )
     data.notes.add(episode)
     if episode.printed and not episode.patch:
-        _count_alike(data.printed, episode.printed.strip().splitlines()[-_LINES:])
+        _count_alike(data.printed, episode.printed.strip().splitlines()[-_LINES:], episode.id)
     if episode.ending is Ending.VOID:
-        _count_alike(data.faults, [f"{episode.reason}: {(episode.fault.strip().splitlines() or ['unknown'])[0]}"])
+        why = (episode.fault.strip().splitlines() or ["unknown"])[0]
+        _count_alike(data.faults, [f"{episode.reason}: {why}"], episode.id)
     if episode.phase == "train":
         return
     known = data.evaluated.setdefault((episode.phase, episode.step), {})
@@ -208,9 +211,9 @@ def _add(data: RunData, episode: Episode) -> None:
         known[key] = replace(episode, turns=tuple(replace(t, given=nothing, messages=()) for t in episode.turns))
 
 
-def _count_alike(counted: dict[str, Printed], lines: Sequence[str]) -> None:
-    """Count `lines` with those of which the last differs in names and numbers only."""
+def _count_alike(counted: dict[str, Printed], lines: Sequence[str], episode: str) -> None:
+    """Count `lines`, which are of `episode`, with those of which the last differs in names and numbers only."""
     kind = kind_of(plain(lines[-1])) if lines else ""
     if kind not in counted and len(counted) >= _KINDS:  # a policy can write lines that never repeat
         kind, lines = "others", ["(others)"]
-    counted.setdefault(kind, Printed("\n".join(lines) or "(blanks)")).count += 1
+    counted.setdefault(kind, Printed("\n".join(lines) or "(blanks)", example=episode)).count += 1

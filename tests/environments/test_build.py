@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import inspect
 import os
 import subprocess
 import sys
+import tarfile
 from importlib import import_module
 from pathlib import Path
 
@@ -173,6 +175,27 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     assert [each.state for each in states([task])] == ["missing"]
     await build(asked)  # again, from the beginning
     check_unchanged(made.folder)
+
+
+async def test_a_full_disk_leaves_nothing_half_built(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
+    """A file that cannot be written stands for it."""
+    asked = Specification(workspace=project(tmp_path / "shop"), python=system_python())
+    extract = tarfile.TarFile.extract
+
+    def full(self: tarfile.TarFile, member: tarfile.TarInfo, *more: object, **options: object) -> None:
+        if member.name.endswith("/METADATA"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        extract(self, member, *more, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched, pytest.raises(PrerequisiteError, match="No space left") as caught:
+        patched.setattr(tarfile.TarFile, "extract", full)
+        await build(asked)
+    assert "CRRL_CACHE" in caught.value.fix and "TMPDIR" in caught.value.fix
+    left = [path.name for path in (cache / "environments").iterdir() if path.suffix != ".lock"]
+    assert all(name.startswith("uv-") for name in left), left
+    check_unchanged((await build(asked)).folder)
 
 
 async def test_what_two_environments_do_not_share_is_listed(cache: Path, tmp_path: Path, isolating: None) -> None:

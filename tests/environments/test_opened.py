@@ -319,14 +319,12 @@ def test_an_ordinary_user_prepares_and_opens_images(
         subprocess.run(["chown", "-R", f"{SOMEBODY}:{SOMEBODY}", home], check=True)
         ids = ["setpriv", f"--reuid={SOMEBODY}", f"--regid={SOMEBODY}", "--clear-groups"]
         program = PROGRAM.replace("NAME", repr(f"oci:{home}/oci@{made}"))
-        done = subprocess.run(
-            [*ids, *python_for_all(ids), "-c", program],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)},
-            capture_output=True,
-            text=True,
-            cwd="/",
-        )
+        command = [*ids, *python_for_all(ids), "-c", program]
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(home), "HOME": str(home)}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, cwd="/")
         assert done.returncode == 0, done.stderr
+        ours = subprocess.run(command, env=env | {"CRRL_CACHE": str(cache)}, capture_output=True, text=True, cwd="/")
+        assert "PrerequisiteError" in ours.stderr and f"cannot write to {cache}" in ours.stderr
         overlay, copied = done.stdout.splitlines()
         assert overlay.startswith(r"b'0\n4\nmode 000\n0\n' 1 ") or "no overlay" in overlay
         assert copied.startswith(r"b'0\n4\nmode 000\n' 1 copied")

@@ -20,6 +20,8 @@ from coderepairrl.processes.installs import check_reachable
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import Image, find, pinned, record_of, store
 
+_ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
+
 
 class ReadyImage(NamedTuple):
     """An image that sandboxes can open: what it was asked for by, the name with its digest, and what is known of it."""
@@ -45,7 +47,7 @@ def prepare_images(
         for name in ("blobs", "names"):
             trees.folder(home / name)
     except OSError as error:
-        raise PrerequisiteError(f"cannot write to {home}: {error}", fix="set CRRL_CACHE") from error
+        raise PrerequisiteError(f"cannot write to {home}: {error}", fix=_ELSEWHERE) from error
     check_reachable(home / "blobs")
     problems: list[CodeRepairError] = []
 
@@ -63,7 +65,9 @@ def prepare_images(
             return _ready(name, user) or (offer and _prepare(name, user, offered, say, offer))
         except CodeRepairError as error:
             problems.append(error)
-            return None
+        except OSError as error:
+            problems.append(PrerequisiteError(f"image {name}: cannot write to {home}: {error}", fix=_ELSEWHERE))
+        return None
 
     with ThreadPoolExecutor(jobs) as pool:
         offers = dict(zip(wanted, pool.map(ask, wanted), strict=True))

@@ -10,6 +10,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -87,7 +88,8 @@ def _locked(target: Path) -> Iterator[TextIO]:
         except OSError as error:
             raise PrerequisiteError(
                 f"cannot install into {target.parent}: {error}",
-                fix="free some disk space there, or set CRRL_CACHE to a folder that can be written",
+                fix=f"free some disk space there and in {tempfile.gettempdir()} (TMPDIR), or set CRRL_CACHE to a "
+                "folder that can be written",
             ) from error
 
 

@@ -48,7 +48,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(running.hello, running.train, running.config),
     *(evaluating.eval, evaluating.merge, evaluating.grade),
     *(serving.fix, serving.serve, serving.export),
-    *(reading.score, reading.view, reading.report, comparing.compare, reading.check),
+    *(reading.score, reading.view, reading.report, comparing.compare, comparing.choose, reading.check),
 )
 for command in COMMANDS:
     app.command()(command)

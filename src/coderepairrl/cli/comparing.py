@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,9 @@ from coderepairrl.errors import UsageError
 def compare(
     policies: Annotated[
         list[str] | None,
-        typer.Argument(metavar="A B [C]", help="RUN, RUN@NAME-STEP, outcome files, harness reports, or 36/500"),
+        typer.Argument(
+            metavar="A B [C]", help="RUN, RUN@NAME-STEP, outcome files, harness reports, 36/500, published:NAME"
+        ),
     ] = None,
     metric: Annotated[str, typer.Option(help="resolved, reward, or any score or measure by its name")] = "resolved",
     common: Annotated[bool, typer.Option("--common", help="compare the tasks that all have, and no others")] = False,
@@ -30,6 +33,7 @@ def compare(
     ] = None,
     power: Annotated[float, typer.Option(help="of the plan, and of the smallest difference to be shown")] = 0.8,
     tasks: Annotated[Path | None, typer.Option(help="ids of all tasks: what a report leaves out is unresolved")] = None,
+    published: Annotated[bool, typer.Option("--published", help="list numbers of others, with their sources")] = False,
     form: Annotated[str, typer.Option("--format", help="text, markdown, latex or json")] = "text",
     as_json: Json = False,
 ) -> None:
@@ -51,5 +55,27 @@ def compare(
         discordance=discordance,
         power=power,
         tasks=tasks,
+        published=published,
     )
     show(verdict.render(answer(asked), "json" if as_json else form))
+
+
+def choose(
+    evaluation: Annotated[
+        str, typer.Argument(help="RUN, RUN@NAME or RUN@NAME-STEP, with several attempts at each task")
+    ],
+    attempts: Annotated[int | None, typer.Option(help="choose among the first K; else among all")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="outcomes by rule, for `crrl compare FILE@RULE`")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One patch out of several: what a vote, or each score as a judge, would choose in a finished evaluation."""
+    from coderepairrl.report import choosing
+    from coderepairrl.runs.folder import write_atomic
+
+    target = choosing.path_of(output) if output else None
+    found = choosing.choose(evaluation, attempts)
+    if target:
+        write_atomic(target, "".join(json.dumps(row) + "\n" for row in choosing.rows(found)))
+    show(json.dumps([choosing.as_plain(each) for each in found]) if as_json else choosing.as_text(found))

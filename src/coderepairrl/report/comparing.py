@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from coderepairrl.errors import UsageError
+from coderepairrl.report import published
+from coderepairrl.report.analysis import as_json
 from coderepairrl.report.comparison import (
     Comparison,
     Question,
@@ -19,7 +21,7 @@ from coderepairrl.report.comparison import (
     settings_that_differ,
 )
 from coderepairrl.report.outcomes import RESOLVED, Counts, Outcomes, read_outcomes
-from coderepairrl.report.verdict import Result, result
+from coderepairrl.report.verdict import Result, Table, result
 from coderepairrl.stats.power import ALPHA, POWER
 
 
@@ -38,10 +40,43 @@ class Asked:
     discordance: float | None = None
     power: float = POWER
     tasks: Path | None = None
+    published: bool = False
 
 
 def answer(asked: Asked) -> Result:
     """What is asked for. Raises `UsageError` for what cannot be, or may not be compared."""
+    if not asked.published:
+        return _answer(asked)
+    listed, lines = _published(), list(published.table().values())
+    there = _answer(asked) if asked.policies or asked.plan is not None else Result([], [], [], {})
+    numbers = {**there.numbers, "published": [as_json(asdict(each)) for each in lines]}
+    return Result(there.verdicts, [*there.tables, listed], [*dict.fromkeys([*there.notes, _OF_OTHERS])], numbers)
+
+
+_OF_OTHERS = (
+    "Published numbers were not run here, and compare neither with each other nor with ours: scaffolds, limits, "
+    "sampling and dates differ. Intervals are Wilson's, as if of one attempt at each of independent tasks."
+)
+
+
+def _published() -> Table:
+    heads = ("name", "system", "scaffold", "benchmark", "value", "what it is", "source")
+    rows = [
+        (
+            f"{published.PREFIX}{each.name}",
+            each.system,
+            each.scaffold,
+            f"{each.benchmark}, n = {each.tasks}",
+            str(each.interval) if each.interval else f"similarity {each.similarity}, interval unknown",
+            each.how,
+            each.source,
+        )
+        for each in published.table().values()
+    ]
+    return Table(published.MARK, heads, rows)
+
+
+def _answer(asked: Asked) -> Result:
     if not ALPHA < asked.power < 1:
         raise UsageError(f"a power of {asked.power:g} is none", fix="it is above 0.05 and below 1: --power 0.8")
     if asked.plan is not None and not 0 < asked.plan <= 100:
@@ -55,7 +90,7 @@ def answer(asked: Asked) -> Result:
             f"--tasks says which tasks are unresolved, and nothing of {asked.metric!r}", fix="leave out --tasks"
         )
     found: list[Comparison | Unpaired] = []
-    settings, remarks = {}, []
+    settings, remarks = {}, list[str]()
     if len(asked.policies) == 1 or (not asked.policies and (asked.plan is None or asked.discordance is None)):
         raise UsageError(
             "a comparison takes two policies",
@@ -70,6 +105,7 @@ def answer(asked: Asked) -> Result:
             settings, remarks = settings_that_differ(outcomes), notes(outcomes, compared)
         else:
             found += _counts(asked, read)
+            remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in asked.policies) else []
     planned = None
     if asked.plan is not None:
         first = found[0] if found else None

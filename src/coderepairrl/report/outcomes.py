@@ -16,6 +16,7 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
+from coderepairrl.report import published
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, Tail, codec, foreign, open_run
 from coderepairrl.stats import measures, resolved
@@ -70,9 +71,10 @@ class Counts:
 def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None) -> Outcomes | Counts:
     """The outcomes that `source` names.
 
-    It is ``SOLVED/TASKS``; or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` an evaluation of a run folder (else
-    its last one) or a policy of an outcome file; or several of them, separated by commas, as attempts of one policy.
-    `asked` is a file of task ids: those of which a file of outcomes or a report knows nothing were not resolved.
+    It is ``SOLVED/TASKS``; ``published:NAME`` (`published.table`); or a path, with ``@NAME``, ``@STEP`` or
+    ``@NAME-STEP`` an evaluation of a run folder (else its last one) or a policy of an outcome file; or several of them,
+    separated by commas, as attempts of one policy. `asked` is a file of task ids: those of which a file of outcomes or
+    a report knows nothing were not resolved.
 
     Raises `UsageError` for what is none of these, is damaged, or lacks the metric.
     """
@@ -81,6 +83,9 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
         if not 0 < tasks >= solved:
             raise UsageError(f"{source} is no number of solved tasks", fix="write SOLVED/TASKS, such as 36/500")
         return Counts(source, solved, tasks)
+    if source.startswith(published.PREFIX):
+        found = published.find(source.removeprefix(published.PREFIX))
+        return Counts(f"{found.name} on {found.benchmark} ({published.MARK})", found.solved or 0, found.tasks)
     if not all(part.strip() for part in source.split(",")):
         raise UsageError(f"{source!r} names no policy", fix="name a run folder, or a file of outcomes")
     wanted = _asked(asked) if asked else None
@@ -88,11 +93,24 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
     return _together([_read(part.strip(), metric, wanted) for part in parts])
 
 
+def episodes_of(source: str) -> list[Episode]:
+    """The attempts of the evaluation of a run folder that `source` names. Raises `UsageError`."""
+    path, which = _named(source)
+    folder = open_run(path)
+    return list(_episodes(folder, _choose(folder, which)))
+
+
+def _named(source: str) -> tuple[Path, str]:
+    """A path, and what stands behind its ``@``."""
+    path = Path(source)
+    if path.exists():
+        return path, ""
+    before, at, which = source.rpartition("@")
+    return (Path(before), which) if at else (path, "")
+
+
 def _read(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
-    path, which = Path(source), ""
-    if not path.exists():
-        before, at, which = source.rpartition("@")
-        path, which = (Path(before), which) if at else (path, "")
+    path, which = _named(source)
     if not path.exists() and path.name.endswith((".json", ".jsonl", ".gz")):
         raise UsageError(f"there is no file {path}", fix="`crrl grade` writes PREDICTIONS.graded.jsonl")
     if path.is_dir() and not (path / "run.json").exists() and (reports := sorted(path.rglob("*.json"))):

@@ -1,0 +1,69 @@
+"""Numbers that others published, each with its source. None was run here, and nobody says of which tasks they are."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from coderepairrl.errors import UsageError
+from coderepairrl.registry import nearest
+from coderepairrl.stats import Interval, wilson
+
+PREFIX = "published:"
+MARK = "published, not run here"
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One number of a system on a benchmark."""
+
+    name: str
+    system: str
+    scaffold: str
+    benchmark: str
+    tasks: int
+    how: str
+    """What the number is: of one attempt, of several, chosen by whom."""
+    source: str
+    percent: float | None = None
+    """Of tasks resolved, as printed."""
+    similarity: float | None = None
+    """Of code with the reference, by their own measure: compares with nothing of ours."""
+
+    @property
+    def solved(self) -> int | None:
+        """Tasks that the percentage comes to, the nearest whole number."""
+        return None if self.percent is None else round(self.percent * self.tasks / 100)
+
+    @property
+    def interval(self) -> Interval | None:
+        """Wilson's, as if of one attempt at each of independent tasks; None of a similarity, of unknown spread."""
+        return None if self.solved is None else wilson(self.solved, self.tasks)
+
+
+@functools.cache
+def table() -> dict[str, Published]:
+    """All of them by name, in the order of the file."""
+    text = Path(__file__).with_name("published.toml").read_text("utf-8")
+    return {name: Published(name=name, **fields) for name, fields in tomllib.loads(text).items()}
+
+
+def find(name: str) -> Published:
+    """The one called `name`, with a percentage. Raises `UsageError`.
+
+    >>> find("thesis-base").solved, str(find("thesis-base").interval)
+    (36, '0.072 [0.052, 0.098]')
+    """
+    if name not in table():
+        raise UsageError(
+            f"no published number is called {name!r}", fix=f"{nearest(name, table())} All: crrl compare --published"
+        )
+    found = table()[name]
+    if found.percent is None:
+        raise UsageError(
+            f"{name} is a similarity by a measure of its own, which compares with nothing here",
+            fix="name one of a share of resolved tasks: crrl compare --published",
+        )
+    return found

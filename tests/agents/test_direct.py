@@ -73,6 +73,13 @@ def test_edits_in_a_reply(reply: str, count: int) -> None:
     assert len(edits(reply)) == count
 
 
+@pytest.mark.parametrize("name", ["direct", "agentless"])
+async def test_what_is_shown_leaves_room_for_a_reply(tmp_path: Path, name: str) -> None:
+    code = {"add.py": b"".join(b"x = %d\n" % number for number in range(300)), "b.py": b"y = 1\n" * 2000}
+    run = await play(tmp_path, Answer("b.py"), agent=name, files=code, limits=Limits(tokens=2_000))
+    assert run.requests and all(len(request["messages"][-1]["content"]) < 5_000 for request in run.requests)
+
+
 async def test_its_endings(tmp_path: Path) -> None:
     full = Answer(status=400, code="context_length_exceeded")
     run = await direct(tmp_path, full, limits=Limits())

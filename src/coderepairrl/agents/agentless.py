@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message
-from coderepairrl.agents.direct import FORMAT, choose, edits, files_of
+from coderepairrl.agents.direct import FORMAT, choose, edits, files_of, within
 from coderepairrl.agents.localising import Place, Source, elements_named, excerpt, lines_named, numbered, paths_named
 from coderepairrl.agents.options import parse
 from coderepairrl.agents.proposals import Proposal, draft, elect, passing
@@ -53,7 +53,8 @@ class AgentlessOptions:
     around: int = 10
     """Lines shown before and after those that are named."""
     context_chars: int = 20_000
-    """At most so much of the list of files, of outlines or of code in a question."""
+    """At most so much of the list of files, of outlines or of code in a question. Never more than two characters for
+    each token that the episode may have."""
     tests: str = ""
     """A command line of the repository's own tests, such as ``python -m pytest -q``, run by bash with each different
     repair: those with which it exits with 0 are preferred. The tests that judge the repair are not in the sandbox."""
@@ -109,6 +110,7 @@ class _Run:
     def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
         self.budget = Budget(endpoint.limits)
+        self.room = within(options.context_chars, endpoint.limits)
         self.turn = -1
         self.done: list[ToolCall] = []
         self.log: list[Message] = []
@@ -135,7 +137,7 @@ class _Run:
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
-        messages = _messages("\n\n".join([self.task.prompt, *_within(shown, self.options.context_chars), question]))
+        messages = _messages("\n\n".join([self.task.prompt, *_cut(shown, self.room), question]))
         reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         self.log += [*messages, reply.message]
@@ -209,10 +211,10 @@ def _messages(prompt: str) -> list[Message]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
 
 
-def _within(parts: Sequence[str], chars: int) -> list[str]:
+def _cut(parts: Sequence[str], chars: int) -> list[str]:
     """`parts` from the first on, at most `chars` of them all, the last of them cut after a line.
 
-    >>> _within(["one\\ntwo", "three"], 6), _within(["one", "three"], 8)
+    >>> _cut(["one\\ntwo", "three"], 6), _cut(["one", "three"], 8)
     (['one\\n(cut off)'], ['one', 'three'])
     """
     shown: list[str] = []

@@ -17,7 +17,7 @@ from coderepairrl.agents.texts import FULL
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import AgentFault, ConfigError
 from coderepairrl.protocols import Agent, FirstRequest, Sandbox
-from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
+from coderepairrl.types import AgentReport, Endpoint, Limits, Task, ToolCall
 
 FORMAT = """\
 Write each edit like this, with the path of the file on the line before:
@@ -47,7 +47,8 @@ class DirectOptions:
     """Which files: those whose path or name the issue has, those that the reference changes (an upper bound for any
     search), or all. Where none is found, all."""
     context_chars: int = 20_000
-    """At most so much of them: whole files, in the order of their paths, until one does not fit."""
+    """At most so much of them: whole files, in the order of their paths, until one does not fit. Never more than two
+    characters for each token that the episode may have."""
     system: str = SYSTEM
     """The system prompt; empty sends none."""
 
@@ -81,7 +82,9 @@ class Direct(Agent):
         `AgentFault` (no git, or the endpoint refuses our request) and `SandboxFault`.
         """
         budget = Budget(endpoint.limits)
-        messages = self._messages(await self._prompt(task, sandbox))
+        messages = self._messages(
+            await self._prompt(task, sandbox, within(self.options.context_chars, endpoint.limits))
+        )
         done: list[ToolCall] = []
         exit = "submitted"
         try:
@@ -103,8 +106,8 @@ class Direct(Agent):
         system = [{"role": "system", "content": self.options.system}] if self.options.system else []
         return [*system, {"role": "user", "content": prompt}]
 
-    async def _prompt(self, task: Task, sandbox: Sandbox) -> str:
-        shown, room = [], self.options.context_chars
+    async def _prompt(self, task: Task, sandbox: Sandbox, room: int) -> str:
+        shown = []
         there = await files_of(sandbox) if task.workspace else []
         for path in choose(self.options.files, task, there):
             try:
@@ -116,6 +119,15 @@ class Direct(Agent):
                 break
             shown.append(f"{path}\n```\n{text.rstrip()}\n```")
         return "\n\n".join([task.prompt, *shown])
+
+
+def within(chars: int, limits: Limits) -> int:
+    """At most `chars`, and so few that the episode's tokens suffice for the issue and a reply, too.
+
+    >>> within(20_000, Limits()), within(20_000, Limits(tokens=2_000))
+    (20000, 4000)
+    """
+    return min(chars, 2 * limits.tokens)  # of code a token is 3 to 4 characters
 
 
 def choose(which: str, task: Task, paths: list[str]) -> list[str]:

@@ -281,6 +281,9 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
     }
     if result["shard"] == str(WHOLE):
         commands[f"crrl compare {run} OTHER_RUN"] = "is another policy better on the same tasks?"
+    if len(set(result["agents"].values())) > 1:
+        names = " ".join(f"{run}@{name}" for name in result["agents"])
+        commands[f"crrl compare {names}"] = "is an agent better than the first?"
     for name, summary in result["evaluations"].items():
         written = predictions.files(Path(result["run"]), name)
         if written and "resolved" not in summary["outcomes"]:

@@ -338,6 +338,9 @@ class Episode:
     repository: str = ""
     difficulty: float | None = None
     """These four are the task's, so that a table of episodes can be grouped by them."""
+    calls_known: bool = True
+    """Whether the agent said which tools it called. Of a program that does not, or that broke, `tool_calls` is empty
+    and means nothing."""
 
     @property
     def reward(self) -> float:

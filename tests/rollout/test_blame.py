@@ -190,6 +190,7 @@ async def test_all_blame_alike(miniature: Path, tmp_path: Path, name: str) -> No
     assert (episode.ending, episode.reason, episode.printed) == (made.ending, made.reason, made.printed)
     assert (episode.fault, episode.patch) == (words(made.fault), made.patch)
     assert bool(episode.scores) == (made.fault is None)
+    assert not episode.calls_known, "a program does not say which tools it called, nor does one that broke"
 
     options = [
         "agent=test_blame:Breaks",

@@ -16,6 +16,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted, printable
 from coderepairrl.registry import nearest
+from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stages import evaluation, predictions, shards
 from coderepairrl.stages.shards import WHOLE, Shard
@@ -256,21 +257,32 @@ def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) ->
     own = config.eval.each[name]
     source = own.source or config.tasks.source
     void = f", {summary['void']} void" if summary["void"] else ""
-    rows = {each: Interval(**share) for each, share in summary["outcomes"].items()}
-    rows |= {each: Interval(**mean) for each, mean in summary["values"].items() if _shown(each, rows)}
-    return [
+    rows = {  # evaluations of older versions have no metrics
+        each: Interval(**mean)
+        for part in ("outcomes", "values", "metrics")
+        for each, mean in summary.get(part, {}).items()
+    }
+    shown = [each for each in rows if each not in _REPEATED and not each.endswith(PER_PATCH)]
+    per_patch = {each: rows[each + PER_PATCH] for each in shown if each + PER_PATCH in rows}
+    wide = max(map(len, map(str, (rows[each] for each in shown))), default=0)
+    lines = [
         f"{name}: {', '.join(filter(None, (agent, source)))}, {counted(summary['tasks'], 'task')}"
         f" x {counted(own.attempts, 'attempt')}{void};"
         f" temperature {own.temperature:g}, top-p {own.top_p:g};"
         f" {config.rollout.calls} calls, {config.rollout.tokens:,} tokens, {config.rollout.seconds:g} s",
-        *(f"  {each:<28} {found}" for each, found in rows.items()),
+        f"  {'':<28} {'all attempts':<{wide}}  patches that are not empty",
+        *(f"  {each:<28} {rows[each]!s:<{wide}}  {per_patch.get(each, '')}".rstrip() for each in shown),
+    ]
+    head = next((each for each in ("resolved", "reward") if each in rows), "")
+    parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}
+    return lines + [
+        f"  {part + ':':<28} {head} {Interval(**each[head])}, {counted(each['tasks'], 'task')}"
+        for part, each in parts.items()
     ]
 
 
-def _shown(measure: str, outcomes: Mapping[str, object]) -> bool:
-    """Whether a measure is in the table: those that are in `outcomes` already are not, nor is a mean per patch."""
-    repeated = {"empty_patches", "turns"} | ({"tests"} if "resolved" in outcomes else set())
-    return measure not in repeated and not measure.endswith("_per_patch")
+_REPEATED = {"empty_patches", "turns", "tests"}
+"""Measures that say again what another of the table does; ``tests`` is `resolved`, or its mean."""
 
 
 def _next(result: Mapping[str, Any], config: Config) -> list[str]:

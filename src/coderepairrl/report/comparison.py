@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
+from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Counts, Outcomes
 from coderepairrl.stats import Interval, paired_difference, sign_flip_test, tango, wilson
 from coderepairrl.stats.attempts import CurvePoint, curves
@@ -132,7 +133,7 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
     repositories = {task: first.repositories.get(task) or other.repositories.get(task, "") for task in tasks}
     own = {task: task for task in tasks} if question.by_task else clusters_by(repositories)
     clusters = [own[task] for task in tasks]
-    share = shares(first.metric, [*before, *after])
+    share = shares(first.metric, [*before, *after], COUNTS)
     several = max(len(values) for side in sides for values in side) > 1
     binary = all(value in (0, 1) for side in sides for values in side for value in values)
     number = len(set(clusters))
@@ -152,8 +153,8 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         clusters=number,
         unit="tasks" if all(task == own[task] for task in tasks) else "repositories",
         attempts=tuple(min(map(len, side)) for side in sides),  # type: ignore[arg-type]
-        early=level(first.metric, before, clusters, share=share),
-        late=level(first.metric, after, clusters, share=share),
+        early=level(first.metric, before, clusters, share=share, counts=COUNTS),
+        late=level(first.metric, after, clusters, share=share, counts=COUNTS),
         change=paired_difference(before, after, clusters, share=share),
         bootstrap=difference(before, after, clusters),
         d=cohens_d(before, after, clusters),

@@ -16,10 +16,9 @@ from typing import Any
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
-from coderepairrl.report import published
+from coderepairrl.report import metrics, published
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, Tail, codec, foreign, open_run
-from coderepairrl.stats import measures, resolved
 from coderepairrl.types import Ending, Episode, Task
 
 RESOLVED = "resolved"
@@ -139,7 +138,8 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 
 def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
-    episodes = _episodes(folder, name)
+    episodes = list(_episodes(folder, name))
+    rows = _measured(folder, name, episodes)
     values: dict[str, list[float]] = {}
     repositories: dict[str, str] = {}
     known: dict[str, None] = {}
@@ -151,7 +151,7 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
         if episode.ending is Ending.VOID:
             void += 1
             continue
-        found = _measures(episode)
+        found = rows[episode.id]
         judges |= {score.name for score in episode.scores if score.passed is not None}
         known |= dict.fromkeys(found)
         if metric in found:
@@ -189,10 +189,19 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
     )
 
 
-def _measures(episode: Episode) -> dict[str, float]:
-    """As `measures`, and whether the task is resolved."""
-    verdict = resolved(episode)
-    return measures(episode) | ({} if verdict is None else {RESOLVED: float(verdict)})
+def _measured(folder: RunFolder, name: str, episodes: Sequence[Episode]) -> dict[str, metrics.Row]:
+    """The metrics of valid `episodes` by id: as the evaluation left them, or, of a run of an older version, what its
+    episodes and tasks say."""
+    try:
+        known = folder.attempts(name)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{folder.path}/eval/{name}/metrics.jsonl is damaged: {error}",
+            fix="delete it: what the episodes say is computed again",
+        ) from error
+    tasks = folder.tasks()
+    missing = [metrics.Attempt(each, tasks.get(each.task_id)) for each in episodes if each.id not in known]
+    return {**metrics.rows(missing), **known}
 
 
 def _choose(folder: RunFolder, which: str) -> str:
@@ -261,7 +270,7 @@ def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dic
     resolved those that ran its checks (`judges`)."""
     if metric == "reward":
         return dict(versions)
-    names = judges if metric == RESOLVED else {metric.removesuffix("_per_patch")}
+    names = judges if metric == RESOLVED else {metric.removesuffix(metrics.PER_PATCH)}
     return {name: version for name, version in versions.items() if name in names}
 
 

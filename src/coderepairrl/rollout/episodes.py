@@ -189,13 +189,19 @@ class Rollout:
 
 def _ended(episode: Episode, made: Attempt) -> Episode:
     """`episode` with what came of its attempt, but for scores."""
-    episode = replace(episode, patch=made.patch, printed=_shortened(made.printed, _PRINTED_CHARS))
+    report = made.outcome if isinstance(made.outcome, AgentReport) else None
+    calls = None if report is None or made.fault is not None else report.tool_calls
+    episode = replace(
+        episode,
+        patch=made.patch,
+        printed=_shortened(made.printed, _PRINTED_CHARS),
+        tool_calls=calls or (),
+        calls_known=calls is not None,
+    )
     if made.fault is not None:
         return _void(episode, made.fault)
-    episode = replace(episode, ending=made.ending, reason=made.reason)
-    if isinstance(made.outcome, AgentReport):
-        return replace(episode, tool_calls=made.outcome.tool_calls or ())
-    return replace(episode, crash=_shortened(str(made.outcome))) if made.ending is Ending.CRASH else episode
+    crash = _shortened(str(made.outcome)) if made.ending is Ending.CRASH and report is None else ""
+    return replace(episode, ending=made.ending, reason=made.reason, crash=crash)
 
 
 def _void(episode: Episode, fault: Fault) -> Episode:

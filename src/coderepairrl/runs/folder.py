@@ -190,6 +190,24 @@ class RunFolder:
         rows = [{"task": task, **codec.dump(repair)} for task in sorted(known) for repair in known[task]]
         write_atomic(self.path / "references.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
+    def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write ``eval/NAME/metrics.jsonl`` (atomically): an object for each attempt, with its ``id``."""
+        folder = self.path / "eval" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def attempts(self, name: str) -> dict[str, dict[str, float]]:
+        """The metrics in ``eval/NAME/metrics.jsonl`` by id of the episode; none of a run of an older version. Raises
+        OSError and ValueError for damage."""
+        path = self.path / "eval" / name / "metrics.jsonl"
+        found: dict[str, dict[str, float]] = {}
+        for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("id"), str):
+                raise ValueError(f"{path}:{number} is no attempt")
+            found[row["id"]] = {key: v for key, v in row.items() if type(v) in (int, float) and key != "attempt"}
+        return found
+
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
         """Write ``eval/NAME/summary.json`` (atomically)."""
         folder = self.path / "eval" / name

@@ -286,6 +286,38 @@ _LATER = "run it again, where that host can be reached: what was fetched is kept
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
+def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
+    """Those of `paths` in `workspace` that can be read on this machine as it is, None for a file that is not there.
+
+    Nothing is fetched or unpacked: of an image, of a commit that is not in the cache, of a folder that is gone or
+    dirty, and of paths that lead out of it, nothing is at hand.
+    """
+    kind, _, where = workspace.partition(":")
+    safe = [path for path in paths if "\n" not in path and not {"", ".", ".."} & set(path.split("/"))]
+    url, _, commit = where.rpartition("@")
+    try:
+        if kind == "git" and commits_at_hand(url, [commit]):
+            return _of_commit(_cache_of(url), commit, safe)
+        if kind == "dir" and _is_repository(folder := Path(where).expanduser()):
+            with _clean(folder) as (home, head):
+                return _of_commit(home, head, safe)
+        if kind == "dir":
+            inside = [path for path in safe if (folder / path).resolve() == folder.resolve() / path]
+            return {path: (folder / path).read_bytes() if (folder / path).is_file() else None for path in inside}
+    except (TaskError, OSError, subprocess.SubprocessError):
+        pass
+    return {}
+
+
+def _of_commit(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes | None]:
+    found: dict[str, bytes | None] = {}
+    for path in paths:
+        asked = os.fsencode(f"{commit}:{path}\n")
+        head, _, content = git("cat-file", "--batch", folder=home, stdin=asked).partition(b"\n")
+        found[path] = content[:-1] if head.split()[1:2] == [b"blob"] else None
+    return found
+
+
 def _entries(workspace: str, images: Images | None) -> Iterable[Entry]:
     kind, _, where = workspace.partition(":")
     if kind == "dir" and where:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from coderepairrl.assembly.conditions import unlike
 from coderepairrl.errors import UsageError
+from coderepairrl.report.metrics import agents_of
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import replace_folder
 from coderepairrl.stages import shards
@@ -128,9 +129,10 @@ def _write(folder: RunFolder, target: Path, parts: Sequence[_Part], owner: Mappi
                 if _counts(record, group_of, owner, at):
                     log.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
         for name, version in parts[0].evaluations.items():
-            episodes = _episodes(parts, name, owner)
+            episodes, rows = _episodes(parts, name, owner)
             own = (tasks[each.task_id] for each in episodes)
-            record = conclude(folder, name, 0, version, episodes, own, model=about["policy"])
+            agents = agents_of(about["config"])
+            record = conclude(folder, name, 0, version, episodes, own, model=about["policy"], agents=agents, known=rows)
             log.append("eval", **record)
         log.append("end", step=0)
     finally:
@@ -146,12 +148,14 @@ def _counts(record: Mapping[str, Any], group_of: Mapping[str, str], owner: Mappi
     return kind != "eval"
 
 
-def _episodes(parts: Sequence[_Part], name: str, owner: Mapping[str, int]) -> list[Episode]:
-    """In the order in which one run has them."""
-    found = [
-        episode
-        for at, part in enumerate(parts)
-        for episode in part.folder.episodes(f"{name}-00000")
-        if owner[episode.group] == at
-    ]
-    return sorted(found, key=lambda each: (each.group, each.attempt))
+def _episodes(
+    parts: Sequence[_Part], name: str, owner: Mapping[str, int]
+) -> tuple[list[Episode], dict[str, dict[str, float]]]:
+    """Those that count, in the order in which one run has them, and their metrics by id."""
+    found, rows, place = list[Episode](), dict[str, dict[str, float]](), f"{name}-00000"
+    for at, part in enumerate(parts):
+        own = [episode for episode in part.folder.episodes(place) if owner[episode.group] == at]
+        measured = part.folder.attempts(place)
+        rows |= {each.id: measured[each.id] for each in own if each.id in measured}
+        found += own
+    return sorted(found, key=lambda each: (each.group, each.attempt)), rows

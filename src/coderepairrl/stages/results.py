@@ -1,15 +1,15 @@
-"""What an evaluation leaves in its run folder: episodes, a summary with intervals, and predictions."""
+"""What an evaluation leaves in its run folder: episodes, their metrics, a summary with intervals, and predictions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from coderepairrl.rewards import MalformedPatch
-from coderepairrl.rewards.verified import identity
+from coderepairrl.report import localisation, metrics
 from coderepairrl.runs import RunFolder
+from coderepairrl.sandbox.workspace import files_at_hand
 from coderepairrl.stages import predictions
-from coderepairrl.stats import Summary, outcomes, summarise
+from coderepairrl.stats import Interval, Summary, outcomes, summarise
 from coderepairrl.types import Episode, Task
 
 
@@ -22,33 +22,58 @@ def conclude(
     tasks: Iterable[Task],
     *,
     model: str = "",
+    agents: Mapping[str, str] | None = None,
+    known: Mapping[str, metrics.Row] | None = None,
 ) -> dict[str, Any]:
     """Write what became of the `episodes` of evaluation `name` into `folder`: ``episodes/NAME-STEP.jsonl``, and
-    ``summary.json`` and the predictions into ``eval/NAME-STEP/``. Returns the record for the log.
+    ``metrics.jsonl``, ``summary.json`` and the predictions into ``eval/NAME-STEP/``. Returns the record for the log.
 
-    `model` is what predictions call the policy: where it is empty, the run and the step.
+    `model` is what predictions call the policy: where it is empty, the run and the step. `agents` are the names of
+    those that attempted the tasks of each kind. `known` are metrics that were measured elsewhere, by id of the episode.
     """
     place = f"{name}-{step:05d}"
-    found = outcomes(episodes, exact_of(episodes, {task.id: task for task in tasks}))
-    summary = as_json(summarise(episodes)) | {"outcomes": {each: share._asdict() for each, share in found.items()}}
+    by_id = {task.id: task for task in tasks}
+    rows = {**metrics.rows(_attempts(episodes, by_id, known or {})), **(known or {})}
+    found = outcomes(episodes, {name for name, row in rows.items() if row.get("exact")})
+    summary = as_json(summarise(episodes)) | {"outcomes": _plain(found)}
+    further = metrics.summary(episodes, rows)
+    summary["metrics"] = _plain({each: further[each] for each in further if each not in {*found, *summary["values"]}})
+    summary["slices"] = {
+        part: {"tasks": len(ids)} | _plain(_headline([each for each in episodes if each.task_id in ids], rows))
+        for part, ids in metrics.parts(episodes, by_id, agents or {}).items()
+    }
     folder.write_episodes(place, episodes)
+    folder.write_attempts(
+        place,
+        (
+            {"id": each.id, "task": each.task_id, "attempt": each.attempt, **rows[each.id]}
+            for each in episodes
+            if each.id in rows
+        ),
+    )
     folder.write_evaluation(place, {"step": step, **summary})
     predictions.write(folder.path / "eval" / place, model or f"{folder.path.name}-{step:05d}", episodes)
     return {"name": name, "step": step, "version": version, "summary": summary}
 
 
-def exact_of(episodes: Iterable[Episode], tasks: Mapping[str, Task]) -> set[str]:
-    """The ids of the episodes whose patch makes of the files exactly what the reference of their task does."""
-    wanted = {name: made for name, task in tasks.items() if (made := _makes(task.reference)) is not None}
-    return {each.id for each in episodes if each.task_id in wanted and _makes(each.patch) == wanted[each.task_id]}
+def _attempts(
+    episodes: Sequence[Episode], tasks: Mapping[str, Task], known: Mapping[str, object]
+) -> list[metrics.Attempt]:
+    """Those that are not `known` yet, each with the Python files that patch and reference change."""
+    asked: dict[str, set[str]] = {}
+    new = [each for each in episodes if each.id not in known]
+    for each in new:
+        if (task := tasks.get(each.task_id)) is not None and task.reference.strip():
+            asked.setdefault(task.id, set()).update(localisation.python_files(task.reference, each.patch))
+    sources = {name: files_at_hand(tasks[name].workspace, sorted(paths)) for name, paths in asked.items()}
+    return [metrics.Attempt(each, tasks.get(each.task_id), sources.get(each.task_id)) for each in new]
 
 
-def _makes(patch: bytes) -> object:
-    """What `patch` makes of the files; None of one that is empty or no diff."""
-    try:
-        return identity(patch) or None
-    except MalformedPatch:
-        return None
+def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Interval]:
+    shown = {
+        each.id: {name: v for name, v in rows.get(each.id, {}).items() if name in metrics.HEADLINE} for each in episodes
+    }
+    return metrics.summary(episodes, shown)
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
@@ -57,5 +82,9 @@ def as_json(summary: Summary) -> dict[str, Any]:
         "episodes": summary.episodes,
         "tasks": summary.tasks,
         "void": summary.void,
-        "values": {name: interval._asdict() for name, interval in summary.values.items()},
+        "values": _plain(summary.values),
     }
+
+
+def _plain(found: Mapping[str, Interval]) -> dict[str, Any]:
+    return {name: interval._asdict() for name, interval in found.items()}

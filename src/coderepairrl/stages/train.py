@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import Any
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch
+from coderepairrl.report.metrics import agents_of
 from coderepairrl.rollout import Group, Slot, check_health, collect, due, episodes_of, slots
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.history import History, consumed, finished
@@ -198,7 +200,10 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
     groups = await gather(parts, history, parts.shard.share(chosen), sampling)
     episodes, tasks = episodes_of(groups), (group.task for group in groups)
-    record = conclude(parts.folder, name, step, version, episodes, tasks, model=parts.model_name)
+    agents = agents_of(parts.config.model_dump(mode="json"))
+    record = await asyncio.to_thread(  # comparing patches may take a while
+        conclude, parts.folder, name, step, version, episodes, tasks, model=parts.model_name, agents=agents
+    )
     parts.log.append("eval", **record)
     parts.log.sync()
     history.evaluations[name, step] = record

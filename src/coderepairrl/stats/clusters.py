@@ -62,9 +62,10 @@ def slice_of(task_id: str) -> str:
     return ends.get(task_id[-2:], "") if task_id.startswith(_MUTANTS) else ""
 
 
-def slices(episodes: Iterable[Episode]) -> dict[str, frozenset[str]]:
+def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()) -> dict[str, frozenset[str]]:
     """Ids of the tasks that results are also given for, by what they have in common: kind, language, repository, their
-    half of the difficulties, and what mutants' issues quote. A field that is the same for all makes no slice.
+    half of the difficulties, what mutants' issues quote, and `further` fields, each a name or nothing. A field that is
+    the same for all makes no slice.
 
     >>> from coderepairrl.types import Ending
     >>> slices(Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go")))
@@ -85,6 +86,7 @@ def slices(episodes: Iterable[Episode]) -> dict[str, frozenset[str]]:
         lambda task: task.language and f"language {task.language}",
         lambda task: task.repository and f"repository {task.repository}",
         difficulty,
+        *further,
     )
     found: dict[str, frozenset[str]] = {}
     for field in fields:

@@ -6,7 +6,7 @@ An episode void after all retries is counted and not measured: an infrastructure
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
 
 
 def measures(episode: Episode) -> dict[str, float]:
-    """Numbers of one episode; a ratio that is undefined for it (no tool call, no patch) is absent.
+    """Numbers of one episode; what is undefined for it (no tool call, no patch) or not known is absent.
 
     ``reward`` is the weighted sum; every score appears under its own name, and as ``NAME_per_patch`` for
     episodes with a patch, because a rising mean may come from fewer empty patches alone.
@@ -31,10 +31,11 @@ def measures(episode: Episode) -> dict[str, float]:
         "empty_patches": float(empty),
         "limit": float(episode.ending is Ending.LIMIT),
         "crash": float(episode.ending is Ending.CRASH),
-        "calls": float(len(calls)),
         "turns": float(len(episode.turns)),
         "sampled_tokens": float(episode.sampled),
     }
+    if episode.calls_known:
+        values["calls"] = float(len(calls))
     if calls:
         values["tool_success"] = sum(call.ok for call in calls) / len(calls)
     for score in episode.scores:
@@ -73,17 +74,22 @@ def summarise(episodes: Iterable[Episode]) -> Summary:
     )
 
 
-def shares(measure: str, values: Iterable[float]) -> bool:
-    """Whether `values` of a measure are shares, in [0, 1], and no count."""
-    return measure not in COUNTS and is_share(values)
+def shares(measure: str, values: Iterable[float], counts: Container[str] = COUNTS) -> bool:
+    """Whether `values` of a measure are shares, in [0, 1], and it is none of `counts`."""
+    return measure not in counts and is_share(values)
 
 
 def level(
-    measure: str, values: Sequence[float], clusters: Sequence[Hashable], *, share: bool | None = None
+    measure: str,
+    values: Sequence[float],
+    clusters: Sequence[Hashable],
+    *,
+    share: bool | None = None,
+    counts: Container[str] = COUNTS,
 ) -> Interval:
     """The mean of `values` of a measure, in `clusters`: that of a `share`, where nothing is said by `shares`."""
-    share = shares(measure, values) if share is None else share
-    return mean_interval(values, clusters, share=share, least=0.0 if measure in COUNTS else -math.inf)
+    share = shares(measure, values, counts) if share is None else share
+    return mean_interval(values, clusters, share=share, least=0.0 if measure in counts else -math.inf)
 
 
 def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:

@@ -157,15 +157,15 @@ def _places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Itera
         for block in file.blocks:
             removed = range(block.at + 1, block.at + len(block.removed) + 1)
             for line in removed or (block.at,):  # what is inserted belongs to the line above
-                yield file.path, _enclosing(tree, line)
+                yield file.path, enclosing(tree, line)
 
 
-def _enclosing(tree: ast.AST, line: int) -> str:
+def enclosing(tree: ast.AST, line: int) -> str:
     """The qualified name of the innermost function or class of `tree` that contains `line`."""
     for node in ast.iter_child_nodes(tree):
         first = min((each.lineno for each in getattr(node, "decorator_list", ())), default=getattr(node, "lineno", 0))
         if first <= line <= (getattr(node, "end_lineno", 0) or 0):
-            inner = _enclosing(node, line)
+            inner = enclosing(node, line)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 return f"{node.name}.{inner}".rstrip(".")
             return inner

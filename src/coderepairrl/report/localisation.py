@@ -1,0 +1,128 @@
+"""Where a patch changes a project, against where its reference does: files, functions, lines, all of the old side.
+
+Recall is the share of the reference's places that the patch changes, too, precision the share of the patch's places
+that the reference changes. A file is known by its old name. A line is a removed one, or, where lines are added and none
+removed, the one above them (0 at the top of a file). A function is the innermost one or class around a line, by `ast`;
+code outside of any is one place of its file. Tests are left out of both, unless the reference changes nothing else: an
+agent that writes one has not looked in the wrong place. Other new files count: a script that shows the bug is not part
+of its repair.
+
+Functions are known in Python alone, where the files are at hand; in other languages, and elsewhere, nothing is said of
+them. So the levels are those of Agentless (Xia et al. 2024, arXiv 2407.01489), which counts a patch as right at a level
+where its places contain all of the reference's: a recall of 1.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Hashable, Mapping, Set
+from functools import lru_cache
+
+from coderepairrl.rewards.beside import is_test
+from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
+from coderepairrl.rewards.text import LARGEST_PATCH
+from coderepairrl.rewards.thesis.matches import enclosing
+
+Line = tuple[str, int]
+_PYTHON = (".py", ".pyi")
+_LARGEST_SOURCE = 1 << 20
+
+
+def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
+    """The lines that `patch` changes, by file; none of what is no diff. Without `tests` those of tests are left out.
+
+    >>> sorted(lines(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
+    [('x.py', 4)]
+    """
+    return frozenset(line for file in parsed(patch) if tests or not is_test(file.path) for line in _lines(file))
+
+
+@lru_cache(maxsize=256)
+def parsed(patch: bytes) -> tuple[FilePatch, ...]:
+    """The files of `patch`; none of what is no diff, or beyond `LARGEST_PATCH`."""
+    try:
+        return parse(patch) if len(patch) <= LARGEST_PATCH else ()
+    except MalformedPatch:
+        return ()
+
+
+def _lines(file: FilePatch) -> set[Line]:
+    found = set()
+    for block in file.blocks:
+        found |= {(file.path, at) for at in range(block.at + 1, block.at + len(block.removed) + 1) or (block.at,)}
+    return found or {(file.path, 0)}  # a mode, a name, or binary content
+
+
+def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
+    """The lines of `patch` and those of `reference` that are compared: without tests, unless that leaves no reference.
+
+    >>> both(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
+    frozenset({('test_x.py', 1)})
+    """
+    wanted = lines(reference)
+    return (lines(patch), wanted) if wanted else (lines(patch, tests=True), lines(reference, tests=True))
+
+
+def files_of(changed: Set[Line]) -> frozenset[str]:
+    """The files of the lines `changed`."""
+    return frozenset(path for path, _ in changed)
+
+
+def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> frozenset[tuple[str, str]] | None:
+    """The functions around the lines `changed` of Python files, as (file, qualified name).
+
+    `sources` are the files before any patch, None for one that did not exist. None where one of them is not at hand, or
+    does not parse.
+
+    >>> code = b"class A:\\n    def f(self):\\n        return 1\\n"
+    >>> functions_of({("x.py", 3)}, {"x.py": code}), functions_of({("x.py", 3)}, {})
+    (frozenset({('x.py', 'A.f')}), None)
+    """
+    found = set()
+    for path, line in changed:
+        if not path.endswith(_PYTHON):
+            continue
+        if path not in sources:
+            return None
+        source = sources[path]
+        tree = None if source is None else _tree(source)
+        if source is not None and tree is None:
+            return None
+        found.add((path, enclosing(tree, line) if tree is not None else ""))
+    return frozenset(found)
+
+
+def python_files(*patches: bytes) -> set[str]:
+    """The Python files that `patches` change: the sources that `functions_of` needs."""
+    return {path for patch in patches for path in files_of(lines(patch, tests=True)) if path.endswith(_PYTHON)}
+
+
+@lru_cache(maxsize=256)
+def _tree(source: bytes) -> ast.Module | None:
+    if len(source) > _LARGEST_SOURCE:
+        return None
+    with warnings.catch_warnings():  # of invalid escapes
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
+def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
+    """|given & wanted| / |wanted|; None where nothing is wanted.
+
+    >>> recall({1, 2}, {2, 3}), recall(set(), {1}), recall({1}, set())
+    (0.5, 0.0, None)
+    """
+    return len(given & wanted) / len(wanted) if wanted else None
+
+
+def precision(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
+    """|given & wanted| / |given|; None where nothing is given, or nothing is wanted.
+
+    >>> precision({1, 2}, {2, 3}), precision(set(), {1}), precision({1}, set())
+    (0.5, None, None)
+    """
+    return len(given & wanted) / len(given) if given and wanted else None

@@ -1,0 +1,396 @@
+"""What is measured of an attempt of an evaluation: one small function each, and a table of them (`METRICS`).
+
+A function takes an `Attempt` and gives a number, or None where it is undefined for the attempt or not known: an agent
+program that does not say which tools it called has not called none. Metrics of the patch also exist of the patches that
+are not empty (``NAME_per_patch``), because a mean over all attempts rises when fewer patches are empty, even while
+patches get worse. docs/reference/metrics.md lists them all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+from coderepairrl import rewards
+from coderepairrl.report import localisation
+from coderepairrl.rewards import MalformedPatch
+from coderepairrl.rewards.text import LARGEST_PATCH
+from coderepairrl.rewards.verified import identity
+from coderepairrl.stats import COUNTS as MEASURED_COUNTS
+from coderepairrl.stats import Interval, measures, resolved
+from coderepairrl.stats.clusters import clusters_of, slices
+from coderepairrl.stats.measures import level
+from coderepairrl.stats.medians import median_interval
+from coderepairrl.stats.spending import spent
+from coderepairrl.types import Ending, Episode, Task, ToolCall
+
+PER_PATCH = "_per_patch"
+PER_TOOL = "tool_success/"
+SIMILARITIES = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "file_match")
+"""Rewards that compare two diffs and need nothing else."""
+_EDITS = frozenset({"apply_patch", "edit", "patch", "write"})
+"""Tools of our agents that change a file."""
+_READERS = frozenset({"awk", "cat", "diff", "egrep", "grep", "head", "less", "more", "nl", "rg", "sed", "tail", "wc"})
+_FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")
+_WORDS = 10_000
+"""Characters of a command line that are looked at."""
+_ALIKE = 5e-4
+"""A similarity below it is none: an edit of a wrong place earns 1e-9."""
+
+Row = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An episode, its task (None where nothing has kept it), and the files that it is about, before any patch: what is
+    not among them is not at hand, None did not exist."""
+
+    episode: Episode
+    task: Task | None = None
+    sources: Mapping[str, bytes | None] | None = None
+
+    @property
+    def reference(self) -> bytes:
+        """The reference patch; empty where there is none."""
+        return self.task.reference if self.task is not None else b""
+
+    @property
+    def filled(self) -> bool:
+        """Whether the patch is not empty."""
+        return bool(self.episode.patch.strip())
+
+
+Value = Callable[[Attempt], float | None]
+
+
+class Metric(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    value: Value
+    unit: Literal["share", "count", "tokens", "lines", "s"] = "share"
+    per_patch: bool = False
+    """Also of patches that are not empty."""
+    median: bool = False
+    """The median over attempts, not their mean: it has few attempts, and a long tail."""
+
+
+# -- the patch
+
+
+def completed(attempt: Attempt) -> float:
+    """1 for a patch that is not empty."""
+    return float(attempt.filled)
+
+
+def solved(attempt: Attempt) -> float | None:
+    """1 where the patch passed the task's checks (`stats.resolved`)."""
+    verdict = resolved(attempt.episode)
+    return None if verdict is None else float(verdict)
+
+
+def exact(attempt: Attempt) -> float | None:
+    """1 where the patch makes of the files exactly what the reference does, white space at the ends of lines aside."""
+    wanted = _makes(attempt.reference)
+    return None if wanted is None else float(_makes(attempt.episode.patch) == wanted)
+
+
+@lru_cache(maxsize=256)
+def _makes(patch: bytes) -> object:
+    """What `patch` makes of the files; None of one that is empty or no diff."""
+    try:
+        return identity(patch) or None
+    except MalformedPatch:
+        return None
+
+
+def partial(attempt: Attempt) -> float | None:
+    """1 where the patch makes some of the reference's changes (`patch_edits` above 0) and is not `exact`."""
+    same, alike = exact(attempt), similarity("patch_edits")(attempt)
+    return None if same is None or alike is None else float(not same and alike > _ALIKE)
+
+
+def similarity(name: str) -> Value:
+    """The reward `name` of patch and reference: what it has scored, else as it compares two diffs. 0 for an empty
+    patch, and for what is no diff."""
+
+    def value(attempt: Attempt) -> float | None:
+        if (scored := next((s.value for s in attempt.episode.scores if s.name == name), None)) is not None:
+            return scored
+        patch, task = attempt.episode.patch, attempt.task
+        if task is None or not task.reference.strip():
+            return None
+        return _compared(name, task.reference, patch, task.language) if attempt.filled else 0.0
+
+    return value
+
+
+@lru_cache(maxsize=256)
+def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
+    [(reward, _)] = rewards.make(name)
+    try:
+        return reward.compare(reference, patch, language) if len(patch) <= LARGEST_PATCH else 0.0
+    except MalformedPatch:
+        return 0.0
+
+
+def changed_files(attempt: Attempt) -> float:
+    """Files in the patch."""
+    return float(len({file.path for file in localisation.parsed(attempt.episode.patch)}))
+
+
+def changed_lines(attempt: Attempt) -> float:
+    """Lines that the patch removes and adds."""
+    files = localisation.parsed(attempt.episode.patch)
+    return float(sum(len(block.removed) + len(block.added) for file in files for block in file.blocks))
+
+
+# -- where it changes what
+
+
+Share = Callable[[Any, Any], float | None]
+
+
+def of_files(share: Share) -> Value:
+    """`share` (`localisation.recall` or ``precision``) of files."""
+
+    def value(attempt: Attempt) -> float | None:
+        given, wanted = localisation.both(attempt.episode.patch, attempt.reference)
+        return share(localisation.files_of(given), localisation.files_of(wanted))
+
+    return value
+
+
+def of_lines(share: Share) -> Value:
+    """`share` of lines."""
+    return lambda attempt: share(*localisation.both(attempt.episode.patch, attempt.reference))
+
+
+def of_functions(share: Share) -> Value:
+    """`share` of functions of Python; None where the files are not at hand."""
+
+    def value(attempt: Attempt) -> float | None:
+        given, wanted = (
+            localisation.functions_of(side, attempt.sources or {})
+            for side in localisation.both(attempt.episode.patch, attempt.reference)
+        )
+        return None if given is None or wanted is None else share(given, wanted)
+
+    return value
+
+
+# -- what the agent did
+
+
+def actions(attempt: Attempt) -> float | None:
+    """Tool calls: those that the agent counts, else those in the policy's replies of the main conversation, where its
+    requests offered tools. A program that acts on the text of replies is not known to have made any."""
+    episode = attempt.episode
+    if episode.tool_calls:
+        return float(len(episode.tool_calls))
+    main = [turn for turn in episode.turns if turn.index not in set(episode.side)]
+    if any(turn.tools for turn in main):
+        return float(sum(len(turn.messages[-1].get("tool_calls") or ()) for turn in main if turn.messages))
+    return 0.0 if episode.calls_known else None
+
+
+def edit_applied(attempt: Attempt) -> float | None:
+    """Edit-apply rate: of the calls of tools that edit, those that did. Edits by shell commands are not known as
+    such."""
+    edits = [call.ok for call in attempt.episode.tool_calls if call.name in _EDITS]
+    return sum(edits) / len(edits) if edits else None
+
+
+def repeated_failures(attempt: Attempt) -> float | None:
+    """Calls that failed just as an earlier one, of the same tool with the same arguments, had."""
+    seen: set[tuple[str, str]] = set()
+    repeated = 0
+    for call in attempt.episode.tool_calls:
+        if not call.ok:
+            repeated += (call.name, call.arguments) in seen
+            seen.add((call.name, call.arguments))
+    return float(repeated) if attempt.episode.calls_known else None
+
+
+def commands(attempt: Attempt) -> float | None:
+    """Programs that shell commands started: those named in the first ten words of each."""
+    if not attempt.episode.calls_known:
+        return None
+    return float(sum(len(call.command.split()) for call in attempt.episode.tool_calls))
+
+
+def files_viewed(attempt: Attempt) -> float | None:
+    """Different files that commands which succeeded looked at: words with an ending, such as ``src/a.py``, of commands
+    with a program that prints files (cat, sed, grep, head, ...). Patterns (``*.py``) and listings of folders are
+    none."""
+    if not attempt.episode.calls_known:
+        return None
+    return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _viewed(call)}))
+
+
+def _viewed(call: ToolCall) -> Iterator[str]:
+    if not _READERS & set(call.command.split()):
+        return
+    try:
+        arguments = json.loads(call.arguments)
+        line = next((v for v in arguments.values() if isinstance(v, str)), "") if isinstance(arguments, dict) else ""
+        words = shlex.split(line[:_WORDS].replace(";", " ").replace("|", " "), comments=False)
+    except (ValueError, RecursionError):  # no JSON, an unclosed quote
+        return
+    yield from (word.removeprefix("./") for word in words if _FILE.fullmatch(word))
+
+
+def per_tool(attempt: Attempt) -> dict[str, float]:
+    """Of each tool that was called, the share of its calls that succeeded, as ``tool_success/NAME``."""
+    outcomes: dict[str, list[bool]] = {}
+    for call in attempt.episode.tool_calls:
+        outcomes.setdefault(call.name, []).append(call.ok)
+    return {f"{PER_TOOL}{name}": sum(own) / len(own) for name, own in sorted(outcomes.items())}
+
+
+# -- what it took
+
+
+def prompt_tokens(attempt: Attempt) -> float:
+    """Tokens of all prompts, each as long as the model was given it, cached or not."""
+    return float(spent([attempt.episode]).prompt_tokens)
+
+
+def seconds(attempt: Attempt) -> float | None:
+    """Wall time of the attempt, from opening the sandbox to its scores."""
+    return attempt.episode.timings.get("total")
+
+
+def if_resolved(value: Value) -> Value:
+    """`value` of the attempts that resolved their task, and of no others."""
+    return lambda attempt: value(attempt) if resolved(attempt.episode) else None
+
+
+METRICS = (
+    Metric("resolved", solved, per_patch=True),
+    Metric("completed", completed),
+    Metric("empty", lambda attempt: 1 - completed(attempt)),
+    Metric("exact", exact, per_patch=True),
+    Metric("partial", partial, per_patch=True),
+    *(Metric(name, similarity(name), per_patch=True) for name in SIMILARITIES),
+    Metric("file_recall", of_files(localisation.recall), per_patch=True),
+    Metric("file_precision", of_files(localisation.precision)),
+    Metric("function_recall", of_functions(localisation.recall), per_patch=True),
+    Metric("function_precision", of_functions(localisation.precision)),
+    Metric("line_recall", of_lines(localisation.recall), per_patch=True),
+    Metric("line_precision", of_lines(localisation.precision)),
+    Metric("changed_files", changed_files, "count", per_patch=True),
+    Metric("changed_lines", changed_lines, "lines", per_patch=True),
+    Metric("edit_applied", edit_applied),
+    Metric("repeated_failures", repeated_failures, "count"),
+    Metric("files_viewed", files_viewed, "count"),
+    Metric("commands", commands, "count"),
+    Metric("actions", actions, "count"),
+    Metric("prompt_tokens", prompt_tokens, "tokens"),
+    Metric("seconds", seconds, "s"),
+    Metric("actions_to_resolve", if_resolved(actions), "count", median=True),
+    Metric("seconds_to_resolve", if_resolved(seconds), "s", median=True),
+)
+"""In the order in which they are printed. Precision needs a patch anyway."""
+
+_NO_SHARES = {metric.name for metric in METRICS if metric.unit != "share"}
+COUNTS = MEASURED_COUNTS | _NO_SHARES | {name + PER_PATCH for name in _NO_SHARES}
+"""Metrics and measures that are numbers per attempt, and no shares."""
+MEDIANS = frozenset(metric.name for metric in METRICS if metric.median)
+OF_TIME = frozenset(metric.name for metric in METRICS if metric.unit == "s")
+"""Those that depend on the machine, and on what else it does."""
+HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits", "file_recall", "actions")
+"""What is given for slices of tasks."""
+
+
+def row(attempt: Attempt) -> dict[str, float]:
+    """The metrics of one attempt that are defined and known, and its `stats.measures`."""
+    values = measures(attempt.episode)
+    for metric in METRICS:
+        value = metric.value(attempt)
+        if value is not None:
+            values[metric.name] = value
+            if metric.per_patch and attempt.filled:
+                values[metric.name + PER_PATCH] = value
+    return values | per_tool(attempt)
+
+
+def rows(attempts: Iterable[Attempt]) -> dict[str, dict[str, float]]:
+    """By the ids of the episodes; none of void ones, which an infrastructure fault ended."""
+    return {each.episode.id: row(each) for each in attempts if each.episode.ending is not Ending.VOID}
+
+
+def summary(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
+    """Means (and `MEDIANS`) of the rows `known` of `episodes`, with 95 % intervals, clustered by `clusters_of`."""
+    own = clusters_of(episodes)
+    columns: dict[str, tuple[list[float], list[str]]] = {}
+    for episode in episodes:
+        for name, value in known.get(episode.id, {}).items():
+            values, clusters = columns.setdefault(name, ([], []))
+            values.append(value)
+            clusters.append(own[episode.task_id])
+    return {
+        name: median_interval(*columns[name]) if name in MEDIANS else level(name, *columns[name], counts=COUNTS)
+        for name in sorted(columns, key=_place)
+    }
+
+
+def _place(name: str) -> tuple[int, str]:
+    order = [metric.name for metric in METRICS]
+    plain = name.removesuffix(PER_PATCH)
+    return (order.index(plain) if plain in order else len(order)), name
+
+
+# -- slices
+
+
+def kind_of_edit(reference: bytes) -> str:
+    """What a reference asks for, tests aside: ``one line`` (removed or added, or one in another's place), ``one hunk``,
+    ``one file``, or ``several files``. Empty without a reference.
+
+    >>> kind_of_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
+    'one line'
+    """
+    wanted = localisation.files_of(localisation.both(b"", reference)[1])
+    blocks = [block for file in localisation.parsed(reference) if file.path in wanted for block in file.blocks]
+    if len(wanted) != 1:
+        return "several files" if wanted else ""
+    if len(blocks) != 1:
+        return "one file"
+    return "one line" if max(len(blocks[0].removed), len(blocks[0].added)) <= 1 else "one hunk"
+
+
+def parts(
+    episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
+) -> dict[str, frozenset[str]]:
+    """Ids of the tasks that results are also given for (`stats.clusters.slices`), further by the year of the issue, the
+    kind of edit that the reference is, and the agent: `agents` are names by kind of task, ``""`` the others'."""
+
+    def year(episode: Episode) -> str:
+        task = tasks.get(episode.task_id)
+        return task.created[:4] and f"year {task.created[:4]}" if task else ""
+
+    def edit(episode: Episode) -> str:
+        task = tasks.get(episode.task_id)
+        return (kind := kind_of_edit(task.reference)) and f"edit of {kind}" if task else ""
+
+    def agent(episode: Episode) -> str:
+        return (name := agents.get(episode.kind) or agents.get("", "")) and f"agent {name}"
+
+    return slices(episodes, (year, edit, agent))
+
+
+def agents_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The agent of each kind of tasks, of the others by ``""``: by a configuration as plain data.
+
+    >>> agents_of({"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}}})
+    {'': 'nano', 'java': 'aider', 'go': 'nano'}
+    """
+    name = str((config.get("agent") or {}).get("name", ""))
+    kinds = config.get("kinds") or {}
+    return {"": name, **{kind: str((own.get("agent") or {}).get("name") or name) for kind, own in kinds.items()}}

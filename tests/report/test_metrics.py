@@ -1,0 +1,245 @@
+"""Metrics of attempts against values worked out by hand, and what holds of any attempt."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl.report import localisation, metrics
+from coderepairrl.report.metrics import METRICS, PER_PATCH, Attempt, parts, row, rows, summary
+from coderepairrl.sandbox.workspace import files_at_hand
+from coderepairrl.stats import medians
+from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn
+
+SOURCE = b"""import os
+
+class Till:
+    def add(self, n):
+        self.total += n
+
+    def take(self, n):
+        self.total -= n
+        return n
+
+LIMIT = 3
+"""
+
+
+def diff(*changes: tuple[str, int, str, str]) -> bytes:
+    """A diff without context: (file, first old line, removed lines, added lines)."""
+    text = ""
+    for path, first, removed, added in changes:
+        old, new = removed.splitlines(), added.splitlines()
+        at = first if old else first - 1
+        text += f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n"
+        text += f"@@ -{at},{len(old)} +{first},{len(new)} @@\n"
+        text += "".join(f"-{line}\n" for line in old) + "".join(f"+{line}\n" for line in new)
+    return text.encode()
+
+
+REFERENCE = diff(
+    ("till.py", 5, "        self.total += n", "        self.total += abs(n)"), ("rates.py", 1, "A = 1", "A = 2")
+)
+TASK = Task("t/1", "p", "python", "dir:/nowhere", REFERENCE, created="2023-05-01")
+
+
+def attempt(patch: bytes = b"", **fields: Any) -> Attempt:
+    episode = Episode("e", "t/1", "eval", 0, "g", 0, Ending.DONE, patch=patch, **fields)
+    return Attempt(episode, TASK, {"till.py": SOURCE, "rates.py": b"A = 1\nB = 2\n"})
+
+
+def test_the_reference_itself_is_right_in_everything() -> None:
+    found = row(attempt(REFERENCE))
+    wrong = {"empty", "empty_patches", "partial", "partial_per_patch", "limit", "crash", "reward"}
+    shares = {metric.name for metric in METRICS if metric.unit == "share"} - {"resolved", "edit_applied"} - wrong
+    assert {name: found[name] for name in shares} == dict.fromkeys(shares, 1.0)
+    assert found["partial"] == found["empty"] == 0 and (found["changed_files"], found["changed_lines"]) == (2, 4)
+
+
+def test_localisation_of_a_patch_worked_out_by_hand() -> None:
+    """Of the reference's two files, functions and lines it changes one; beside it, another function of that file, and a
+    script. Its test is no place."""
+    patch = (
+        diff(
+            ("till.py", 5, "        self.total += n", "        self.total = n"),
+            ("till.py", 8, "        self.total -= n", "        pass"),
+            ("show.py", 1, "", "print(1)"),
+            ("tests/test_till.py", 1, "", "assert True"),
+        )
+        .replace(b"--- a/show.py", b"--- /dev/null")
+        .replace(b"--- a/tests/test_till.py", b"--- /dev/null")
+    )
+    given, wanted = localisation.both(patch, REFERENCE)
+    assert given == {("till.py", 5), ("till.py", 8), ("show.py", 0)} and wanted == {("till.py", 5), ("rates.py", 1)}
+    made = attempt(patch)
+    found = row(Attempt(made.episode, TASK, {**(made.sources or {}), "show.py": None}))
+    assert {name: found[name] for name in found if name.endswith(("_recall", "_precision"))} == pytest.approx({
+        "file_recall": 1 / 2, "file_precision": 1 / 2, "line_recall": 1 / 2, "line_precision": 1 / 3,
+        "function_recall": 1 / 2, "function_precision": 1 / 3,  # Till.add of Till.add, Till.take, show.py itself
+    })  # fmt: skip
+    assert found["exact"] == found["partial"] == 0, "the right places, and nothing of the right change"
+    half = row(attempt(diff(("till.py", 5, "        self.total += n", "        self.total += abs(n)"))))
+    assert half["exact"] == 0 and half["partial"] == half["file_precision"] == 1 and half["file_recall"] == 0.5
+    assert "function_recall" not in row(made), "whether show.py was there before is not known"
+
+
+@pytest.mark.parametrize(
+    ("line", "name"), [(1, ""), (4, "Till.add"), (5, "Till.add"), (3, "Till"), (6, "Till"), (9, "Till.take"), (11, "")]
+)
+def test_functions_are_the_innermost_around_a_line(line: int, name: str) -> None:
+    assert localisation.functions_of({("till.py", line)}, {"till.py": SOURCE}) == {("till.py", name)}
+
+
+def test_what_is_not_known_is_absent_and_what_is_empty_is_no_hit() -> None:
+    """No zero for what nobody knows: functions of files that are not at hand, tools of a program that does not say."""
+    found = row(replace(attempt(calls_known=False), sources=None))
+    unknown = {"calls", "actions", "edit_applied", "repeated_failures", "files_viewed", "commands", "tool_success"}
+    assert not unknown & found.keys() and "function_recall" not in found and "resolved" not in found
+    assert found["file_recall"] == found["line_recall"] == found["exact"] == found["patch_edits"] == 0
+    assert not [name for name in found if name.endswith("precision") or name.endswith(PER_PATCH)]
+    bare = row(Attempt(attempt(REFERENCE).episode))
+    assert not {"exact", "partial", "patch_edits", "file_recall"} & bare.keys(), "without its task, no reference"
+    assert rows([Attempt(replace(attempt().episode, ending=Ending.VOID), TASK)]) == {}
+    java = replace(TASK, reference=diff(("A.java", 1, "a", "b")))
+    assert "function_recall" not in row(Attempt(attempt(REFERENCE).episode, java, {}))
+    nonsense = row(attempt(b"no diff at all"))
+    assert nonsense["file_recall"] == nonsense["patch_lines"] == 0 and "file_precision" not in nonsense
+
+
+def test_a_reference_of_tests_alone_is_compared_with_tests() -> None:
+    reference = diff(("tests/test_a.py", 3, "x", "y"))
+    assert localisation.both(reference, reference) == ({("tests/test_a.py", 3)},) * 2
+
+
+def call(name: str, arguments: str, ok: bool, command: str = "") -> ToolCall:
+    return ToolCall(0, name, arguments, ok, command=command)
+
+
+def test_tools_worked_out_by_hand() -> None:
+    calls = (
+        call("shell", '{"cmd": "cat src/a.py ./b.py | head -5"}', True, "cat head"),
+        call("shell", '{"cmd": "grep -rn x src/a.py *.py"}', True, "grep"),
+        call("shell", '{"cmd": "sed -n 1,5p gone.py"}', False, "sed"),
+        call("shell", '{"cmd": "python x.py"}', True, "python"),
+        call("shell", '{"cmd": "sed -n 1,5p gone.py"}', False, "sed"),
+        call("apply_patch", '{"file_path": "a.py"}', False),
+        call("apply_patch", '{"file_path": "a.py"}', False),
+        call("apply_patch", '{"file_path": "b.py"}', True),
+        call("shell", '{"cmd": "cat \'unclosed"}', True, "cat"),
+        call("shell", "no JSON", False),
+    )
+    found = row(attempt(tool_calls=calls))
+    assert {name: found[name] for name in ("actions", "commands", "files_viewed", "repeated_failures")} == {
+        "actions": 10, "commands": 7, "files_viewed": 2, "repeated_failures": 2,
+    }  # fmt: skip
+    assert found["edit_applied"] == found["tool_success/apply_patch"] == pytest.approx(1 / 3)
+    assert found["tool_success/shell"] == pytest.approx(4 / 7) and found["tool_success"] == 0.5
+
+
+def test_actions_of_a_program_are_those_that_its_model_asked_for() -> None:
+    def turn(index: int, asked: int, tools: tuple[str, ...]) -> Turn:
+        nothing = TokenSpan((), Origin.GIVEN)
+        reply = {"role": "assistant", "content": "", "tool_calls": [{"id": str(n)} for n in range(asked)]}
+        return Turn(index, None, nothing, TokenSpan((), Origin.POLICY), messages=(reply,), tools=tools)
+
+    turns = (turn(0, 2, ("bash",)), turn(1, 1, ("bash",)), turn(2, 5, ()))
+    asked = row(attempt(turns=turns, side=(2,), calls_known=False))
+    assert asked["actions"] == 3 and "calls" not in asked
+    assert "actions" not in row(attempt(turns=(turn(0, 0, ()),), calls_known=False)), "it acts on text"
+
+
+def test_what_it_took_to_resolve_is_of_the_resolved_and_a_median() -> None:
+    made = []
+    for at, (passed, calls) in enumerate([(True, 2), (True, 4), (True, 30), (False, 1), (True, 3)]):
+        score = (Score("tests", float(passed), passed=passed),)
+        own = (call("shell", "{}", True),) * calls
+        base = attempt(REFERENCE, scores=score, tool_calls=own, timings={"total": float(10 * calls)}).episode
+        made.append(replace(base, id=f"e{at}", task_id=f"t/{at}"))
+    known = rows(Attempt(each, TASK) for each in made)
+    found = summary(made, known)
+    assert "actions_to_resolve" not in known["e3"]
+    assert found["actions_to_resolve"].value == 3.5 and found["seconds_to_resolve"].value == 35
+    assert found["actions"].value == 8 and found["resolved"].value == 0.8 == found["resolved_per_patch"].value
+
+
+def test_parts_by_year_edit_and_agent() -> None:
+    names = {"t/a": REFERENCE, "t/b": diff(("x.py", 1, "a", "b")), "t/c": diff(("x.py", 1, "a\nb", "c"))}
+    tasks = {
+        name: replace(TASK, id=name, reference=own, created="" if name == "t/c" else f"202{at}-01-01")
+        for at, (name, own) in enumerate(names.items())
+    }
+    episodes = [replace(attempt().episode, task_id=name, kind="x" if name == "t/a" else "") for name in names]
+    assert parts(episodes, tasks, {"": "nano", "x": "aider"}) == {
+        "kind x": {"t/a"}, "year 2020": {"t/a"}, "year 2021": {"t/b"},
+        "edit of several files": {"t/a"}, "edit of one line": {"t/b"}, "edit of one hunk": {"t/c"},
+        "agent aider": {"t/a"}, "agent nano": {"t/b", "t/c"},
+    }  # fmt: skip
+
+
+def test_files_are_read_where_they_are_at_hand_and_nowhere_else(tmp_path: Path) -> None:
+    (tmp_path / "work" / "src").mkdir(parents=True)
+    (tmp_path / "work" / "src" / "a.py").write_bytes(SOURCE)
+    (tmp_path / "secret.py").write_bytes(b"key")
+    (tmp_path / "work" / "link.py").symlink_to(tmp_path / "secret.py")
+    asked = ["src/a.py", "gone.py", "../secret.py", "link.py", "/etc/passwd", "src/../../secret.py"]
+    assert files_at_hand(f"dir:{tmp_path / 'work'}", asked) == {"src/a.py": SOURCE, "gone.py": None}
+    for workspace in ("dir:/nowhere", "git:https://example.invalid/x@" + "0" * 40, "image:x@sha256:1", ""):
+        assert files_at_hand(workspace, ["src/a.py"]) == {}
+
+
+def test_every_metric_is_listed_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    assert not [metric.name for metric in METRICS if f"`{metric.name}`" not in page]
+
+
+PATHS = st.sampled_from(["till.py", "rates.py", "show.py", "tests/test_till.py", "a.c", "b c.py"])
+LINES = st.text("ab \t#'\"é\\", max_size=6).map(lambda text: text.replace("\n", ""))
+PATCHES = st.one_of(
+    st.binary(max_size=40),
+    st.lists(st.tuples(PATHS, st.integers(1, 12), LINES, LINES), max_size=4).map(lambda own: diff(*own)),
+)
+CALLS = st.builds(
+    call,
+    st.sampled_from(["shell", "apply_patch", "x"]),
+    st.text(max_size=20),
+    st.booleans(),
+    st.sampled_from(["", "cat ls"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    patch=PATCHES,
+    reference=PATCHES,
+    calls=st.lists(CALLS, max_size=5),
+    passed=st.sampled_from([None, True, False]),
+    total=st.floats(0, 1e6),
+)
+def test_every_number_is_finite_and_in_its_range(
+    patch: bytes, reference: bytes, calls: list[ToolCall], passed: bool | None, total: float
+) -> None:
+    """Of any attempt; and a mean of any of them has an interval around it of some width, or none."""
+    scores = () if passed is None else (Score("tests", float(passed), passed=passed),)
+    task = replace(TASK, reference=reference)
+    first = replace(attempt(patch, tool_calls=tuple(calls), scores=scores).episode, timings={"total": total})
+    second = replace(first, id="e2", task_id="t/2", patch=b"", tool_calls=())
+    known = rows([Attempt(first, task, {"till.py": SOURCE}), Attempt(second, task)])
+    for name, value in {**known["e"], **known["e2"]}.items():
+        assert math.isfinite(value) and value >= 0, name
+        assert name in metrics.COUNTS or value <= 1 + 1e-12, name
+    for name, found in summary([first, second], known).items():
+        assert (found.low is None) == (found.high is None)
+        if found.low is not None and found.high is not None:
+            assert found.low <= found.value + 1e-12 and found.value - 1e-12 <= found.high and found.low < found.high
+            assert found.low >= 0 and (name in metrics.COUNTS or found.high <= 1)
+
+
+def test_worked_examples() -> None:
+    assert [doctest.testmod(module).failed for module in (localisation, metrics, medians)] == [0, 0, 0]

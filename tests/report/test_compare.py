@@ -227,6 +227,51 @@ def test_intervals_recover_solve_rates_of_several_attempts(tmp_path: Path) -> No
     assert found["verdicts"][1].startswith("pass@k: run1 is surer in a single attempt, and no new skill is shown")
 
 
+def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
+    """What is won in one repository and lost in another is no difference, and the parts say where; every p is corrected
+    for as many as there are."""
+    sides = [[0, 0, 0, 0, 1, 1, 1, 1] * 2, [1, 1, 1, 1, 0, 0, 0, 0] * 2, [0] * 16]
+    files = [
+        written(
+            tmp_path / f"{name}.jsonl",
+            (
+                {"instance_id": f"t{at}", "resolved": bool(own), "repository": f"r{at // 4 % 2}", "language": "c"}
+                for at, own in enumerate(solved)
+            ),
+        )
+        for name, solved in zip("abc", sides, strict=True)
+    ]
+    [pair] = numbers(*files[:2])["comparisons"]
+    assert pair["change"]["value"] == 0 and not pair["claimed"]
+    assert [(part["name"], part["tasks"], part["change"]["value"]) for part in pair["parts"]] == [
+        ("repository r0", 8, 1.0), ("repository r1", 8, -1.0),
+    ]  # fmt: skip
+    assert [part["p"] for part in pair["parts"]] == [2 * 2 / 2**8] * 2, "eight flips, corrected for two parts"
+    assert "parts of the tasks; p of sign flips, corrected for 2 parts (Holm)" in crrl(*files[:2]).stdout
+    found = numbers(*files, "--all-pairs")["comparisons"]
+    assert [(each["before"], each["after"], each["comparisons"]) for each in found] == [
+        ("a", "b", 3), ("a", "c", 3), ("b", "c", 3),
+    ]  # fmt: skip
+    assert len(numbers(*files)["comparisons"]) == 2
+    with pytest.raises(UsageError, match="a count says how many"):
+        answer(Asked(["1/2", "1/2"], pairs=True))
+
+
+def test_curves_go_as_far_as_the_attempts(tmp_path: Path) -> None:
+    """Without being asked for. The trained one always solves half of the tasks, the base each at every third attempt:
+    it is behind in one, and ahead in many."""
+    base = Run(tmp_path / "base").evaluated("eval-00000", {n: [1.0, 0.0, 0.0, 0.0, 1.0, 0.0] for n in NAMES})
+    mine = Run(tmp_path / "mine").evaluated("eval-00000", {n: [float(at % 2)] * 6 for at, n in enumerate(NAMES)})
+    found = numbers(base.path, mine.path, "--cluster", "task")
+    points = found["comparisons"][0]["pass_at"]
+    assert [point["k"] for point in points] == [1, 2, 4, 6]
+    assert [point["before"]["value"] for point in points] == pytest.approx([1 / 3, 1 - 6 / 15, 1 - 1 / 15, 1])
+    assert {point["after"]["value"] for point in points} == {0.5}
+    assert found["verdicts"][1].startswith("pass@k: base solves within 6 attempts what mine does not: +16.7 points")
+    single = Run(tmp_path / "single").evaluated("eval-00000", every(0))
+    assert numbers(base.path, single.path)["comparisons"][0]["pass_at"] == []
+
+
 # -- what is read
 
 
@@ -466,9 +511,11 @@ def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Pat
         name, value, method = re.split(r"  +", row.strip(), maxsplit=2)
         assert method and ("[" in value or name.startswith("p")), row
     markdown = crrl(*words, "--format", "markdown").stdout
-    assert markdown.count("|---|---|---|") == 2 and "| difference | +0.0 points [" in markdown
+    assert markdown.count("\n|---|---|---|\n") == 2 and "| difference | +0.0 points [" in markdown
     latex = crrl(*words, "--format", "latex").stdout
-    assert latex.count(r"\begin{tabular}{lll}") == latex.count(r"\end{tabular}") == 2
+    assert (latex.count(r"\begin{tabular}{lll}"), latex.count(r"\end{tabular}")) == (2, 3), (
+        "the third: parts of the tasks"
+    )
     assert r"my\_a" in latex and re.search(r"(?<!\\)[%_#]", latex.replace(r"\begin", "")) is None
     assert json.loads(crrl(*words, "--format", "json").stdout) == numbers(*words)
     assert crrl(*files, "--format", "html").exception is not None

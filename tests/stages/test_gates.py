@@ -94,6 +94,7 @@ FAULTS: Mapping[str, Fault] = {
     "zero_reward": metric(reward=0.0, reward_std=0.0, learn__grad_norm=0.0),
     "no_gradient": metric(reward=0.5, reward_std=0.0, learn__grad_norm=0.0),
     "entropy": metric(surprisal=0.001, reward=0.1),
+    "perplexity": metric(surprisal=3.0, reward=0.1),
     "kl": metric(learn__kl=30.0),
     "drift": metric(learn__mismatch_mean=0.5),
     "throughput": each(scale("tokens_per_second", 0.01), scale("rollout_seconds", 30)),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from coderepairrl.stats import outcomes, resolved
+from coderepairrl.stats import measures, outcomes, resolved
 from coderepairrl.stats.spending import Prices, spent
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn
 
@@ -72,8 +74,12 @@ def test_tokens_are_those_that_the_engine_had_or_the_server_counted() -> None:
         Turn(1, 0, span(3), said(4)),
         Turn(2, None, span(1), said(1), fork=Fork(1, tokens=11, messages=1)),
         Turn(3, None, span(0), said(0), remote={"usage": usage}),
+        Turn(4, None, span(0), said(0), remote={"model": "silent"}),
     )
-    found = spent([Episode("e", "t", "eval", 0, "g", 0, Ending.VOID, turns=turns, timings={"total": 1.5})])
-    assert found == (4, 10 + 15 + 12 + 7, 4, 2 + 4 + 1 + 5, 1.5)
+    episode = Episode("e", "t", "eval", 0, "g", 0, Ending.VOID, turns=turns, timings={"total": 1.5})
+    found = spent([episode])
+    assert found == (5, 10 + 15 + 12 + 7, 4, 2 + 4 + 1 + 5, 1.5, 1)
+    assert "sampled_tokens" not in measures(episode), "of the last call nobody knows"
+    assert measures(replace(episode, turns=turns[:4]))["sampled_tokens"] == 12
     assert found.money(Prices(1, 10)) == pytest.approx((44 + 120) / 1e6)
     assert found.money(Prices(1, 10, 0.5)) == pytest.approx((40 + 2 + 120) / 1e6)

@@ -15,6 +15,7 @@ from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.config import Config
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted, printable
+from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.registry import nearest
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
@@ -203,6 +204,7 @@ def found(folder: RunFolder) -> dict[str, Any]:
     cost = spent(logged_episodes(folder.records()))
     prices = about.get("prices")
     money = {"money": cost.money(Prices(*prices))} if prices else {}
+    used = total(folder.records())
     summaries = {record["name"]: record["summary"] for record in folder.records() if record["type"] == "eval"}
     return {
         "run": str(folder.path),
@@ -211,6 +213,7 @@ def found(folder: RunFolder) -> dict[str, Any]:
         "agents": {name: _agents_of(about, name) for name in summaries},
         "evaluations": summaries,
         "cost": {**cost._asdict(), **money},
+        "machine": used and used._asdict(),
         "predictions": [str(path) for name in summaries for path in predictions.files(folder.path, name)],
     }
 
@@ -230,11 +233,15 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
         lines += ["", *_by_agent(result)]
     cost = result["cost"]
     money = f", money {cost['money']:.4f}" if "money" in cost else ""
+    silent = cost["unreported"]
+    unreported = f" (without those of {counted(silent, 'call')}, of which the server does not say)" if silent else ""
     lines += [
         "",
         f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')}"
-        f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')},"
+        f" ({cost['cached_tokens']:,} of them cached by a server), {counted(cost['sampled_tokens'], 'sampled token')}"
+        f"{unreported},"
         f" {cost['attempt_seconds']:,.1f} s of attempts{money}",
+        *([f"machine: {as_words(Used(**result['machine']))}"] if result["machine"] else []),
         "95 % intervals, with tasks of one repository (if there are several) or one function as one observation",
         f"predictions: {' '.join(result['predictions'])}",
         *_next(result, config),

@@ -26,7 +26,8 @@ def compare(
     ] = False,
     cluster: Annotated[str, typer.Option(help="repository, or task: each stands for itself")] = "repository",
     margin: Annotated[float | None, typer.Option(help="points (or units) below which they count as equivalent")] = None,
-    pass_at: Annotated[str, typer.Option(help="pass@k of each, for example 1,2,4,8")] = "",
+    pass_at: Annotated[str, typer.Option(help="pass@k for these k, as 1,2,4,8; else as far as attempts go")] = "",
+    pairs: Annotated[bool, typer.Option("--all-pairs", help="each against each, not all against the first")] = False,
     plan: Annotated[float | None, typer.Option(help="points to be shown: how many tasks and attempts it takes")] = None,
     discordance: Annotated[
         float | None, typer.Option(help="of the plan: the share of tasks on which they differ")
@@ -56,6 +57,7 @@ def compare(
         power=power,
         tasks=tasks,
         published=published,
+        pairs=pairs,
     )
     show(verdict.render(answer(asked), "json" if as_json else form))
 

@@ -35,7 +35,9 @@ class Section(BaseModel):
     )
 
 
-GateName = Literal["skipped", "nothing_sampled", "zero_reward", "no_gradient", "entropy", "kl", "drift", "throughput"]
+GateName = Literal[
+    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "entropy", "perplexity", "kl", "drift", "throughput"
+]
 
 
 class Health(Section):
@@ -52,6 +54,9 @@ class Health(Section):
     entropy: float = Field(default=0.02, gt=0, lt=1)
     """Gate `entropy`: the mean surprisal of sampled tokens is below this share of what it was in the first 5 steps, and
     the reward does not rise. While it rises, little of it may be left in sound runs, too (arXiv 2505.22617)."""
+    perplexity: float = Field(default=5.0, gt=1)
+    """Gate `perplexity`: e to the mean surprisal of sampled tokens is above so many times what it was in the first 5
+    steps, and the reward does not rise."""
     kl: float = Field(default=10.0, gt=1)
     """Gate `kl`: the KL against the initial policy is above so many times its running median, which counts as at least
     0.1 nats a token. Needs `train.beta` above 0."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from coderepairrl.processes.meter import total
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
 from coderepairrl.report.reading import Printed, Row, RunData
 from coderepairrl.stats import Interval, Noted, pair, summarise
@@ -79,6 +80,8 @@ class Report:
     account: Mapping[str, Any]
     ledger: Mapping[str, float]
     wall_seconds: float
+    used: Mapping[str, float | None] | None
+    """What the run used of the machine (`processes.meter.Used`); None of a run of an older version."""
     episodes: Mapping[str, int]
     """``train``, ``eval``, ``void``, ``retried``, ``interrupted``; their ``side_calls``; ``starts`` of the process."""
     endings: Mapping[str, int]
@@ -122,6 +125,7 @@ def analyse(data: RunData) -> Report:
         account=asdict(data.account)
         | {"delivered": data.account.delivered, "expansion": data.account.expansion, "balanced": data.account.balanced},
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
+        used=used._asdict() if (used := total(data.used)) else None,
         wall_seconds=sum(end - start for start, end in data.sessions),
         episodes=_counts(data),
         endings=Counter(_ending(row) for row in data.rows.values() if row.ending is not Ending.VOID),

@@ -41,6 +41,7 @@ class Asked:
     power: float = POWER
     tasks: Path | None = None
     published: bool = False
+    pairs: bool = False
 
 
 def answer(asked: Asked) -> Result:
@@ -126,14 +127,14 @@ def _question(asked: Asked, outcomes: Sequence[Outcomes]) -> Question:
         ks = [int(k) for k in asked.pass_at.split(",") if k.strip()]
     except ValueError:
         raise UsageError(f"--pass-at {asked.pass_at} is no list of numbers", fix="--pass-at 1,2,4,8") from None
-    return Question(asked.common, asked.other_conditions, asked.cluster == "task", margin, ks, asked.power)
+    return Question(asked.common, asked.other_conditions, asked.cluster == "task", margin, ks, asked.power, asked.pairs)
 
 
 def _counts(asked: Asked, read: Sequence[Outcomes | Counts]) -> list[Unpaired]:
-    if asked.metric != RESOLVED or asked.margin is not None or asked.pass_at:
+    if asked.metric != RESOLVED or asked.margin is not None or asked.pass_at or asked.pairs:
         raise UsageError(
             "a count says how many tasks are resolved, and nothing else",
-            fix="leave out --metric, --margin and --pass-at, or name what says which tasks are",
+            fix="leave out --metric, --margin, --pass-at and --all-pairs, or name what says which tasks are",
         )
     first, *others = (each if isinstance(each, Counts) else counted_only(each) for each in read)
     return [compare_counts(first, other, asked.power) for other in others]

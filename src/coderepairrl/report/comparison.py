@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
+from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Counts, Outcomes
 from coderepairrl.stats import Interval, paired_difference, sign_flip_test, tango, wilson
-from coderepairrl.stats.attempts import CurvePoint, curves
+from coderepairrl.stats.attempts import CurvePoint, curves, doubling
 from coderepairrl.stats.clusters import clusters_by
 from coderepairrl.stats.effects import cohens_d, cohens_h, difference
 from coderepairrl.stats.intervals import estimate
@@ -43,7 +46,22 @@ class Question:
     margin: float | None = None
     """Differences below it count as none."""
     pass_at: Sequence[int] = ()
+    """Where it is empty, 1, 2, 4, ... as far as the attempts go, where there are several."""
     power: float = POWER
+    pairs: bool = False
+    """Each policy against each, and not all against the first."""
+
+
+class Part(NamedTuple):
+    """The comparison on tasks that have something in common."""
+
+    name: str
+    tasks: int
+    early: Interval
+    late: Interval
+    change: Interval
+    p: float
+    """Of sign flips, corrected for all parts of the comparison (Holm)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,7 @@ class Comparison:
     """Of a share."""
     equivalence: Equivalence | None
     curve: Sequence[CurvePoint] = ()
+    parts: Sequence[Part] = ()
 
     @property
     def claimed(self) -> bool:
@@ -116,9 +135,11 @@ class Unpaired:
 
 
 def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
-    """Each further policy against the first. Raises `UsageError` where they cannot be compared."""
+    """Each further policy against the first, or all against each other. Raises `UsageError` where they cannot be
+    compared."""
     policies = _alike(_named_apart(policies), question)
-    found = [_compare(policies[0], other, question) for other in policies[1:]]
+    pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
+    found = [_compare(*pair, question) for pair in pairs]
     adjusted, of_tasks = holm([each.p for each in found]), holm([each.p_tasks for each in found])
     return [
         replace(each, adjusted=p, p_tasks=p_tasks, comparisons=len(found))
@@ -171,7 +192,29 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         if question.margin is None
         else equivalence(before, after, clusters, question.margin, share=share),
         curve=_curve(first, other, own, question.pass_at, binary),
+        parts=_parts(first, other, repositories, question, share),
     )
+
+
+def _parts(
+    first: Outcomes, other: Outcomes, repositories: Mapping[str, str], question: Question, share: bool
+) -> list[Part]:
+    found = []
+    for name, ids in {**other.parts, **first.parts}.items():
+        tasks = sorted(ids & first.values.keys())
+        if not 0 < len(tasks) < len(first.values):
+            continue
+        own = (
+            dict(zip(tasks, tasks, strict=True))
+            if question.by_task
+            else clusters_by({t: repositories[t] for t in tasks})
+        )
+        clusters = [own[task] for task in tasks]
+        before, after = ([fmean(side.values[task]) for task in tasks] for side in (first, other))
+        early, late = (level(first.metric, v, clusters, share=share, counts=COUNTS) for v in (before, after))
+        change = paired_difference(before, after, clusters, share=share)
+        found.append(Part(name, len(tasks), early, late, change, sign_flip_test(before, after, clusters)))
+    return [part._replace(p=p) for part, p in zip(found, holm([part.p for part in found]), strict=True)]
 
 
 def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
@@ -192,13 +235,15 @@ def _seen(found: Spread, tasks: int, power: float) -> Interval | None:
 def _curve(
     first: Outcomes, other: Outcomes, clusters: Mapping[str, str], ks: Sequence[int], binary: bool
 ) -> list[CurvePoint]:
+    fewest = min(len(values) for side in (first, other) for values in side.values.values())
+    if not ks:
+        ks = [1, *doubling(fewest)] if binary and fewest > 1 else []
     if not ks:
         return []
     if not binary:
         raise UsageError(
             f"pass@k is of attempts that solve or do not, and {first.metric} is neither", fix="--metric resolved"
         )
-    fewest = min(len(values) for side in (first, other) for values in side.values.values())
     if max(ks) > fewest or min(ks) < 1:
         raise UsageError(
             f"pass@{max(ks) if max(ks) > fewest else min(ks)} cannot be estimated: a task has "

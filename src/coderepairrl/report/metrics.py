@@ -256,9 +256,10 @@ def per_tool(attempt: Attempt) -> dict[str, float]:
 # -- what it took
 
 
-def prompt_tokens(attempt: Attempt) -> float:
-    """Tokens of all prompts, each as long as the model was given it, cached or not."""
-    return float(spent([attempt.episode]).prompt_tokens)
+def prompt_tokens(attempt: Attempt) -> float | None:
+    """Tokens of all prompts, each as long as the model was given it, cached or not; None if a server does not say."""
+    cost = spent([attempt.episode])
+    return None if cost.unreported else float(cost.prompt_tokens)
 
 
 def seconds(attempt: Attempt) -> float | None:
@@ -385,12 +386,20 @@ def parts(
     return slices(episodes, (year, edit, agent))
 
 
-def agents_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """The agent of each kind of tasks, of the others by ``""``: by a configuration as plain data.
+def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, str]:
+    """The agent of each kind of tasks in an evaluation, of the others by ``""``: by a configuration as plain data.
 
-    >>> agents_of({"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}}})
-    {'': 'nano', 'java': 'aider', 'go': 'nano'}
+    >>> found = {"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}},
+    ...          "eval": {"also": {"other": {"agent": "pi"}}}}
+    >>> agents_of(found), agents_of(found, "other")
+    ({'': 'nano', 'java': 'aider', 'go': 'nano'}, {'': 'pi', 'java': 'aider', 'go': 'pi'})
     """
-    name = str((config.get("agent") or {}).get("name", ""))
+    when = config.get("eval") or {}
+    further = (when.get("also") or {}).get(evaluation) or {}
+    name = _called(further.get("agent") or when.get("agent") or config.get("agent"))
     kinds = config.get("kinds") or {}
-    return {"": name, **{kind: str((own.get("agent") or {}).get("name") or name) for kind, own in kinds.items()}}
+    return {"": name, **{kind: _called(own.get("agent")) or name for kind, own in kinds.items()}}
+
+
+def _called(agent: Any) -> str:
+    return str((agent.get("name") if isinstance(agent, Mapping) else agent) or "")

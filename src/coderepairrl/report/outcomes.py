@@ -19,6 +19,7 @@ from coderepairrl.registry import nearest
 from coderepairrl.report import metrics, published
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, Tail, codec, foreign, open_run
+from coderepairrl.stats.clusters import split
 from coderepairrl.types import Ending, Episode, Task
 
 RESOLVED = "resolved"
@@ -54,6 +55,8 @@ class Outcomes:
     """Of the rewards that judged."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The rest of the configuration, flat."""
+    parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Tasks that have something in common, by what that is: ``language go``, ``repository OWNER/NAME``, ..."""
     whole: bool = True
     """Whether all tasks that were asked are there; some lists hold only those that were resolved."""
 
@@ -138,8 +141,8 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
 
 def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
     name = _choose(folder, which)
-    episodes = list(_episodes(folder, name))
-    rows = _measured(folder, name, episodes)
+    episodes, kept = list(_episodes(folder, name)), folder.tasks()
+    rows = _measured(folder, name, episodes, kept)
     values: dict[str, list[float]] = {}
     repositories: dict[str, str] = {}
     known: dict[str, None] = {}
@@ -183,13 +186,16 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
         void=void,
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
-        tasks={task.id: _digest(task) for task in folder.tasks().values() if task.id in values} or None,
+        tasks={task.id: _digest(task) for task in kept.values() if task.id in values} or None,
         versions=_versions(about.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": about["policy"]} if about.get("policy") else {}),
+        parts=metrics.parts(episodes, kept, metrics.agents_of(about.get("config") or {}, name.rpartition("-")[0])),
     )
 
 
-def _measured(folder: RunFolder, name: str, episodes: Sequence[Episode]) -> dict[str, metrics.Row]:
+def _measured(
+    folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
+) -> dict[str, metrics.Row]:
     """The metrics of valid `episodes` by id: as the evaluation left them, or, of a run of an older version, what its
     episodes and tasks say."""
     try:
@@ -199,7 +205,6 @@ def _measured(folder: RunFolder, name: str, episodes: Sequence[Episode]) -> dict
             f"{folder.path}/eval/{name}/metrics.jsonl is damaged: {error}",
             fix="delete it: what the episodes say is computed again",
         ) from error
-    tasks = folder.tasks()
     missing = [metrics.Attempt(each, tasks.get(each.task_id)) for each in episodes if each.id not in known]
     return {**metrics.rows(missing), **known}
 
@@ -308,6 +313,7 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
         policies = [which]
     values: dict[str, dict[Any, float]] = {}
     repositories: dict[str, str] = {}
+    languages: dict[str, str] = {}
     for number, row in rows:
         task, attempt = _id(path, number, row), row.get("attempt")
         own = values.setdefault(task, {})
@@ -318,11 +324,13 @@ def _file(path: Path, which: str, metric: str) -> Outcomes:
             )
         own[attempt] = _value(path, number, row, metric)
         repositories[task] = str(row.get("repository") or row.get("repo") or _repository(task))
+        languages[task] = str(row.get("language") or "")
     return Outcomes(
         name=policies[0] or foreign.stem(path),
         metric=metric,
         values={task: tuple(own.values()) for task, own in values.items()},
         repositories=repositories,
+        parts=_parts("language", languages) | _parts("repository", repositories),
     )
 
 
@@ -375,6 +383,10 @@ def _repository(task: str) -> str:
     return f"{found['owner']}/{found['name']}" if found else ""
 
 
+def _parts(what: str, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    return split({task: value and f"{what} {value}" for task, value in values.items()})
+
+
 def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
     """A summary of SWE-bench's harness, a leaderboard's results.json, or reports of an instance each."""
     if metric != RESOLVED:
@@ -401,7 +413,8 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
         name=path.name.removesuffix(".json"),
         metric=metric,
         values={task: (value,) for task, value in values.items()},
-        repositories={task: _repository(task) for task in values},
+        repositories=(repositories := {task: _repository(task) for task in values}),
+        parts=_parts("repository", repositories),
         whole=whole,
     )
 
@@ -460,5 +473,6 @@ def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
     return replace(
         outcomes,
         values={**outcomes.values, **nothing},
-        repositories={**outcomes.repositories, **{task: _repository(task) for task in nothing}},
+        repositories=(known := {**outcomes.repositories, **{task: _repository(task) for task in nothing}}),
+        parts=_parts("repository", known),
     )

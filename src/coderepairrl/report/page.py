@@ -14,6 +14,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from coderepairrl.printable import visible
+from coderepairrl.processes.meter import Used, as_words
 from coderepairrl.report import plots
 from coderepairrl.report.analysis import Change, Comparison, Evaluation, Report, compare_runs, differences
 from coderepairrl.report.charts import is_reward, sections
@@ -235,5 +236,6 @@ def _environment() -> Environment:
         level=_level,
         signed=_signed,
         seconds=_seconds,
+        used=lambda found: as_words(Used(**found)),
         p=_p,
     )

@@ -89,6 +89,8 @@ class RunData:
     stopped_by: str = ""
     where: str = ""
     """Engine and sandbox of the last process."""
+    used: list[Record] = field(default_factory=list)
+    """``start`` and ``used`` records: what each process has used of the machine (`processes.meter.total`)."""
     changes: list[Record] = field(default_factory=list)
     """What the run was resumed with otherwise."""
     account: Account = field(default_factory=Account)
@@ -151,6 +153,8 @@ def _watch(data: RunData) -> Iterator[Record]:
             data.sessions.append((time, time))
             open_since.clear()
         data.sessions[-1] = (data.sessions[-1][0], time)
+        if kind in ("start", "used"):
+            data.used.append(record)
         if kind in ("start", "stop", "end"):
             data.last, data.stopped_by = kind, record.get("reason", "")
             if kind == "start":

@@ -52,12 +52,14 @@ def result(
         if isinstance(each, Comparison) and each.curve:
             verdicts.append(boundary(each))
             tables.append(_curves(each))
+        if isinstance(each, Comparison) and each.parts:
+            tables.append(_parts(each))
     if planned:
         verdicts += [] if found else [_plan_sentence(planned)]
         tables.append(_plan(planned))
     if settings:
-        names = [found[0].before, *(each.after for each in found)]
-        heads = [name if isinstance(name, str) else name.name for name in names]
+        names = [side if isinstance(side, str) else side.name for each in found for side in (each.before, each.after)]
+        heads = list(dict.fromkeys(names))
         rows = [(key, *("-" if value is None else str(value) for value in row)) for key, row in settings.items()]
         tables.append(Table("what differs in their settings", ("setting", *heads), rows))
     numbers = {
@@ -264,6 +266,22 @@ def _curves(found: Comparison) -> Table:
     return Table(title, ("k", found.before, found.after, "difference"), rows)
 
 
+def _parts(found: Comparison) -> Table:
+    rows = [
+        (
+            part.name,
+            str(part.tasks),
+            _rate(part.early, found.share),
+            _rate(part.late, found.share),
+            _difference(part.change, found.share),
+            _number(part.p),
+        )
+        for part in found.parts
+    ]
+    title = f"parts of the tasks; p of sign flips, corrected for {len(rows)} parts (Holm)"
+    return Table(title, ("part", "tasks", found.before, found.after, "difference", "p, corrected"), rows)
+
+
 def _plan(planned: PlanTable) -> Table:
     square = planned.square
     seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else _rate(square, True)
@@ -368,6 +386,7 @@ def _numbers(found: Comparison | Unpaired) -> dict[str, Any]:
             "p": found.equivalence.p,
             "interval90": as_json(found.equivalence.interval),
         },
+        "parts": [{key: as_json(value) for key, value in part._asdict().items()} for part in found.parts],
         "pass_at": [{key: as_json(value) for key, value in point._asdict().items()} for point in found.curve],
     }
     return data | {"methods": {f"{name}, {value}": method for name, value, method in _rows(found)}}

@@ -20,6 +20,7 @@ from coderepairrl.config import Config, run_of, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, RunError, UsageError
 from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.learn.stitch import Account
+from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage, difference, digests
@@ -29,6 +30,7 @@ from coderepairrl.stages.parts import Parts, assemble, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import train
+from coderepairrl.stages.used import metered
 from coderepairrl.types import Episode
 
 _ENOUGH_DISK = 64 << 20
@@ -69,7 +71,7 @@ async def run(
     Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
     """
-    folder = folder or folder_of(config)
+    folder, meter = folder or folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
     plan = resolve(_pinned(config), resumed=resume)
     plan.require()
@@ -82,7 +84,7 @@ async def run(
                     changes = _changes(plan, folder, history) if resume else []  # the run is locked
                     folder.write_config(to_toml(plan.config))  # what --resume will go on with
                     async with following(folder, config.log, progress.say):
-                        await _until_stopped(plan, parts, history, changes, received)
+                        await _until_stopped(plan, parts, history, changes, received, meter)
             return summary(folder)
         except asyncio.CancelledError:
             if not received:
@@ -163,7 +165,7 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
 
 
 async def _until_stopped(
-    plan: Plan, parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str]
+    plan: Plan, parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str], meter: Meter
 ) -> None:
     try:
         names = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name}
@@ -174,7 +176,8 @@ async def _until_stopped(
             parts.log.append("change", **change._asdict())
             parts.progress.say(f"changed: {change}")
             history.changes.append(change._asdict())
-        await train(parts, history)
+        async with metered(parts.log, meter):
+            await train(parts, history)
         parts.log.append("end", step=history.step)
     except asyncio.CancelledError:
         if not received:

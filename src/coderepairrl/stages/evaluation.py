@@ -16,6 +16,7 @@ from coderepairrl.assembly.replying import replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway
+from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
@@ -26,6 +27,7 @@ from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard, measured_by
 from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate
+from coderepairrl.stages.used import metered
 from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
 from coderepairrl.types import Episode, Sampling
@@ -96,7 +98,7 @@ async def measure(
     that measured something else, `HealthGateError` where too many episodes are void, and `RunError` where a server's
     model becomes another.
     """
-    config = plan.config
+    config, meter = plan.config, Meter()
     differing: list[Difference] = []
     for name, tasks in plan.eval_tasks.items():
         if tasks and not shard.share(tasks):
@@ -153,9 +155,10 @@ async def measure(
                     model_name=config.model.path,
                 )
                 log.append("start", step=0, sandbox=plan.place.sandbox.name, engine=config.engine.name)
-                for name, tasks in plan.eval_tasks.items():
-                    if tasks and (name, 0) not in history.evaluations:
-                        await evaluate(bench, history, name, 0, 0)
+                async with metered(log, meter):
+                    for name, tasks in plan.eval_tasks.items():
+                        if tasks and (name, 0) not in history.evaluations:
+                            await evaluate(bench, history, name, 0, 0)
                 log.append("end", step=0)
     finally:
         log.close()

@@ -200,6 +200,25 @@ def entropy(before: Records, newest: Records, health: Health) -> str:
     )
 
 
+def perplexity(before: Records, newest: Records, health: Health) -> str:
+    """The policy's samples are far more random than they were at first, and its reward does not rise."""
+    first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
+    if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(health.perplexity):
+        return ""
+    if _rises(_values(before[-WINDOW:], "reward"), _values(newest, "reward")):
+        return ""
+    began, became = (_e_to(median(values)) for values in (first, now))
+    return (
+        f"the policy has become random {_span(newest)}: a perplexity of {became:.3g} a token, where it began with "
+        f"{began:.3g}, and its reward does not rise"
+    )
+
+
+def _e_to(nats: float) -> float:
+    """Infinite beyond what a float holds: a broken policy gives its own samples any logprob."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
 def kl(before: Records, newest: Records, health: Health) -> str:
     """The policy is suddenly far from the initial one; known with a KL term only."""
     now, known = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
@@ -271,6 +290,12 @@ GATES = (
         entropy,
         "such a policy explores no more: begin a new run from an earlier checkpoint, with a lower train.lr or "
         "train.beta above 0; --resume gives this one as many steps again",
+    ),
+    Gate(
+        "perplexity",
+        perplexity,
+        "read some attempts (crrl view): are they language at all? Begin a new run from an earlier checkpoint, with a "
+        "lower train.lr or train.beta above 0; --resume gives this one as many steps again",
     ),
     Gate("kl", kl, "continue with --resume and a lower train.lr or a higher train.beta"),
     Gate(

@@ -131,7 +131,7 @@ def _write(folder: RunFolder, target: Path, parts: Sequence[_Part], owner: Mappi
         for name, version in parts[0].evaluations.items():
             episodes, rows = _episodes(parts, name, owner)
             own = (tasks[each.task_id] for each in episodes)
-            agents = agents_of(about["config"])
+            agents = agents_of(about["config"], name)
             record = conclude(folder, name, 0, version, episodes, own, model=about["policy"], agents=agents, known=rows)
             log.append("eval", **record)
         log.append("end", step=0)

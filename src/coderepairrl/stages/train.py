@@ -200,7 +200,7 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
     groups = await gather(parts, history, parts.shard.share(chosen), sampling)
     episodes, tasks = episodes_of(groups), (group.task for group in groups)
-    agents = agents_of(parts.config.model_dump(mode="json"))
+    agents = agents_of(parts.config.model_dump(mode="json"), name)
     record = await asyncio.to_thread(  # comparing patches may take a while
         conclude, parts.folder, name, step, version, episodes, tasks, model=parts.model_name, agents=agents
     )

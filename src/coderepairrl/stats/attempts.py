@@ -50,6 +50,16 @@ def _check(attempts: int, solved: int, k: int) -> None:
         raise ValueError(f"{solved} of {attempts} attempts cannot have solved it")
 
 
+def doubling(most: int) -> Sequence[int]:
+    """2, 4, 8, ... and `most` itself.
+
+    >>> doubling(1), doubling(2), doubling(6)
+    ([], [2], [2, 4, 6])
+    """
+    doubled = [1 << power for power in range(1, most.bit_length()) if 1 << power < most]
+    return [*doubled, most] if most > 1 else []
+
+
 class CurvePoint(NamedTuple):
     """pass@k (or pass^k) of two policies at one `k`, with 95 % intervals, pointwise."""
 

@@ -90,8 +90,17 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
     )
     found: dict[str, frozenset[str]] = {}
     for field in fields:
-        values = {name: field(task) for name, task in tasks.items()}
-        if 1 < len(set(values.values())) <= _SLICES:
-            for value in sorted(set(values.values()) - {""}):
-                found[value] = frozenset(name for name, own in values.items() if own == value)
+        found |= split({name: field(task) for name, task in tasks.items()})
     return found
+
+
+def split(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    """The keys of `values` by value, those without one in no part; none where all are alike, or there are too many.
+
+    >>> split({"a": "go", "b": "c", "c": ""}), split({"a": "go", "b": "go"})
+    ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})
+    """
+    known = set(values.values())
+    if not 1 < len(known) <= _SLICES:
+        return {}
+    return {part: frozenset(key for key, own in values.items() if own == part) for part in sorted(known - {""})}

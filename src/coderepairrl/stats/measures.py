@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from coderepairrl.stats.clusters import clusters_of
 from coderepairrl.stats.intervals import Interval, is_share, mean_interval, paired_difference, sign_flip_test
+from coderepairrl.stats.spending import spent
 from coderepairrl.types import Ending, Episode
 
 COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
@@ -32,8 +33,9 @@ def measures(episode: Episode) -> dict[str, float]:
         "limit": float(episode.ending is Ending.LIMIT),
         "crash": float(episode.ending is Ending.CRASH),
         "turns": float(len(episode.turns)),
-        "sampled_tokens": float(episode.sampled),
     }
+    if not (cost := spent([episode])).unreported:
+        values["sampled_tokens"] = float(cost.sampled_tokens)
     if episode.calls_known:
         values["calls"] = float(len(calls))
     if calls:

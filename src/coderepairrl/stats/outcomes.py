@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
-from coderepairrl.stats.attempts import pass_at_k, pass_hat_k
+from coderepairrl.stats.attempts import doubling, pass_at_k, pass_hat_k
 from coderepairrl.stats.clusters import clusters_of
 from coderepairrl.stats.intervals import Interval, mean_interval
 from coderepairrl.types import Ending, Episode
@@ -55,7 +55,7 @@ def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[s
     by_task: dict[str, list[bool]] = {}
     for each, verdict in tested:
         by_task.setdefault(each.task_id, []).append(verdict)
-    for k in _ks(max(map(len, by_task.values()), default=0)):
+    for k in doubling(max(map(len, by_task.values()), default=0)):
         enough = {task: (len(row), sum(row)) for task, row in by_task.items() if len(row) >= k}
         shares[f"pass@{k}"] = [(task, pass_at_k(*counts, k)) for task, counts in enough.items()]
         shares[f"pass^{k}"] = [(task, pass_hat_k(*counts, k)) for task, counts in enough.items()]
@@ -64,13 +64,3 @@ def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[s
         for name, rows in shares.items()
         if rows
     }
-
-
-def _ks(most: int) -> Sequence[int]:
-    """2, 4, 8, ... and `most` itself.
-
-    >>> _ks(1), _ks(2), _ks(6)
-    ([], [2], [2, 4, 6])
-    """
-    doubled = [1 << power for power in range(1, most.bit_length()) if 1 << power < most]
-    return [*doubled, most] if most > 1 else []

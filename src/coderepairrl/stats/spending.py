@@ -27,6 +27,8 @@ class Spent(NamedTuple):
     cached_tokens: int = 0
     sampled_tokens: int = 0
     attempt_seconds: float = 0.0
+    unreported: int = 0
+    """Calls of which the server did not say how many tokens they took: they are in no sum of tokens."""
 
     def plus(self, other: Spent) -> Spent:
         """The sum of the two."""
@@ -36,6 +38,7 @@ class Spent(NamedTuple):
             self.cached_tokens + other.cached_tokens,
             self.sampled_tokens + other.sampled_tokens,
             self.attempt_seconds + other.attempt_seconds,
+            self.unreported + other.unreported,
         )
 
     def money(self, prices: Prices) -> float:
@@ -69,6 +72,8 @@ def _of(turn: Turn, lengths: list[int]) -> Spent:
         prompt += _at(lengths, turn.base)
     lengths.append(prompt + len(turn.output))
     usage: Any = turn.remote.get("usage")
+    if turn.remote and not usage:
+        return Spent(1, unreported=1)
     if not usage:
         return Spent(1, prompt, 0, turn.sampled)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0

@@ -1,0 +1,177 @@
+"""What this process and all that came of it take of the machine: time, processors, GPUs, energy.
+
+Processor time is that of the processes below this one in /proc, ended ones included; containers that a daemon starts
+are none of them. Energy of processors is what RAPL counts for their packages (/sys/class/powercap), of GPUs what their
+driver counts (NVML): both of the whole device, whoever else works on it. GPU time is how long the GPUs that this
+process sees were there for it, busy or not. What cannot be read is None, and never 0: most kernels show RAPL to root
+alone, and virtual machines have none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+POWERCAP = Path("/sys/class/powercap")
+NVML = "libnvidia-ml.so.1"
+_MICRO, _MILLI = 1e6, 1e3
+
+
+class Used(NamedTuple):
+    """Seconds and joules. None is not readable."""
+
+    seconds: float = 0.0
+    """Wall time."""
+    cpu_seconds: float = 0.0
+    cpu_joules: float | None = 0.0
+    gpu_seconds: float | None = 0.0
+    gpu_joules: float | None = 0.0
+
+    def plus(self, other: Used) -> Used:
+        """The sum of the two; what one of them does not know, it does not know either.
+
+        >>> Used(1.0, 2.0, None).plus(Used(1.0, 0.5, 3.0))[:3]
+        (2.0, 2.5, None)
+        """
+
+        def both(one: float | None, another: float | None) -> float | None:
+            return None if one is None or another is None else one + another
+
+        return Used(
+            self.seconds + other.seconds,
+            self.cpu_seconds + other.cpu_seconds,
+            both(self.cpu_joules, other.cpu_joules),
+            both(self.gpu_seconds, other.gpu_seconds),
+            both(self.gpu_joules, other.gpu_joules),
+        )
+
+
+class Meter:
+    """Measures from when it is made. RAPL's counters begin anew after some 260 kJ, at full load in a quarter of an
+    hour: `read` it more often than that."""
+
+    def __init__(self, *, powercap: Path = POWERCAP, nvml: str = NVML) -> None:
+        self._powercap, self._gpus = powercap, _gpus(nvml)
+        self._started, self._cpu = time.monotonic(), _cpu_seconds()
+        self._rapl, self._cpu_joules = self._counters(), 0.0
+        self._gpu_joules = self._gpu_energy()
+
+    def read(self) -> Used:
+        """What was used since the meter was made."""
+        seconds = time.monotonic() - self._started
+        now, before = self._counters(), self._rapl
+        if now is None or before is None or now.keys() != before.keys():
+            joules = None
+        else:
+            self._cpu_joules += sum((now[key][0] - before[key][0]) % now[key][1] for key in now) / _MICRO
+            joules = self._cpu_joules
+        self._rapl = now if joules is not None else None
+        energy = self._gpu_energy()
+        return Used(
+            round(seconds, 3),
+            round(max(0.0, _cpu_seconds() - self._cpu), 3),
+            joules,
+            None if self._gpus is None else round(seconds * len(self._gpus[1]), 3),
+            None if energy is None or self._gpu_joules is None else energy - self._gpu_joules,
+        )
+
+    def _counters(self) -> dict[str, tuple[int, int]] | None:
+        """By package, microjoules and the number at which they begin anew; None where there are none to be read."""
+        try:
+            packages = [path for path in self._powercap.glob("intel-rapl:*") if path.name.count(":") == 1]
+            return {
+                path.name: (_number(path / "energy_uj"), _number(path / "max_energy_range_uj") + 1) for path in packages
+            } or None
+        except (OSError, ValueError):
+            return None
+
+    def _gpu_energy(self) -> float | None:
+        """Joules that the GPUs have counted since their driver was loaded."""
+        if self._gpus is None:
+            return None
+        library, handles = self._gpus
+        total = 0
+        for handle in handles:
+            value = ctypes.c_ulonglong()
+            if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(value)):
+                return None
+            total += value.value
+        return total / _MILLI
+
+
+def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
+    """What all processes of a run used by the ``used`` records of its log, each of them since its process began; None
+    of a run of an older version."""
+    sessions: list[Used | None] = [None]
+    for record in records:
+        if record["type"] == "start":
+            sessions.append(None)
+        elif record["type"] == "used":
+            sessions[-1] = Used(*(record[key] for key in Used._fields))
+    known = [each for each in sessions if each is not None]
+    return reduce(Used.plus, known) if known else None
+
+
+def as_words(used: Used) -> str:
+    """For people.
+
+    >>> as_words(Used(60.0, 90.0, None, None, None))
+    '60 s; processors 90 s, energy not readable; GPUs not readable'
+    """
+    energy = "energy not readable" if used.cpu_joules is None else f"{used.cpu_joules / 3600:,.1f} Wh"
+    gpus = "GPUs not readable"
+    if used.gpu_seconds is not None:
+        joules = "energy not readable" if used.gpu_joules is None else f"{used.gpu_joules / 3600:,.1f} Wh"
+        gpus = f"GPUs {used.gpu_seconds:,.0f} s, {joules}"
+    return f"{used.seconds:,.0f} s; processors {used.cpu_seconds:,.0f} s, {energy}; {gpus}"
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())
+
+
+def _cpu_seconds() -> float:
+    """User and system time of this process, of those below it, and of those of them that have ended."""
+    used: dict[int, tuple[int, int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            fields = entry.read_text(errors="replace").rpartition(") ")[2].split()
+            used[int(entry.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+    if os.getpid() not in used:  # no /proc: children count once they have ended
+        return sum(os.times()[:4])
+    ours = fresh = {os.getpid()}
+    while fresh := {pid for pid, (parent, _) in used.items() if parent in fresh} - ours:
+        ours = ours | fresh
+    return sum(used[pid][1] for pid in ours) / os.sysconf("SC_CLK_TCK")
+
+
+def _gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
+    """The driver's library, and the GPUs that this process sees; None where there is no driver."""
+    try:
+        library = ctypes.CDLL(name)
+        if library.nvmlInit_v2():
+            return None
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(at) for at in range(count.value)] if visible is None else [n for n in visible.split(",") if n.strip()]
+    handles = []
+    for each in names:
+        handle = ctypes.c_void_p()
+        if each.strip().isdecimal():
+            failed = library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(int(each)), ctypes.byref(handle))
+        else:
+            failed = library.nvmlDeviceGetHandleByUUID(each.strip().encode(), ctypes.byref(handle))
+        if failed:
+            return None
+        handles.append(handle)
+    return library, handles

@@ -1,0 +1,46 @@
+"""Medians with intervals, against scipy's of independent values, and by simulation of clustered ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from coderepairrl.stats.medians import median_interval
+
+
+@pytest.mark.parametrize("size", [9, 40, 99, 400])
+def test_independent_values_have_the_order_statistics_that_scipy_takes(size: int) -> None:
+    """Its interval is of the exact binomial, ours of the score test: at most one place apart."""
+    values = sorted(np.random.default_rng(size).exponential(size=size).tolist())
+    found = median_interval(values, range(size))
+    exact = stats.quantile_test(values, q=1.0, p=0.5).confidence_interval(0.95)
+    assert found.value == np.median(values) and found.low is not None and found.high is not None
+    for own, other in ((found.low, exact.low), (found.high, exact.high)):
+        assert abs(values.index(own) - values.index(other)) <= 1
+
+
+@pytest.mark.parametrize(("clusters", "shared"), [(40, 0.0), (20, 1.0)])
+def test_it_holds_the_median(clusters: int, shared: float) -> None:
+    rng = np.random.default_rng(7)
+    labels = np.repeat(np.arange(clusters), 3)
+    held = 0
+    for _ in range(300):
+        values = shared * rng.normal(size=clusters)[labels] + rng.normal(size=len(labels))
+        found = median_interval(values.tolist(), labels.tolist())
+        assert found.low is not None and found.high is not None
+        held += found.low <= 0 <= found.high
+    assert 0.92 <= held / 300 <= 0.99
+
+
+@pytest.mark.parametrize("values", [[3.0], [3.0, 3.0, 3.0], [5.0] * 50 + [4.0], [0.0, 1.0], [1.0] * 9 + [2.0] * 9])
+def test_ties_leave_no_zero_width(values: list[float]) -> None:
+    found = median_interval(values, range(len(values)))
+    if len(set(values)) == 1:
+        assert (found.low, found.high) == (None, None)
+    else:
+        assert found.low is not None and found.high is not None and found.low < found.high
+        assert found.low <= found.value <= found.high
+    assert median_interval(values, [0] * len(values)).low is None, "one cluster"
+    with pytest.raises(ValueError):
+        median_interval([], [])

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from coderepairrl import stats
-from coderepairrl.certify.data.audit import Judged
+from coderepairrl.certify.data.ranking import Judged
 from coderepairrl.certify.data.spoil import spoiled
 from coderepairrl.rewards import edits
 from coderepairrl.rewards.beside import beside

@@ -7,7 +7,7 @@ and made here: files of the standard library, one edit as the oracle, another ne
 timed in turns on blocks of pairs, in CPU seconds. The values of `patch_similarity` are checked to be equal.
 
 Ranking and edits, where there is a folder with the data (``pairs``, ``swebench``, ``humaneval_java``, ``quixbugs``):
-what `crrl data audit` says, of SWE-bench (Python) and of functions of HumanEval-Java and QuixBugs-Java, by issue.
+what `crrl data rank` says, of SWE-bench (Python) and of functions of HumanEval-Java and QuixBugs-Java, by issue.
 ``--choose`` repeats the choice of the formula of `patch_edits` by cross-validation over issues (`choice.py`).
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 
 import choice
 from coderepairrl.certify import data
-from coderepairrl.certify.data.audit import Judged
+from coderepairrl.certify.data.ranking import Judged
 from coderepairrl.rewards import PatchEdits, PatchLines, PatchSimilarity
 
 BLOCK = 50
@@ -128,7 +128,7 @@ def ranking(folder: Path, choose: bool) -> None:
         return
     sets = {"SWE-bench (Python)": swebench(folder), "HumanEval-Java and QuixBugs-Java": java(folder)}
     for title, judged in sets.items():
-        verdicts = data.audit(judged, NAMES)
+        verdicts = data.rank(judged, NAMES)
         print(f"\n## {title}\n\n{data.report(judged, verdicts)}")
     if choose:
         choice.report(sets)

@@ -195,7 +195,7 @@ def test_audits_use_no_more(made: list[str], tmp_path: Path) -> None:
         return f"diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-x = 1\n+x = {new}\n".encode()
 
     rows = [data.Judged(f"t/{n}", patch("2"), patch(new), new == "2") for n in range(4) for new in ("2", "3")]
-    [audit] = data.audit(rows, ["patch_edits"])
+    [audit] = data.rank(rows, ["patch_edits"])
     assert audit.overall.value == 1.0
 
 

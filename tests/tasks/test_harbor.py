@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl import cli, grading
+from coderepairrl.certify import audit as auditing
 from coderepairrl.certify import data
 from coderepairrl.environments import dockerfile, prepare_images
 from coderepairrl.errors import TaskError, UsageError
@@ -166,6 +167,35 @@ async def test_a_task_is_read_built_and_judged_by_its_own_script(
     assert exam.ok and [finding.name for finding in exam.findings][1:] == [
         "the checks fail on the bug", "the checks pass on the reference",
     ]  # fmt: skip
+
+
+async def test_an_audit_takes_what_the_solution_changes_for_the_reference(
+    tmp_path: Path, base: Path, backend: Bubblewrap
+) -> None:
+    """Its parts are the wrong patches; a solution that does more than change files has none."""
+    test = """#!/bin/sh
+    [ "$(sh /app/run.sh)" = 42 ] && [ -e /data/seed.txt ] && echo 1 > /logs/verifier/reward.txt
+    """
+    solve = "#!/bin/sh\nprintf 'a=40\\nb=2\\nc=0\\necho $((a + b + c))\\n' >run.sh\n"
+    program = {"environment/run.sh": "a=4\nb=3\necho $((a + b))\n", "tests/test.sh": test, "solution/solve.sh": solve}
+    outside = {"solution/solve.sh": f"{solve}echo x >/data/more\n", "tests/test.sh": test.replace("seed.txt", "more")}
+    for name, files in (("sound", program), ("outside", program | outside)):
+        written(tmp_path / "set" / name)
+        for path, text in files.items():
+            (tmp_path / "set" / name / path).write_text(text)
+        toml = tmp_path / "set" / name / "task.toml"
+        toml.write_text(TOML.replace("org/answer", f"org/{name}"))
+    source, made = opened(tmp_path / "set", base)
+    asked = auditing.Settings("set", "bwrap", repeat=2, mutants=4)
+    found = await auditing.audit(source, made, backend, asked, tmp_path / "trials.jsonl", jobs=1)
+    outside_found, sound = sorted(found, key=lambda each: each.task.id)
+    assert (sound.passes, sound.fails, sound.flaky, dict(sound.faults)) == (True, True, (), {})
+    assert sound.history is not None and sound.history.commits == 0
+    patches = {each.wrong.patch.decode(): each.accepted for each in sound.wrong}
+    assert patches and all(".crrl-harbor" not in patch and "run.sh" in patch for patch in patches)
+    assert False in patches.values() and None not in patches.values()
+    assert (outside_found.passes, outside_found.fails, outside_found.wrong) == (True, True, ())
+    assert outside_found.no_wrong == "the solution does more than change files of the workspace"
 
 
 async def test_what_an_agent_leaves_does_not_steer_the_tests(tmp_path: Path, base: Path, backend: Bubblewrap) -> None:

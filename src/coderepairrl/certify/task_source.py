@@ -75,29 +75,31 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
     settled: Task | None = task
     lacks = ""
     if task.checks and not refused:
-        bug = [await _graded(task, backend, b"") for _ in range(repeat)]
-        repaired = [await _graded(task, backend, task.reference) for _ in range(repeat)]
-        findings += _answers(task, bug, repaired)
-        settled = _settled(task, bug, repaired)
+        bug = [await graded(task, backend, b"") for _ in range(repeat)]
+        repaired = [await graded(task, backend, task.reference) for _ in range(repeat)]
+        findings += answers(task, bug, repaired)
+        settled = settle(task, bug, repaired)
         lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
     return Study(findings, settled if all(finding.ok for finding in findings[:2]) else None, lacks)
 
 
-async def _graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
+async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
+    """The verdict on `patch` in a fresh sandbox; on the untouched one if it is empty. Raises `SandboxFault`."""
     async with backend.open(grading.judged_in(task)) as fresh:
         return await (grading.grade(fresh, task, patch) if patch else grading.judge(fresh, task.checks))
 
 
 async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
     """As `study`, of a task whose repair is a program: `solution` are its checks, which run that first."""
-    bug = [await _graded(task, backend, b"") for _ in range(repeat)]
-    repaired = [await _graded(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
-    findings = [Finding("has a prompt", bool(task.prompt.strip())), *_answers(task, bug, repaired)]
+    bug = [await graded(task, backend, b"") for _ in range(repeat)]
+    repaired = [await graded(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
+    findings = [Finding("has a prompt", bool(task.prompt.strip())), *answers(task, bug, repaired)]
     lacks = next((verdict.problem for verdict in repaired if verdict.doubtful), "")
     return Study(findings, task if all(finding.ok for finding in findings) else None, lacks)
 
 
-def _answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
+def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
+    """What runs of the checks on the `bug` and on the `repaired` workspace say of the task, at least one of each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
     found = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
@@ -108,19 +110,23 @@ def _answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) ->
         found.append(Finding("tests of pass_to_pass pass on the bug", not failing, _some(failing)))
     found.append(Finding("the checks pass on the reference", not problems, next(iter(problems), "")))
     if len(bug) > 1:
-        unsure = sorted(_flaky(task, bug) | _flaky(task, repaired))
+        unsure = flaky(task, bug, repaired)
         found.append(Finding(f"{len(bug)} runs say the same", not unsure, _some(unsure)))
     return found
 
 
-def _flaky(task: Task, runs: Sequence[Verdict]) -> set[str]:
+def flaky(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[str]:
     """Tests that count and do not always end alike, by name; ``the checks`` where they are known as a whole only."""
+    return sorted(_flaky(task, bug) | _flaky(task, repaired))
+
+
+def _flaky(task: Task, runs: Sequence[Verdict]) -> set[str]:
     names = task.checks.named or {name for verdict in runs for name in verdict.outcomes}
     found = {name for name in names if len({_passed(verdict, name) for verdict in runs}) > 1}
     return found or ({"the checks"} if len({bool(verdict.problem) for verdict in runs}) > 1 else set())
 
 
-def _settled(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> Task | None:
+def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> Task | None:
     """`task` with the tests that fail in every run on the bug, or pass in all, and pass in every run on the repair."""
     checks = task.checks
     if not any(command.results for command in checks.commands):

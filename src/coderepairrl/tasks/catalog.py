@@ -12,6 +12,7 @@ from coderepairrl import tasks
 from coderepairrl.errors import UsageError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.runs.storage import replace_file
+from coderepairrl.tasks import rows
 from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
@@ -68,6 +69,32 @@ def load(source: str, options: Mapping[str, Any]) -> TaskSource:
     made = tasks.make(source, **options)
     made.prepare()
     return made
+
+
+def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The source that `dataset` is, and its options: one by name, or ``module:Class``; else a path: a folder of Harbor
+    tasks, a file of rows as SWE-bench has them, or of tasks (`jsonl`).
+
+    Raises `UsageError` for a path at which there is none of these, `ConfigError` for a name that is none.
+    """
+    path = Path(dataset).expanduser()
+    if dataset in tasks.SHIPPED or ":" in dataset or not (path.exists() or "/" in dataset or path.suffix):
+        return dataset, dict(options)
+    if "path" in options:
+        raise UsageError(f"{dataset} is a path, and options.path another", fix="name the source, or leave out path=")
+    given = {**options, "path": str(path)}
+    if path.is_dir():
+        if (path / "task.toml").is_file() or any(path.glob("*/task.toml")):
+            return "harbor", given
+        raise UsageError(
+            f"{path} has no folder with a task.toml", fix=f"name its source: crrl audit SOURCE path={path}"
+        )
+    if not path.exists():
+        raise UsageError(f"{path} does not exist", fix="name a task source, a file, or a folder of Harbor tasks")
+    first = next(iter(rows.read("rows", path)), None)
+    if first is None:
+        raise UsageError(f"{path} has no tasks", fix="write one JSON object a line")
+    return ("swe_bench" if "instance_id" in first else "jsonl"), given
 
 
 def splits(found: Iterable[Task]) -> dict[str, int]:

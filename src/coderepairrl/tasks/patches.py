@@ -94,10 +94,18 @@ def language(patch: bytes, default: str = "text") -> str:
     """
     count = Counter[str]()
     for file in _files(patch):
-        name = _BY_ENDING.get(PurePosixPath(file.path).suffix[1:].lower())
-        if name:
+        if name := language_of(file.path):
             count[name] += 1 + file.lines
     return max(sorted(count), key=count.__getitem__) if count else default
+
+
+def language_of(path: str) -> str:
+    """The programming language of the file at `path`, by its ending; empty where it is none.
+
+    >>> language_of("src/main.rs"), language_of("README.md")
+    ('rust', '')
+    """
+    return _BY_ENDING.get(PurePosixPath(path).suffix[1:].lower(), "")
 
 
 def is_test_module(path: str) -> bool:

@@ -1,8 +1,8 @@
 """``crrl data``: which tasks there are; prepare, verify and export them (docs/guides/tasks.md)."""
 
-from coderepairrl.certify.data.audit import Judged, audit, figure, read, report
+from coderepairrl.certify.data.ranking import Judged, figure, rank, read, report
 from coderepairrl.certify.data.verify import TaskExam, apart, left_out, table, verify
-from coderepairrl.tasks.catalog import Listing, export, listed, load, shipped, splits
+from coderepairrl.tasks.catalog import Listing, export, listed, load, recognised, shipped, splits
 from coderepairrl.tasks.harbor import IMAGE
 from coderepairrl.tasks.harbor import export as export_harbor
 from coderepairrl.tasks.overlap import Overlap, overlap
@@ -17,7 +17,6 @@ __all__ = [
     "Overlap",
     "TaskExam",
     "apart",
-    "audit",
     "export",
     "export_harbor",
     "figure",
@@ -26,7 +25,9 @@ __all__ = [
     "listed",
     "load",
     "overlap",
+    "rank",
     "read",
+    "recognised",
     "report",
     "shared",
     "shipped",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -84,8 +84,8 @@ class Mutation:
         return "".join(lines)
 
 
-def mutations(source: str) -> list[Mutation]:
-    """All mutations of the functions in `source`, in order of place, each once.
+def mutations(source: str, lines: Container[int] | None = None) -> list[Mutation]:
+    """All mutations of the functions in `source`, in order of place, each once; with `lines` those on these alone.
 
     Raises SyntaxError. Docstrings, annotations and decorators are left alone.
 
@@ -93,7 +93,7 @@ def mutations(source: str) -> list[Mutation]:
     >>> "def f(a):\\n    return a <= 1\\n" in [mutation.apply(code) for mutation in mutations(code)]
     True
     """
-    finder = _Finder(source)
+    finder = _Finder(source, lines)
     for node, name in _functions(ast.parse(source)):
         finder.visit_function(node, name)
     return sorted(finder.found, key=lambda m: (m.line, m.start, m.end, m.kind, m.text))
@@ -113,8 +113,9 @@ def _functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef
 class _Finder:
     """Collects the mutations of one source."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, wanted: Container[int] | None) -> None:
         self.source = source
+        self.wanted = wanted
         self.lines = source.splitlines()
         self.found: set[Mutation] = set()
         self._function = ""
@@ -130,8 +131,14 @@ class _Finder:
         self._names = list(dict.fromkeys(n for n in (*parameters, *stored) if n not in ("self", "cls", "_")))
         annotations = {id(sub) for n in inner if isinstance(n, ast.AnnAssign) for sub in ast.walk(n.annotation)}
         for child in inner:
-            if id(child) not in annotations:
+            if id(child) not in annotations and self._is_wanted(child):
                 self._visit(child)
+
+    def _is_wanted(self, node: ast.AST) -> bool:
+        """Whether a mutation of `node`, which may be on any of its lines, may be on a line that is asked for."""
+        if self.wanted is None or not isinstance(node, ast.expr | ast.stmt):
+            return True
+        return any(line in self.wanted for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
     def _visit(self, node: ast.AST) -> None:
         match node:
@@ -220,13 +227,16 @@ class _Finder:
             self._add(node.lineno, self._start(node), self._end(node), text, kind)
 
     def _add(self, line: int, start: int, end: int, text: str, kind: str) -> None:
-        self.found.add(Mutation(line, start, end, text, kind, self._function))
+        if self.wanted is None or line in self.wanted:
+            self.found.add(Mutation(line, start, end, text, kind, self._function))
 
     @staticmethod
     def _single(node: ast.expr | ast.stmt) -> bool:
         return node.lineno == node.end_lineno
 
     def _text(self, node: ast.expr | ast.stmt) -> str:
+        if self._single(node):  # get_source_segment reads the whole source each time
+            return self._slice(node.lineno, self._start(node), self._end(node))
         return ast.get_source_segment(self.source, node) or ""
 
     def _slice(self, line: int, start: int, end: int) -> str:

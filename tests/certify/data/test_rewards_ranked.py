@@ -1,4 +1,4 @@
-"""`crrl data audit`: rewards against known outcomes, and the edits that should earn nothing."""
+"""`crrl data rank`: rewards against known outcomes, and the edits that should earn nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def write(folder: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def test_an_audit_ranks_and_prices(tmp_path: Path, rows: list[dict[str, object]]) -> None:
-    found = data.audit(data.read(write(tmp_path, rows)), ["patch_similarity", "patch_edits"])
+    found = data.rank(data.read(write(tmp_path, rows)), ["patch_similarity", "patch_edits"])
     thesis, edits = found
     assert edits.overall.value == edits.within.value == 1.0
     assert thesis.gain_overall == thesis.gain_within == (0.0, None, None)
@@ -58,7 +58,7 @@ def test_an_audit_ranks_and_prices(tmp_path: Path, rows: list[dict[str, object]]
 
 
 def test_the_command(tmp_path: Path, rows: list[dict[str, object]]) -> None:
-    command = [sys.executable, "-m", "coderepairrl.cli", "data", "audit", str(write(tmp_path, rows)), "--json"]
+    command = [sys.executable, "-m", "coderepairrl.cli", "data", "rank", str(write(tmp_path, rows)), "--json"]
     chart = tmp_path / "figure.svg"
     command += ["--reward", "file_match", "--figure", str(chart)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -89,7 +89,7 @@ def test_bad_rows_are_refused_by_line(line: str, says: str, tmp_path: Path) -> N
 
 def test_rewards_that_need_a_repository_are_refused(tmp_path: Path, rows: list[dict[str, object]]) -> None:
     with pytest.raises(UsageError, match="does not compare two diffs"):
-        data.audit(data.read(write(tmp_path, rows)), ["tests"])
+        data.rank(data.read(write(tmp_path, rows)), ["tests"])
 
 
 def test_cheap_edits_of_real_references() -> None:

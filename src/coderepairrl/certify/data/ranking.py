@@ -1,4 +1,4 @@
-"""``crrl data audit``: does a reward rank patches that pass their tests above those that do not, and what do cheap
+"""``crrl data rank``: does a reward rank patches that pass their tests above those that do not, and what do cheap
 edits earn?"""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Judged(NamedTuple):
 Compare = Callable[[Judged], float]
 
 
-class RewardAudit(NamedTuple):
+class RankedReward(NamedTuple):
     """What is found of one reward. `overall` and `within` are AUCs, `gain_*` their differences from the baseline."""
 
     reward: str
@@ -75,8 +75,8 @@ def read(path: Path) -> list[Judged]:
     return found
 
 
-def audit(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> list[RewardAudit]:
-    """An audit of each reward of `names`, in order. Raises `UsageError` for one that does not compare two diffs."""
+def rank(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> list[RankedReward]:
+    """How each reward of `names` ranks `rows`. Raises `UsageError` for one that does not compare two diffs."""
     outcomes, clusters = [row.resolved for row in rows], [row.task for row in rows]
     base = stats.Ranking([*map(_compare(BASELINE), rows)], outcomes, clusters)
     base_draws = base.draws(seed)
@@ -88,7 +88,7 @@ def audit(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> lis
         ranking = stats.Ranking(values, outcomes, clusters)
         overall, within = ranking.draws(seed)
         found.append(
-            RewardAudit(
+            RankedReward(
                 name,
                 stats.interval(ranking.overall, overall),
                 stats.interval(ranking.within, within),
@@ -111,7 +111,7 @@ def _compare(name: str) -> Compare:
         except MalformedPatch:
             return 0.0
         if found is None:
-            raise UsageError(f"reward {name} does not compare two diffs", fix="audit patch_edits, patch_lines, ...")
+            raise UsageError(f"reward {name} does not compare two diffs", fix="ask of patch_edits, patch_lines, ...")
         return found
 
     return value
@@ -126,20 +126,20 @@ def _cheap(compare: Compare, references: Sequence[Judged], seed: int) -> dict[st
     return {name: float(np.mean(each)) for name, each in values.items()}
 
 
-def figure(audits: Sequence[RewardAudit]) -> str:
+def figure(ranked: Sequence[RankedReward]) -> str:
     """An SVG of the trade-off: how each reward ranks, against the most that a kind of junk earns on average."""
     panels = []
-    overall, within = [each.overall for each in audits], [each.within for each in audits]
+    overall, within = [each.overall for each in ranked], [each.within for each in ranked]
     for title, aucs in (("AUC overall", overall), ("AUC within a task", within)):
         series = []
-        for colour, (found, auc) in enumerate(zip(audits, aucs, strict=True)):
+        for colour, (found, auc) in enumerate(zip(ranked, aucs, strict=True)):
             dearest = 100 * max(value for name, value in found.cheap.items() if name.startswith("junk"))
             series.append(plots.Series(found.reward, [dearest], [auc.value], colour, low=[auc.low], high=[auc.high]))
         panels.append(plots.Panel(title, series, x_label="junk in place earns, %", include=(0.4, 1.0)))
     return plots.figure(panels, columns=2, standalone=True)
 
 
-def report(rows: Sequence[Judged], audits: Sequence[RewardAudit]) -> str:
+def report(rows: Sequence[Judged], ranked: Sequence[RankedReward]) -> str:
     """Two Markdown tables: how rewards rank, and what cheap edits earn."""
     tasks = {row.task for row in rows}
     mixed = sum(len({row.resolved for row in rows if row.task == task}) == 2 for task in tasks)
@@ -150,12 +150,12 @@ def report(rows: Sequence[Judged], audits: Sequence[RewardAudit]) -> str:
         f"| reward | AUC overall | within a task | gain over `{BASELINE}`, overall | within | rank correlation |",
         "|---|---|---|---|---|---|",
     ]
-    for found in audits:
+    for found in ranked:
         gains = ("", "") if found.reward == BASELINE else (found.gain_overall, found.gain_within)
         parts = (found.overall, found.within, *gains, f"{found.correlation:.3f}")
         lines.append(f"| `{found.reward}` | {' | '.join(map(str, parts))} |")
-    lines += ["", f"| patch | {' | '.join(f'`{found.reward}`' for found in audits)} |"]
-    lines.append("|---|" + "---|" * len(audits))
-    for name in audits[0].cheap:
-        lines.append(f"| {name} | {' | '.join(f'{found.cheap[name]:.3f}' for found in audits)} |")
+    lines += ["", f"| patch | {' | '.join(f'`{found.reward}`' for found in ranked)} |"]
+    lines.append("|---|" + "---|" * len(ranked))
+    for name in ranked[0].cheap:
+        lines.append(f"| {name} | {' | '.join(f'{found.cheap[name]:.3f}' for found in ranked)} |")
     return "\n".join(lines)

@@ -1,0 +1,115 @@
+"""Whether the repair can be reached in the git repository of a sandbox: later commits, tags, logs, packed objects.
+
+A sandbox's git may hold any object that a clone once had, whatever refers to it. So all objects in its store are asked
+for, those that it borrows included, and what its commit and the tags of its ancestors do not reach is what an agent
+should not find. Policies do look there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.protocols import Sandbox
+
+_GIT = "export GIT_NO_REPLACE_OBJECTS=1; g() { git -c 'safe.directory=*' \"$@\"; }; "
+_FOREIGN = (
+    _GIT
+    + """
+[ -e .git ] || exit 3
+command -v git >/dev/null && command -v awk >/dev/null || exit 4
+g rev-parse --verify --quiet 'HEAD^{commit}' >/dev/null || exit 3
+tags() { g for-each-ref --merged=HEAD --format='%(objectname)' refs/tags; }
+{ tags; { echo HEAD; tags; } | g rev-list --objects --stdin || echo failed
+  echo .; g cat-file --batch-all-objects --batch-check='%(objectname) %(objecttype)' || echo failed
+} | awk '$0 == "failed" { exit 5 } rest { if (!($1 in own)) print; next } $0 == "." { rest = 1; next } { own[$1] = 1 }'
+"""
+)
+"""Exit code 3: no repository, or one without a commit; 4: programs are missing."""
+_NAMES = _GIT + "g for-each-ref --no-merged=HEAD --format='%(refname:short)'; g reflog --all --format=%gd"
+_GREP = _GIT + 'g cat-file --batch | grep -a -c -F -e "$1"'
+_SECONDS = 600.0
+_BYTES = 256 << 20
+_NAMED = 3
+_SHORTEST = 12
+"""Characters of a line of the repair that other texts would hardly have by chance."""
+
+
+class History(NamedTuple):
+    """What of later times can be reached: `repair` says where the repair itself is, empty if it was not found."""
+
+    repair: str
+    commits: int
+    """Commits that are no ancestors of the sandbox's."""
+    objects: int
+    """All that its commit and the tags of its ancestors do not reach."""
+    names: tuple[str, ...] = ()
+    """References and log entries that lead there, at most a few."""
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**self._asdict(), "names": list(self.names)}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> History:
+        """What `as_json` gave."""
+        return cls(plain["repair"], plain["commits"], plain["objects"], tuple(plain["names"]))
+
+
+async def later(sandbox: Sandbox) -> dict[str, str]:
+    """Kinds (``commit``, ``blob``, ...) of the objects that should not be there, by id.
+
+    Raises `SandboxFault` where git cannot tell.
+    """
+    asked = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
+    if asked.exit_code == 3 and not asked.timed_out:
+        return {}
+    if not asked.ok or asked.truncated:
+        how = "it has no git or no awk" if asked.exit_code == 4 else asked.output[-200:].decode("utf-8", "replace")
+        raise SandboxFault(f"the objects of the repository cannot be listed: {how or 'out of time'}")
+    rows = (line.split() for line in asked.output.decode("ascii", "replace").splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+async def history(
+    sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
+) -> History:
+    """What the objects `there` (`later`) give away of the change from `before` to `after`, texts by path.
+
+    The repair is there if a file as it leaves it is, or the longest line that it adds. Raises `SandboxFault`.
+    """
+    commits = sum(kind == "commit" for kind in there.values())
+    if not there:
+        return History("", 0, 0)
+    said = await sandbox.exec(["sh", "-c", _NAMES], timeout=_SECONDS)
+    names = tuple(said.output.decode("utf-8", "replace").splitlines()[:_NAMED]) if said.ok else ()
+    return History(await _repair(sandbox, there, before, after), commits, len(there), names)
+
+
+async def _repair(
+    sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
+) -> str:
+    for path, content in after.items():
+        if content is None:
+            continue
+        asked = await sandbox.exec(["git", "hash-object", "--no-filters", "--stdin"], stdin=content)
+        if asked.ok and asked.output.decode("ascii", "replace").strip() in there:
+            return f"{path} as the reference leaves it"
+    line = _telling(before, after)
+    blobs = "".join(f"{name}\n" for name, kind in there.items() if kind == "blob").encode()
+    if not line or not blobs:
+        return ""
+    found = await sandbox.exec(["sh", "-c", _GREP, "sh", line], stdin=blobs, timeout=_SECONDS)
+    if found.timed_out or found.exit_code not in (0, 1):
+        raise SandboxFault(f"the objects of the repository cannot be read: {found.output[-200:]!r}")
+    return f"a line of the reference: {line}" if found.ok else ""
+
+
+def _telling(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:
+    """The longest line that is new; empty if all are short."""
+    old, new = (
+        {line.strip().decode("utf-8", "replace") for content in side.values() for line in (content or b"").splitlines()}
+        for side in (before, after)
+    )
+    return max((line for line in sorted(new - old) if len(line) >= _SHORTEST), key=len, default="")

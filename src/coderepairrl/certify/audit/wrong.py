@@ -1,0 +1,312 @@
+"""Plausible patches that are not the repair, made from it by rule: mutants of the reference.
+
+A part of it is left out (a file, a place, a line), an operator, constant, condition or name in one of its added lines
+is another one (`tasks.mutants.mutations`, in Python; a table of signs elsewhere), or a function that it changes does
+nothing. That is how the repairs of agents go wrong: half done, or off by one. Only files of programs are changed, and
+no tests. What differs from the reference in comments, white space or docstrings alone is none, nor is the untouched
+program; what Python cannot parse is not plausible.
+
+Whether a mutant means the same as the reference cannot be decided by rule (Budd and Angluin 1982, Acta Informatica 18,
+31): one that is accepted is for a human to judge.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from random import Random
+from typing import Any, NamedTuple
+
+from coderepairrl.rewards.parse import FilePatch, parse
+from coderepairrl.rewards.syntax import split, syntax_of, tokens
+from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tasks.patches import is_test, language_of
+
+KINDS = ("a file as it was", "a place as it was", "a line as it was", "a line changed", "a function emptied")
+_REGULAR = "100644"
+_ORDERLESS = ("max", "min")
+"""Functions of Python whose arguments may change places."""
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@-]+")
+"""What git writes without quotes."""
+_SIGNS: tuple[tuple[str, str], ...] = (
+    (r" == ", " != "), (r" != ", " == "), (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "),
+    (r" && ", " || "), (r" \|\| ", " && "), (r" \+ ", " - "), (r" - ", " + "), (r" \* ", " / "),
+    (r"\btrue\b", "false"), (r"\bfalse\b", "true"), (r"\bmin\b", "max"), (r"\bmax\b", "min"),
+    (r"\b0\b", "1"), (r"\b1\b", "0"), (r"!(?=[\w(])", ""),
+)  # fmt: skip
+"""For languages that are not parsed: what may stand in a line, and what in its place."""
+
+
+class WrongPatch(NamedTuple):
+    """A mutant of a reference, as git applies it; `place` is ``path:line`` of the repaired file, `what` says more."""
+
+    kind: str
+    place: str
+    what: str
+    patch: bytes
+
+    def as_json(self) -> dict[str, str]:
+        """As plain data."""
+        return {**self._asdict(), "patch": self.patch.decode("utf-8", "surrogateescape")}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> WrongPatch:
+        """What `as_json` gave."""
+        patch = plain["patch"].encode("utf-8", "surrogateescape")
+        return cls(plain["kind"], plain["place"], plain["what"], patch)
+
+
+class Made(NamedTuple):
+    """The mutants of a reference; how many others were drawn that are the same program; where there is none, why."""
+
+    patches: tuple[WrongPatch, ...]
+    same: int
+    why: str = ""
+
+
+Texts = Mapping[str, bytes | None]
+
+
+def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, seed: str) -> Made:
+    """Up to `count` mutants of `reference`, drawn by `seed`: of each of `KINDS` in turn, as long as there are some.
+
+    `before` and `after` are the files that it touches, without and with it, by path; None where there is none.
+    Raises `MalformedPatch`.
+    """
+    files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse(reference)]
+    parts = _parts(reference, len(files))
+    programs = [each for each in files if each.mutable]
+    if not programs:
+        return Made((), 0, "it changes no text file of a program but tests")
+    if parts is None and len(programs) < len(files):
+        return Made((), 0, "its files cannot be taken apart")
+    rest = [parts[at] if parts else b"" for at in range(len(files))]
+    rng, found, seen, same = Random(seed), list[WrongPatch](), set[bytes](), 0
+    turns = deque(iter(_shuffled(kind, programs, rng)) for kind in KINDS)
+    while turns and len(found) < count:
+        edit = next(turns[0], None)
+        if edit is None:
+            turns.popleft()
+            continue
+        if _equal(edit.file.path, edit.text, edit.file.after):
+            same += 1
+            continue
+        if not _plausible(edit, programs):
+            continue
+        changed = {edit.file: edit.text}
+        patch = b"".join(
+            _diff(each, changed.get(each, each.after)) if each.mutable else own
+            for each, own in zip(files, rest, strict=True)
+        )
+        if patch not in seen:
+            seen.add(patch)
+            found.append(WrongPatch(edit.kind, f"{edit.file.path}:{edit.line}", edit.what, patch))
+            turns.rotate(-1)
+    return Made(tuple(found), same, "" if found else "nothing of it can be left out or changed and still be a program")
+
+
+class _File:
+    """A file of the reference. Files are compared by identity."""
+
+    def __init__(self, patched: FilePatch, before: bytes | None, after: bytes | None) -> None:
+        self.patched, self.path = patched, patched.new or patched.path
+        self.before, self.after = _text(before), _text(after)
+        moved = patched.renamed or patched.copied or patched.binary or (patched.old_mode and patched.new_mode)
+        there = (before is None) == (self.before is None) and (after is None) == (self.after is None)
+        program = bool(language_of(self.path) and _PLAIN_PATH.fullmatch(self.path)) and not is_test(self.path)
+        self.mutable = program and not moved and there and self.before != self.after and self.after is not None
+
+    @cached_property
+    def places(self) -> list[tuple[int, int, int, int]]:
+        """Where the sides differ: ``before[a:b]`` has become ``after[c:d]``, in lines."""
+        matcher = difflib.SequenceMatcher(None, self.old, self.new, autojunk=False)
+        return [(a, b, c, d) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"]
+
+    @cached_property
+    def old(self) -> list[str]:
+        """Lines with their ends."""
+        return _lines(self.before or "")
+
+    @cached_property
+    def new(self) -> list[str]:
+        """Lines with their ends."""
+        return _lines(self.after or "")
+
+    @cached_property
+    def tree(self) -> ast.Module | None:
+        """The repaired file, parsed; None for another language, and for what this Python cannot parse."""
+        return _parsed(self.after or "") if language_of(self.path) == "python" else None
+
+    @property
+    def added(self) -> list[tuple[int, str | None]]:
+        """Lines that are new, by index, with the old line in whose place one stands, where that can be said."""
+        found: list[tuple[int, str | None]] = []
+        for a, b, c, d in self.places:
+            paired = b - a == d - c
+            found += [(at, self.old[a + at - c] if paired else None) for at in range(c, d) if self.new[at].strip()]
+        return found
+
+
+class _Edit(NamedTuple):
+    kind: str
+    file: _File
+    line: int
+    what: str
+    text: str | None
+    """Of the file, afterwards."""
+
+
+def _shuffled(kind: str, files: Sequence[_File], rng: Random) -> list[_Edit]:
+    made = list(_edits(kind, files))
+    rng.shuffle(made)
+    return made
+
+
+def _edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
+    """All that `kind` can do to the repaired `files`."""
+    if kind == "a file as it was":
+        if len(files) > 1:
+            yield from (_Edit(kind, file, 1, "", file.before) for file in files)
+        return
+    for file in files:
+        if kind == "a place as it was" and (len(file.places) > 1 or len(files) > 1):
+            for a, b, c, d in file.places:
+                yield _Edit(kind, file, c + 1, "", "".join([*file.new[:c], *file.old[a:b], *file.new[d:]]))
+        elif kind == "a line as it was":
+            for at, was in file.added:
+                if was is not None or _statement(file, at):
+                    yield _Edit(kind, file, at + 1, file.new[at].strip(), _with(file, at, was or ""))
+        elif kind == "a line changed":
+            yield from _changed(kind, file)
+        elif kind == "a function emptied":
+            yield from _emptied(kind, file)
+
+
+def _changed(kind: str, file: _File) -> Iterator[_Edit]:
+    added = {at for at, _ in file.added}
+    if file.tree is not None:
+        for each in mutations(file.after or "", {at + 1 for at in added}):
+            text = each.apply(file.after or "")
+            new = _lines(text)[each.line - 1].strip()
+            yield _Edit(kind, file, each.line, f"{each.kind}: {new}", text)
+        return
+    for at in sorted(added):
+        line = file.new[at]
+        for sign, other in _SIGNS:
+            for match in re.finditer(sign, line):
+                new = line[: match.start()] + other + line[match.end() :]
+                yield _Edit(kind, file, at + 1, f"operator or constant: {new.strip()}", _with(file, at, new))
+
+
+def _emptied(kind: str, file: _File) -> Iterator[_Edit]:
+    """Each function of Python with an added line, the innermost one, without its body."""
+    nodes = ast.walk(file.tree) if file.tree is not None else ()
+    bodies = {node: _body(node) for node in nodes if isinstance(node, _FUNCTIONS)}
+    inner: dict[_Function, None] = {}
+    for line in (at + 1 for at, _ in file.added):
+        around = [node for node, body in bodies.items() if body and body[0].lineno <= line <= (node.end_lineno or 0)]
+        inner |= dict.fromkeys(sorted(around, key=lambda node: (node.end_lineno or 0) - node.lineno)[:1])
+    for node in inner:
+        body, end = bodies[node], node.end_lineno or 0
+        start = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", ()))]) - 1
+        lines = [*file.new[:start], " " * body[0].col_offset + "pass\n", *file.new[end:]]
+        yield _Edit(kind, file, node.lineno, f"def {node.name}", "".join(lines))
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
+
+
+def _body(node: _Function) -> list[ast.stmt]:
+    """Its statements but the docstring; none where they begin on the line of their function."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return [] if body and body[0].lineno == node.lineno else body
+
+
+def _statement(file: _File, at: int) -> bool:
+    """Whether a line may go alone: in Python the parser says so, elsewhere its end does."""
+    return file.tree is not None or file.new[at].rstrip().endswith(";")
+
+
+def _with(file: _File, at: int, line: str) -> str:
+    return "".join([*file.new[:at], line, *file.new[at + 1 :]])
+
+
+def _plausible(edit: _Edit, programs: Sequence[_File]) -> bool:
+    """Whether the edit makes a program, and not the untouched one."""
+    if edit.file.tree is not None and edit.text is not None and _parsed(edit.text) is None:
+        return False
+    others_same = all(_equal(each.path, each.before, each.after) for each in programs if each is not edit.file)
+    return not (others_same and _equal(edit.file.path, edit.text, edit.file.before))
+
+
+def _equal(path: str, one: str | None, other: str | None) -> bool:
+    """Whether two texts of a file are one program."""
+    return one == other or (one is not None and other is not None and _meaning(path, one) == _meaning(path, other))
+
+
+@lru_cache(maxsize=64)
+def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
+    """In Python the syntax tree, without docstrings and orders that mean nothing; else the tokens without comments."""
+    tree = _parsed(text) if language_of(path) == "python" else None
+    if tree is not None:
+        for node in ast.walk(tree):
+            if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _ORDERLESS:
+                node.args.sort(key=ast.dump)
+        return ast.dump(tree)
+    syntax, inside, found = syntax_of(path), False, list[bytes]()
+    for line in _lines(text):
+        code, _, inside = split(line.encode("utf-8", "surrogateescape"), syntax, inside=inside)
+        found += tokens(code, whitespace=False)
+    return tuple(found)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text) if len(text.splitlines()) == len(_lines(text)) else None  # a form feed ends no line
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _text(content: bytes | None) -> str | None:
+    try:
+        return content.decode("utf-8") if content is not None and b"\0" not in content else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _lines(text: str) -> list[str]:
+    """Lines with their ends, as git counts them."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def _parts(patch: bytes, files: int) -> list[bytes] | None:
+    """`patch` by file, as it stands; None where it is not written by git."""
+    parts = [part for part in re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE) if part.startswith(b"diff ")]
+    whole = [part if part.endswith(b"\n") else part + b"\n" for part in parts]
+    return whole if len(whole) == files else None
+
+
+def _diff(file: _File, text: str | None) -> bytes:
+    """What makes `text` of the file as it is without the reference; None is no file."""
+    if text == file.before:
+        return b""
+    path, mode = file.path, file.patched.new_mode or _REGULAR
+    old, new = (
+        f"{side}/{path}" if there is not None else "/dev/null"
+        for side, there in zip("ab", (file.before, text), strict=True)
+    )
+    head = f"diff --git a/{path} b/{path}\n"
+    head += f"new file mode {mode}\n" if file.before is None else ""
+    body = [
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        for line in difflib.unified_diff(file.old, _lines(text or ""), old, new)
+    ]
+    return (head + "".join(body)).encode("utf-8", "surrogateescape")

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from nano_play import Outcome, play
 
-from coderepairrl import agents, tokens
+from coderepairrl import agents, sandbox, tokens
 from coderepairrl.agents.agentless import SYSTEM
 from coderepairrl.agents.endpoint import Answer
 from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.agents.localising import Source, elements_named, lines_named
+from coderepairrl.agents.proposals import draft, passing
 from coderepairrl.certify.agent import examine
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import ConfigError, GatewayFault
@@ -81,6 +82,28 @@ async def test_tests_of_the_repository_decide_before_votes_do(tmp_path: Path) ->
     assert b"+    return a + b" in await run.sandbox.diff(), "where none pass, all vote"
 
 
+async def test_tests_leave_the_workspace_as_it_was_in_every_sandbox(tmp_path: Path, isolating: None) -> None:
+    tmp_path.chmod(0o755)
+    for name, data in CODE.items():
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "run.sh").write_text("python3 test_add.py && rm -r sub notes.txt && echo x > add.pyc\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/link").symlink_to("../add.py")
+    task = Task("toy/add", "It subtracts.", "python", f"dir:{tmp_path}", b"")
+    right = {"file_path": "add.py", "old_content": "a - b", "new_content": "a + b"}
+    new = {"file_path": "new/file.py", "old_content": "", "new_content": "x = 1\n"}
+    for choice in sandbox.available():
+        if not choice.ok or choice.name not in ("bwrap", "sandlock"):
+            continue
+        async with sandbox.make(choice.name).open(task) as box:
+            good, other = await draft(box, [right]), await draft(box, [new])
+            assert good is not None and other is not None
+            assert [await passing(box, each, "./run.sh", 30) for each in (good, other)] == [True, False], choice.name
+            assert not await passing(box, good, "sleep 30", 0.2)
+            assert await box.diff() == b"", choice.name
+
+
 _GARBAGE = ["", "I do not know.", "add.py: 0-99999999999", "nothing.py: f", "```" * 50, "<<<<<<< SEARCH\n=======\n"]
 
 
@@ -123,12 +146,12 @@ async def test_the_reference_may_say_which_files(tmp_path: Path) -> None:
     from coderepairrl.agents.endpoint import ScriptedEndpoint
 
     (tmp_path / "repo").mkdir()
-    sandbox = FolderSandbox(tmp_path / "repo", CODE)
+    box = FolderSandbox(tmp_path / "repo", CODE)
     task = Task("toy/add", "It subtracts.", "python", "dir:x", b"--- a/add.py\n+++ b/add.py\n@@ -2 +2 @@\n-a\n+b\n")
     async with ScriptedEndpoint([Answer(WHERE[1]), Answer(WHERE[2]), Answer(RIGHT)]) as server:
-        await agent.run(task, sandbox, server.endpoint())
+        await agent.run(task, box, server.endpoint())
     assert "notes.txt" not in json.dumps(server.requests)
-    assert b"+    return a + b" in await sandbox.diff()
+    assert b"+    return a + b" in await box.diff()
 
 
 async def through_the_gateway(folder: Path, miniature: Path, replies: Sequence[str]) -> tuple[list[str], bytes, int]:
@@ -137,13 +160,13 @@ async def through_the_gateway(folder: Path, miniature: Path, replies: Sequence[s
     said = iter(replies)
     engine = ScriptedEngine(lambda ids, sampling, seed: [*codec.encode(next(said)), end], context=8192)
     (folder / "repo").mkdir()
-    sandbox = FolderSandbox(folder / "repo", CODE)
+    box = FolderSandbox(folder / "repo", CODE)
     task = Task("toy/add", "add() in add.py subtracts", "python", "dir:x", b"")
     gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=512), on_turn=lambda *_: None)
     await gateway.start()
     session = gateway.open("episode", limits=Limits(tokens=8000), seed=0)
     agent = agents.make("agentless", samples=len(replies) - 3)
-    report = await agent.run(task, sandbox, session.endpoint)
+    report = await agent.run(task, box, session.endpoint)
     turns = await gateway.close(session)
     await gateway.stop()
     assert report.exit == "submitted"
@@ -152,7 +175,7 @@ async def through_the_gateway(folder: Path, miniature: Path, replies: Sequence[s
     assert all(len(turn.output) == turn.sampled for turn in turns)
     assert side_turns(turns, agent.side_calls, task.prompt) == (), "all of it is trained"
     assert [call.turn for call in report.tool_calls or ()] == list(range(len(replies)))
-    return [codec.decode(turn.output.ids) for turn in turns], await sandbox.diff(), len(turns)
+    return [codec.decode(turn.output.ids) for turn in turns], await box.diff(), len(turns)
 
 
 async def test_every_question_is_recorded_token_for_token(tmp_path: Path, miniature: Path) -> None:

@@ -16,8 +16,9 @@ from coderepairrl.protocols import Sandbox
 _LARGEST_SOURCE = 100_000
 """Bytes of a Python file that is asked whether it parses, in the process of all episodes."""
 _COPY_SECONDS = 300.0
-_KEEP = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec cp -a -t "$0" {} +'
-_PUT_BACK = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} + && cp -a "$0"/. .'
+# without -p: there are sandboxes in which no mode can be changed; executable files are so from the beginning
+_KEEP = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec cp -dR -t "$0" {} +'
+_PUT_BACK = 'find . -mindepth 1 -maxdepth 1 ! -name .git -exec rm -rf {} + && cp -dR "$0"/. .'
 _COMMENTS = ("#", "//")
 
 

@@ -99,6 +99,8 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
                 split = evaluation.each[name].split
                 progress.say(f"no evaluation {name}: there is no held-out task in split {split!r}")
     progress.say(str(plan.place.choice))
+    for agent in dict.fromkeys(terms.agent for terms in plan.kinds.values() if terms.agent.reads_reference):
+        progress.alarm(f"agent {agent.name} is shown files of the reference, and the policy is trained with that")
     for fork in plan.model.forks:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 

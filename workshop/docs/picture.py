@@ -13,7 +13,8 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from coderepairrl.report.view.run import Shown, read_episode
+from coderepairrl.report.view.page import Shown
+from coderepairrl.report.view.run import read_episode
 from coderepairrl.report.view.text import pieces
 from coderepairrl.types import TokenSpan, Turn
 

@@ -296,7 +296,7 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
     run = shlex.quote(result["run"])
     commands = {
         f"crrl report {run}": "the numbers on one page",
-        f"crrl view {run} -o index.html": "every attempt, token by token",
+        f"crrl view {run}": "every attempt, token by token",
     }
     if result["shard"] == str(WHOLE):
         commands[f"crrl compare {run} OTHER_RUN"] = "is another policy better on the same tasks?"

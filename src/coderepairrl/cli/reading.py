@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import shlex
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated
@@ -31,28 +30,43 @@ def score(
 
 
 def view(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
-    episode: Annotated[str | None, typer.Argument(help="id of an episode; without it, the index of all")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="write the page here, not to stdout")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of them")],
+    episode: Annotated[str | None, typer.Option(help="only this one, by its id: one file with all in it")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a folder, not RUN/report/view; for --episode a file")
+    ] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="no files: serve the pages, live, to this machine")] = False,
+    port: Annotated[int, typer.Option(help="of --serve; 0: any that is free")] = 0,
 ) -> None:
-    """A static page: an episode with every token coloured by origin, mask and advantage, or the index of a run."""
-    from coderepairrl.report import view
+    """Look at every episode: linked pages to filter, sort and compare, each episode token by token."""
+    from coderepairrl.report import view as pages
 
-    page = view.render(run, episode)
-    if output is None:
-        if sys.stdout.isatty():
-            command = shlex.join(["crrl", "view", str(run), *([episode] if episode else [])])
-            raise UsageError(
-                "the page is HTML, which a terminal does not show",
-                fix=f"{command} -o {'episode' if episode else 'index'}.html, and open it in a browser",
-            )
-        show(page)
+    missing = [run for run in runs[1:] if not run.exists()]
+    if missing and runs[0].exists():
+        raise UsageError(f"there is no run {missing[0]}", fix=f"an episode is named so: --episode {missing[0]}")
+    if serve:
+        from coderepairrl.report.view.server import serve as serving
+
+        if output is not None:
+            raise UsageError("--serve writes no files", fix="leave out -o")
+        site = pages.Site(runs, live=True)
+        first = site.first(episode)
+        asyncio.run(serving(site, port, lambda url: show(f"{url}/{first}")))
+    elif episode is not None:
+        if len(runs) > 1:
+            raise UsageError("--episode is of one run", fix="name its run alone")
+        show(pages.write_one(runs[0], episode, output))
     else:
-        try:
-            output.write_text(page)
-        except OSError as error:
-            raise UsageError(f"cannot write {output}: {error.strerror}", fix="name another file with -o") from error
-        show(output)
+        from rich.console import Console
+        from rich.progress import Progress
+
+        site = pages.Site(runs)
+        if output is None and len(site.runs) > 1:
+            raise UsageError("the pages of several runs lie in none of them", fix="name a folder for them: -o FOLDER")
+        folder = output or next(iter(site.runs.values())).folder.path / "report" / "view"
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("pages")
+            show(site.write(folder, lambda done, of: progress.update(bar, completed=done, total=of)))
 
 
 def report(

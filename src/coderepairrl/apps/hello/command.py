@@ -158,7 +158,7 @@ def next_commands(report: Mapping[str, Any]) -> list[str]:
     run = shlex.quote(str(report["run"]))
     commands = {
         f"crrl report {run}": "curves and intervals on one page",
-        f"crrl view {run} -o index.html": "every episode, token by token",
+        f"crrl view {run}": "every episode, token by token",
         "crrl config qwen3-0.6b": "the settings that train a real model on one GPU",
     }
     wide = max(map(len, map(as_called, commands)))

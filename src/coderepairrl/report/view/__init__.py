@@ -1,6 +1,8 @@
-"""Static pages of a run: an episode token by token, and the index of all episodes. Self-contained HTML, no scripts."""
+"""Pages of runs: their episodes as a list, each one turn by turn and token by token, groups and tasks side by side.
 
-from coderepairrl.report.view.page import Row, render_episode, render_index
-from coderepairrl.report.view.run import render
+A folder of linked files, or served while a run goes on (`view.server`, which needs aiohttp and is not imported here).
+"""
 
-__all__ = ["Row", "render", "render_episode", "render_index"]
+from coderepairrl.report.view.site import Site, write_one
+
+__all__ = ["Site", "write_one"]

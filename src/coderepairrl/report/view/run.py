@@ -1,100 +1,243 @@
-"""From a run folder to a page. The folder's log is all that is read, and the tokenizer."""
+"""From a run folder to its pages. The folder is all that is read, and the tokenizer."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from coderepairrl import config, models
-from coderepairrl.config.schema import Train
-from coderepairrl.errors import UsageError
+from coderepairrl.config.schema import Config, Train
+from coderepairrl.errors import CodeRepairError, UsageError
 from coderepairrl.learn import KIND
-from coderepairrl.learn.stitch import advantages, fates
-from coderepairrl.report.view.page import Row, render_episode, render_index
-from coderepairrl.runs import RunFolder, logged_episodes, open_run
-from coderepairrl.types import Ending, Episode
+from coderepairrl.learn.advantages import group_advantages
+from coderepairrl.learn.stitch import fates
+from coderepairrl.report.view.conversation import conversation
+from coderepairrl.report.view.page import (
+    Around,
+    Shown,
+    render_episode,
+    render_group,
+    render_run,
+    render_task,
+    to_attempt,
+)
+from coderepairrl.report.view.rows import OPEN, UNFINISHED, Advantages, Row, Rows, file_name
+from coderepairrl.report.view.text import diff_lines
+from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.following import Follower
+from coderepairrl.types import Ending, Episode, Task
+
+_SEARCHED = 6000
+"""Characters of an episode that the search of a folder of pages looks through."""
 
 
-def render(run: Path, episode: str | None = None) -> str:
-    """The page of an episode of the run folder `run`, named by its id or the beginning of it; else the index.
+class Run:
+    """A run folder, read as far as its log goes; `update` reads on.
 
-    Without a tokenizer the page shows ids, and a line says so. Raises `UsageError` for a folder
-    that is no run, or an episode that it does not have.
+    Raises `UsageError` for a folder that is no run.
     """
-    if episode is not None:
-        shown = read_episode(run, episode)
-        return render_episode(
-            shown.episode, shown.decode, shown.trained, shown.advantage, run=shown.run, notice=shown.notice
+
+    def __init__(self, path: Path) -> None:
+        self.folder = open_run(path)
+        self.name = path.resolve().name
+        self._follower = Follower(self.folder.log)
+        self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
+        self.rows = Rows(self._follower, _advantages(self._settings.train if self._settings else Train()))
+
+    @cached_property
+    def _settings(self) -> Config | None:
+        try:
+            return config.load(self.folder.config)
+        except CodeRepairError:
+            return None
+
+    @property
+    def damage(self) -> str:
+        """What cannot be read, in sentences; empty if all can."""
+        found = []
+        if self._settings is None:
+            found.append(
+                "config.toml cannot be read: advantages are those of the default settings, and what became of tokens "
+                "is unknown."
+            )
+        if self._follower.notice:
+            found.append(f"{self._follower.notice[0].upper()}{self._follower.notice[1:]}.")
+        return " ".join(found)
+
+    def update(self) -> None:
+        """Read what was appended to the log."""
+        self.rows.update()
+
+    def about(self) -> dict[str, Any]:
+        """What a list of runs says of it."""
+        rows = list(self.rows.by_id.values())
+        trained = [row for row in rows if row.phase == "train" and row.reward is not None]
+        last = max((row.step for row in trained), default=0)
+        steps = [row.reward for row in trained if row.step == last and row.reward is not None]
+        with contextlib.suppress(OSError, ValueError):
+            about = self.folder.about()
+            model, commit = str(about.get("policy") or ""), str(about.get("commit", ""))[:10]
+        settings = self._settings
+        return {
+            "name": self.name,
+            "page": file_name(self.name),
+            "model": model or (settings.model.path if settings else ""),
+            "commit": commit,
+            "steps": max((row.step for row in rows), default=0),
+            "episodes": len(rows),
+            "evaluations": sorted({row.phase for row in rows} - {"train"}),
+            "reward": sum(steps) / len(steps) if steps else None,
+            "state": {"end": "finished", "stop": "stopped", "start": "not ended"}.get(self.rows.last, ""),
+        }
+
+    # -- pages
+
+    def index(self, around: Around) -> str:
+        """The list of its episodes."""
+        rows = list(self.rows.by_id.values())
+        return render_run(rows, around, about=self.about(), state=self.rows.state, damage=self.damage)
+
+    def changed(self, since: int) -> dict[str, Any]:
+        """The rows that have changed since the list was in state `since`."""
+        rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
+        return {"rows": rows, "state": self.rows.state}
+
+    def episode(self, name: str, around: Around) -> str:
+        """The page of an episode. Raises KeyError."""
+        shown = self.shown(name)
+        return render_episode(shown, _noticed(around, shown), self._rows(self.rows.groups[self.rows.by_id[name].group]))
+
+    def group(self, name: str, around: Around) -> str:
+        """The page of a group. Raises KeyError."""
+        rows = self._rows(self.rows.groups[name])
+        episodes = [self.shown(row.id).episode for row in rows]
+        attempts = [
+            to_attempt(row, episode, episodes[0] if at else None)
+            for at, (row, episode) in enumerate(zip(rows, episodes, strict=True))
+        ]
+        return render_group(name, attempts, self.task(rows[0].task), around)
+
+    def of_task(self, name: str, around: Around) -> str:
+        """The page of a task. Raises KeyError."""
+        rows = self._rows(self.rows.tasks[name])
+        verdicts = {row.id: self._follower.verdict(row.id) for row in rows}
+        patches = {name: diff_lines(found.patch) for name, found in verdicts.items() if found}
+        return render_task(name, rows, patches, self.task(name), around)
+
+    def task(self, name: str) -> Task | None:
+        """A task of the run; None where its folder does not keep it."""
+        file = self.folder.path / "tasks.jsonl"
+        with contextlib.suppress(OSError, CodeRepairError):
+            stamp = file.stat().st_mtime
+            if stamp != self._tasks[0]:
+                self._tasks = stamp, self.folder.tasks()
+        return self._tasks[1].get(name)
+
+    def shown(self, name: str) -> Shown:
+        """An episode, whatever there is of it. Raises KeyError."""
+        row = self.rows.by_id[name]
+        decode, notice = self._decoder
+        episode = self._follower.episode(name)
+        ending = ""
+        if episode is None:
+            turns = self._follower.turns(name)
+            about = (row.id, row.task, row.phase, row.step, row.group, row.attempt)
+            episode, ending = Episode(*about, Ending.DONE, turns=turns, kind=row.kind), row.ending
+        return Shown(
+            episode,
+            decode,
+            self._became(episode, row),
+            row.advantage,
+            self.name,
+            notice,
+            self.task(row.task),
+            ending,
+            self.rows.consumed.get(name),
         )
-    folder = open_run(run)
-    episodes = list(logged_episodes(folder.records()))
-    earned = _advantages(episodes, config.load(folder.config).train)
-    return render_index([Row(each, earned.get(each.id)) for each in episodes], run=folder.path.name)
 
+    def _became(self, episode: Episode, row: Row) -> dict[int, str]:
+        """What became of each turn's output, as in the rows that the learner gets."""
+        indices = [turn.index for turn in episode.turns]
+        if row.ending in (OPEN, UNFINISHED):
+            return dict.fromkeys(indices, f"sampled:{row.ending}")
+        if row.phase != "train":
+            return dict.fromkeys(indices, "sampled:evaluation")
+        if episode.ending is Ending.VOID:
+            return dict.fromkeys(indices, "dropped:void")
+        if row.id not in self.rows.consumed or self._settings is None:
+            return dict.fromkeys(indices, "sampled:no step has consumed it")
+        if row.advantage is None:
+            return dict.fromkeys(indices, "dropped:flat_group")
+        became = fates(episode, max_tokens=self._settings.rollout.tokens)
+        return {
+            index: f"{fate}:{reason}" if reason else fate for index, (fate, reason) in zip(indices, became, strict=True)
+        }
 
-class Shown(NamedTuple):
-    """An episode with what a page says about it besides."""
+    def _rows(self, names: Iterable[str]) -> list[Row]:
+        return sorted((self.rows.by_id[name] for name in names), key=lambda row: (row.step, row.attempt, row.id))
 
-    episode: Episode
-    decode: Callable[[Sequence[int]], str]
-    """Ids to text, special tokens included."""
-    trained: Mapping[int, str]
-    """By the index of a turn, what became of its output: ``trained``, ``masked:REASON`` or ``dropped:REASON``."""
-    advantage: float | None
-    run: str
-    notice: str
-    """What is missing, such as the tokenizer; else empty."""
+    # -- text
+
+    def search(self, text: str) -> list[str]:
+        """Ids of the episodes in which `text` stands."""
+        return self._follower.search(text)
+
+    def searched(self) -> Iterator[tuple[str, str]]:
+        """Ids and the text by which a folder of pages finds them: replies, calls, notes, patch."""
+        for name in self.rows.by_id:
+            episode = self.shown(name).episode
+            said = conversation(episode)
+            words = [score.note for score in episode.scores]
+            for messages in said.values():
+                words += [messages[-1].text, messages[-1].thought] if messages else []
+                words += [field.text for call in messages[-1].calls for field in call.fields] if messages else []
+            words += [episode.patch.decode(errors="replace"), episode.fault, episode.crash, episode.printed]
+            yield name, "\n".join(filter(None, words))[:_SEARCHED].lower()
+
+    @cached_property
+    def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
+        return _decoder(self.folder, self._settings.model.path if self._settings else "")
 
 
 def read_episode(run: Path, episode: str) -> Shown:
-    """The episode of the run folder `run` named by its id or the beginning of it; raises as `render` does."""
-    folder = open_run(run)
-    settings = config.load(folder.config)
-    episodes = list(logged_episodes(folder.records()))
-    chosen = _find(episodes, episode, folder)
-    advantage = _advantages(episodes, settings.train).get(chosen.id)
-    decode, notice = _decoder(folder, settings.model.path)
-    trained = _trained(chosen, advantage, settings.rollout.tokens)
-    return Shown(chosen, decode, trained, advantage, folder.path.name, notice)
+    """The episode of the run folder `run` named by its id or the beginning of it.
+
+    Raises `UsageError` for a folder that is no run, or an episode that it does not have.
+    """
+    found = Run(run)
+    found.update()
+    return found.shown(find(found, episode))
 
 
-def _find(episodes: Sequence[Episode], wanted: str, folder: RunFolder) -> Episode:
-    ids = [episode.id for episode in episodes]
-    found = [i for i, id in enumerate(ids) if id == wanted] or [i for i, id in enumerate(ids) if id.startswith(wanted)]
+def find(run: Run, wanted: str) -> str:
+    """The id of the episode that `wanted` names, or begins the name of. Raises `UsageError` for none and several."""
+    ids = list(run.rows.by_id)
+    found = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
     if len(found) == 1:
-        return episodes[found[0]]
+        return found[0]
     if found:
-        some = ", ".join(ids[i] for i in found[:5])
-        raise UsageError(f"{wanted} begins the ids of {len(found)} episodes", fix=f"give more of it: {some}")
+        raise UsageError(
+            f"{wanted} begins the ids of {len(found)} episodes", fix=f"give more of it: {', '.join(found[:5])}"
+        )
     close = difflib.get_close_matches(wanted, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
-    raise UsageError(f"{folder.path} has no episode {wanted}", fix=f"{near} (crrl view {folder.path})")
+    raise UsageError(f"{run.folder.path} has no episode {wanted}", fix=f"{near} (crrl view {run.folder.path})")
 
 
-def _advantages(episodes: Sequence[Episode], terms: Train) -> dict[str, float | None]:
-    """Advantages as the learner had them; none outside training."""
-    trained = (episode for episode in episodes if episode.phase == "train")
+def _noticed(around: Around, shown: Shown) -> Around:
+    return Around(around.run, around.run_page, around.live, around.single, shown.notice)
+
+
+def _advantages(terms: Train) -> Advantages:
+    """Advantages as the learner has them."""
     kind = terms.advantage or KIND[terms.algorithm]
-    _, found = advantages(trained, kind, denominator=terms.denominator, kl=terms.beta > 0)
-    return found
-
-
-def _trained(episode: Episode, advantage: float | None, max_tokens: int) -> Mapping[int, str]:
-    """What became of each turn's output, as in the rows that the learner gets."""
-    if episode.phase != "train":
-        return {turn.index: "dropped:evaluation" for turn in episode.turns}
-    if episode.ending is Ending.VOID or advantage is None:
-        reason = "void" if episode.ending is Ending.VOID else "flat_group"
-        return {turn.index: f"dropped:{reason}" for turn in episode.turns}
-    became = fates(episode, max_tokens=max_tokens)
-    return {
-        turn.index: f"{fate}:{reason}" if reason else fate
-        for turn, (fate, reason) in zip(episode.turns, became, strict=True)
-    }
+    kl = terms.beta > 0 and terms.denominator == "episodes"
+    return lambda rewards: group_advantages(rewards, kind, kl=kl).values
 
 
 def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
@@ -107,6 +250,20 @@ def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], s
             from coderepairrl.tokens.inert import InertTokenizer
 
             spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
-            return InertTokenizer(spec, name=str(place), eos_token_id=None).decode, ""
+            return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
     notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
     return lambda ids: "".join(f"⟨{id}⟩" for id in ids), notice
+
+
+def _one_by_one(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
+    """`decode`, which remembers the text of single ids: pages ask for every token's."""
+    known: dict[int, str] = {}
+
+    def remembered(ids: Sequence[int]) -> str:
+        if len(ids) != 1:
+            return decode(ids)
+        if ids[0] not in known:
+            known[ids[0]] = decode(ids)
+        return known[ids[0]]
+
+    return remembered

@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from coderepairrl.printable import visible
 
-_NEWLINE = Markup('<b class="nl"></b>\n')
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
 
 
@@ -21,11 +19,6 @@ def templates(package: str, **filters: Callable[..., Any]) -> Environment:
     )
     environment.filters |= filters
     return environment
-
-
-def marked(text: str) -> Markup:
-    """`text` escaped, with a sign at the end of each line."""
-    return escape(visible(text)).replace("\n", _NEWLINE)
 
 
 class Piece(NamedTuple):

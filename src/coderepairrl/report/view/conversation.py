@@ -1,0 +1,193 @@
+"""An episode as a conversation: who said what in which turn, what tools were called with, and where turns fork."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from coderepairrl.printable import printable, visible
+from coderepairrl.types import Episode, ToolCall, Turn
+
+_LONG_LINES, _LONG_CHARS = 26, 2600
+_OLD, _NEW = ("old", "search"), ("new", "replace")
+
+
+class Field(NamedTuple):
+    """An argument of a tool call. `kind` is ``del`` for text that it takes away, ``add`` for its replacement."""
+
+    name: str
+    text: str
+    kind: str = ""
+
+
+class Call(NamedTuple):
+    """A tool call in a reply, and what came of it, if the agent counts its calls."""
+
+    name: str
+    fields: list[Field]
+    result: ToolCall | None
+
+
+class Message(NamedTuple):
+    """One message: of ``system``, ``user``, ``tool``, or of the policy (``assistant``)."""
+
+    role: str
+    label: str
+    text: str
+    thought: str
+    calls: list[Call]
+
+    @property
+    def long(self) -> bool:
+        """Whether a page shows only the beginning at first."""
+        return is_long(self.text)
+
+
+def is_long(text: str) -> bool:
+    """Whether a page shows only the beginning of `text` at first."""
+    return len(text) > _LONG_CHARS or text.count("\n") >= _LONG_LINES
+
+
+class Node(NamedTuple):
+    """A turn in the tree of turns: its place, the turn that it goes on from, and that one's place."""
+
+    turn: int
+    lane: int
+    parent: int | None
+    parent_lane: int
+    title: str
+    ok: bool | None
+    """Whether its tool calls succeeded; None without any."""
+
+
+def conversation(episode: Episode) -> dict[int, list[Message]]:
+    """The messages of each turn by its index: those that the request added, then the reply.
+
+    A turn without recorded messages has none.
+    """
+    results: dict[int, list[ToolCall]] = defaultdict(list)
+    for call in episode.tool_calls:
+        results[call.turn].append(call)
+    names: dict[str, str] = {}
+    return {turn.index: list(_messages(turn, results[turn.index], names)) for turn in episode.turns}
+
+
+def unheard(episode: Episode) -> list[ToolCall]:
+    """Tool calls of an agent that no reply has: those of turns that are not there, or that differ in number."""
+    asked = {turn.index: _asked(turn) for turn in episode.turns}
+    calls: dict[int, list[ToolCall]] = defaultdict(list)
+    for call in episode.tool_calls:
+        calls[call.turn].append(call)
+    return [call for turn, own in calls.items() for call in own[asked.get(turn, 0) :]]
+
+
+def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
+    """The turns in their order, each on a lane: the first that goes on from a turn is on its lane, forks on others."""
+    nodes: list[Node] = []
+    lanes: dict[int, int] = {}
+    gone_on: set[int] = set()
+    free = 0
+    for turn in episode.turns:
+        parent = turn.base if turn.base is not None else turn.fork.turn if turn.fork is not None else None
+        if parent is not None and parent not in gone_on and turn.base is not None and parent in lanes:
+            lane = lanes[parent]
+        else:
+            lane, free = free, free + 1
+        if turn.base is not None:
+            gone_on.add(turn.base)
+        lanes[turn.index] = lane
+        calls = [call for call in episode.tool_calls if call.turn == turn.index]
+        ok = all(call.ok for call in calls) if calls else None
+        nodes.append(Node(turn.index, lane, parent, lanes.get(parent, 0) if parent is not None else 0, "", ok))
+    return [node._replace(title=gist(messages[node.turn], node.turn)) for node in nodes]
+
+
+def gist(messages: Sequence[Message], index: int) -> str:
+    """A reply in one line: its tool call, or else how its words begin."""
+    reply = messages[-1] if messages else None
+    if reply is None:
+        return f"turn {index}"
+    if reply.calls:
+        call = reply.calls[0]
+        more = f" +{len(reply.calls) - 1}" if len(reply.calls) > 1 else ""
+        return f"{call.name} {_line(call.fields[0].text) if call.fields else ''}".rstrip() + more
+    return _line(reply.text or reply.thought) or "(nothing)"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:80]
+
+
+def edits(messages: Sequence[Message]) -> list[Field]:
+    """What the tool calls of a reply replace, and by what."""
+    return [field for call in (messages[-1].calls if messages else ()) for field in call.fields if field.kind]
+
+
+def _messages(turn: Turn, results: Sequence[ToolCall], names: dict[str, str]) -> Any:
+    for at, message in enumerate(turn.messages):
+        role = str(message.get("role", ""))
+        last = at == len(turn.messages) - 1
+        calls = []
+        for number, asked in enumerate(_calls(message)):
+            name, arguments, identity = asked
+            names[identity] = name
+            result = results[number] if last and number < len(results) else None
+            calls.append(Call(printable(name), _fields(arguments), result))
+        label = names.get(str(message.get("tool_call_id", "")), "") if role == "tool" else ""
+        text, thought = said(message.get("content")), said(message.get("reasoning_content"))
+        yield Message(printable(role), printable(label), visible(text), visible(thought), calls)
+
+
+def _asked(turn: Turn) -> int:
+    return len(_calls(turn.messages[-1])) if turn.messages else 0
+
+
+def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    """Name, arguments and id of each tool call of a message in the form of Chat Completions."""
+    found = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping):
+            found.append((str(function.get("name", "")), function.get("arguments", ""), str(call.get("id", ""))))
+    return found
+
+
+def _fields(arguments: Any) -> list[Field]:
+    parsed = arguments
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return [Field("", visible(arguments))]
+    if not isinstance(parsed, Mapping):
+        return [Field("", visible(arguments if isinstance(arguments, str) else json.dumps(parsed)))]
+    edits = any(_starts(key, _OLD) for key in parsed) and any(_starts(key, _NEW) for key in parsed)
+    return [
+        Field(
+            printable(str(key)),
+            visible(value if isinstance(value, str) else json.dumps(value)),
+            ("del" if _starts(key, _OLD) else "add" if _starts(key, _NEW) else "") if edits else "",
+        )
+        for key, value in parsed.items()
+    ]
+
+
+def _starts(key: object, words: tuple[str, ...]) -> bool:
+    return str(key).lower().startswith(words)
+
+
+def said(content: Any) -> str:
+    """The text of a message's content; a part that is none stands there by its type.
+
+    >>> said([{"type": "text", "text": "look: "}, {"type": "image_url"}]), said(None)
+    ('look: [image_url]', '')
+    """
+    if isinstance(content, list):
+        return "".join(
+            str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]"
+            for part in content
+            if isinstance(part, Mapping)
+        )
+    return "" if content is None else str(content)

@@ -1,0 +1,197 @@
+"""The episodes of a run as rows of a list: what can be filtered and sorted by, and nothing else of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coderepairrl.printable import visible
+from coderepairrl.runs.codec import text_to_bytes
+from coderepairrl.runs.following import Follower
+
+OPEN, UNFINISHED = "open", "unfinished"
+"""Instead of an ending: no verdict yet; and none that will come, since its process has ended."""
+_PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_OTHER = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def file_name(name: str) -> str:
+    """What a page about `name` is called: `name` itself where any file system and URL can have it.
+
+    >>> file_name("train-00001-000-00"), file_name("mutants/a's b")
+    ('train-00001-000-00', 'mutants-a-s-b-8f750b0c6a')
+    """
+    if _PLAIN.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:10]
+    return f"{_OTHER.sub('-', name).strip('-._')[:60]}-{digest}".lstrip("-")
+
+
+@dataclass(slots=True)
+class Row:
+    """An episode in the list. `changed` is the state of the `Rows` from which on it is as it is."""
+
+    id: str
+    phase: str
+    step: int
+    group: str
+    attempt: int
+    task: str
+    language: str = ""
+    kind: str = ""
+    ending: str = OPEN
+    reason: str = ""
+    reward: float | None = None
+    """None of an episode that is void, or has no verdict."""
+    advantage: float | None = None
+    turns: int = 0
+    calls: int = 0
+    failed: int = 0
+    tokens: int = 0
+    """Sampled."""
+    added: int = 0
+    deleted: int = 0
+    seconds: float | None = None
+    tools: tuple[str, ...] = ()
+    scores: dict[str, float] = field(default_factory=dict)
+    changed: int = 0
+
+    def cells(self) -> list[Any]:
+        """Everything but `changed`, as JSON can have it and a page may show it; last what the pages of the episode and
+        of its group are called, if not as they are."""
+        pages = [file_name(name) for name in (self.id, self.group)]
+        return [
+            *map(visible, (self.id, self.phase)),
+            *(self.step, visible(self.group), self.attempt),
+            *map(visible, (self.task, self.language, self.kind, self.ending, self.reason)),
+            *(_short(self.reward), _short(self.advantage)),
+            *(self.turns, self.calls, self.failed, self.tokens, self.added, self.deleted, _short(self.seconds)),
+            [visible(tool) for tool in self.tools],
+            {visible(name): _short(value) for name, value in self.scores.items()},
+            *("" if page == name else page for page, name in zip(pages, (self.id, self.group), strict=True)),
+        ]
+
+
+CELLS = (
+    *("id", "phase", "step", "group", "attempt", "task", "language", "kind", "ending", "reason", "reward", "advantage"),
+    *("turns", "calls", "failed", "tokens", "added", "deleted", "seconds", "tools", "scores", "page", "group_page"),
+)
+"""Names of `Row.cells`."""
+
+Advantages = Callable[[list[float | None]], tuple[float | None, ...]]
+"""Those of a group from its rewards, None for a void episode."""
+
+
+class Rows:
+    """The rows of the log that `follower` reads, in the order in which the episodes began."""
+
+    def __init__(self, follower: Follower, advantages: Advantages) -> None:
+        self.by_id: dict[str, Row] = {}
+        self.groups: dict[str, list[str]] = {}
+        """Ids by group."""
+        self.tasks: dict[str, list[str]] = {}
+        """Ids by task."""
+        self.consumed: dict[str, int] = {}
+        """By id, the step that trained on it."""
+        self.state = 0
+        """Grows with every change."""
+        self.last = ""
+        """Type of the last ``start``, ``stop`` or ``end`` record."""
+        self._follower = follower
+        self._advantages = advantages
+
+    def update(self) -> None:
+        """Take in what the log has that it had not before."""
+        touched: dict[str, None] = {}
+        self.state += 1
+        for record in self._follower.records():
+            match record["type"]:
+                case "episode":
+                    self._begin(record)
+                case "turn":
+                    self._turn(record)
+                case "verdict":
+                    touched[self._judge(record["verdict"])] = None
+                case "step":
+                    self.consumed |= dict.fromkeys(record.get("episodes", ()), record["step"])
+                case "start" | "stop" | "end":
+                    self.last = record["type"]
+                    for row in self.by_id.values():
+                        if row.ending == OPEN:
+                            row.ending, row.changed = UNFINISHED, self.state
+        for group in touched:
+            self._compare(group)
+
+    def _begin(self, record: Mapping[str, Any]) -> None:
+        name = record["id"]
+        if name not in self.by_id:
+            self.groups.setdefault(record["group"], []).append(name)
+            self.tasks.setdefault(record["task"], []).append(name)
+        self.by_id[name] = Row(
+            name,
+            record["phase"],
+            record["step"],
+            record["group"],
+            record["attempt"],
+            record["task"],
+            kind=record.get("kind", ""),
+            changed=self.state,
+        )
+
+    def _turn(self, record: Mapping[str, Any]) -> None:
+        if row := self.by_id.get(record["episode"]):
+            row.turns += 1
+            row.tokens += record["sampled"]
+            row.changed = self.state
+
+    def _judge(self, verdict: Mapping[str, Any]) -> str:
+        name = verdict["id"]
+        if name not in self.by_id:  # of a log whose episodes nobody announced
+            self._begin({**verdict, "task": verdict["task_id"]})
+        row = self.by_id[name]
+        calls = verdict.get("tool_calls", ())
+        scores = verdict.get("scores", ())
+        row.language, row.kind = verdict.get("language", ""), verdict.get("kind", "")
+        row.ending, row.reason = verdict["ending"], verdict.get("reason", "")
+        void = row.ending == "void"
+        row.reward = None if void else float(sum(score["value"] * score.get("weight", 1.0) for score in scores))
+        row.scores = {score["name"]: score["value"] for score in scores}
+        row.calls, row.failed = len(calls), sum(not call["ok"] for call in calls)
+        row.tools = tuple(dict.fromkeys(call["name"] for call in calls))
+        row.added, row.deleted = changed_lines(text_to_bytes(verdict.get("patch", "")))
+        row.seconds = verdict.get("timings", {}).get("total")
+        row.changed = self.state
+        return row.group
+
+    def _compare(self, group: str) -> None:
+        rows = [row for name in self.groups[group] if (row := self.by_id[name]).phase == "train"]
+        rows = [row for row in rows if row.ending not in (OPEN, UNFINISHED)]
+        for row, advantage in zip(rows, self._advantages([row.reward for row in rows]), strict=True):
+            if row.advantage != advantage:
+                row.advantage, row.changed = advantage, self.state
+
+
+def changed_lines(patch: bytes) -> tuple[int, int]:
+    r"""Lines that a unified diff adds and deletes.
+
+    >>> changed_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n--- a\n+b\n+++c\n")
+    (2, 1)
+    """
+    added = deleted = 0
+    body = False
+    for line in patch.split(b"\n"):
+        if line.startswith(b"diff --git "):
+            body = False
+        elif line.startswith(b"@@ "):
+            body = True
+        elif body:
+            added += line.startswith(b"+")
+            deleted += line.startswith(b"-")
+    return added, deleted
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

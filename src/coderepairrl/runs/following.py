@@ -1,0 +1,127 @@
+"""A log, followed while it grows: each record once, tokens unread, and any one episode from where it stands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import RunError
+from coderepairrl.runs import codec
+from coderepairrl.runs.log import Record
+from coderepairrl.types import Episode, Turn
+
+_TURN = re.compile(rb'\{"type":"turn","time":[-+.\deE]+,"episode":("(?:[^"\\]|\\.)*"),')
+_TURN_BEGINS, _MESSAGES = b'{"type":"turn",', b',"messages":['
+_VERSIONS, _END = b',"versions":[', re.compile(rb'"end":(\d+)\}')
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where in the log an episode stands, as offset and length of its lines."""
+
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    verdict: tuple[int, int] | None = None
+
+
+class Follower:
+    """Reads the log at `path`. Not to be used by two threads at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.notice = ""
+        """Which damage keeps the rest of the log from being read; empty if there is none."""
+        self._places: dict[str, _Place] = {}
+        self._offset = 0
+
+    def records(self) -> Iterator[Record]:
+        """The records that were appended since this was last called, oldest first.
+
+        Of a turn there is ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. A last line that is not whole yet is
+        left for the next call. A line that is no record ends it, with a `notice`. Raises OSError.
+        """
+        if self.notice or not self.path.is_file():
+            return
+        with self.path.open("rb") as log:
+            log.seek(self._offset)
+            for line in log:
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    record = _record(line)
+                    self._keep(record, (self._offset, len(line)))
+                except (ValueError, TypeError, LookupError) as error:
+                    self.notice = f"the log is damaged at byte {self._offset:,}; what follows is not shown ({error})"
+                    return
+                self._offset += len(line)
+                yield record
+
+    def turns(self, episode: str) -> tuple[Turn, ...]:
+        """The turns of an episode so far, tokens and all. Raises KeyError and `RunError`."""
+        found = (codec.load(Turn, record["turn"]) for record in self._read(self._places[episode].turns))
+        return tuple(sorted(found, key=lambda turn: turn.index))
+
+    def episode(self, episode: str) -> Episode | None:
+        """An episode that has its verdict, with its turns; None before that. Raises KeyError and `RunError`."""
+        verdict = self.verdict(episode)
+        return None if verdict is None else replace(verdict, turns=self.turns(episode))
+
+    def verdict(self, episode: str) -> Episode | None:
+        """The same without its turns."""
+        place = self._places[episode].verdict
+        return None if place is None else codec.load(Episode, next(self._read([place]))["verdict"])
+
+    def search(self, text: str) -> list[str]:
+        """Episodes in whose messages or verdict `text` stands, whatever the case of ASCII letters."""
+        wanted = json.dumps(text)[1:-1].lower().encode()
+        found: dict[str, None] = {}
+        with self.path.open("rb") as log:
+            left = self._offset
+            for line in log:
+                left -= len(line)
+                if left < 0:
+                    break
+                start = max(0, line.find(_MESSAGES)) if line.startswith(_TURN_BEGINS) else 0
+                if wanted in line[start:].lower():
+                    record = _record(line)
+                    if record["type"] == "turn":
+                        found[record["episode"]] = None
+                    elif record["type"] == "verdict":
+                        found[record["verdict"]["id"]] = None
+        return list(found)
+
+    def _keep(self, record: Record, place: tuple[int, int]) -> None:
+        match record["type"]:
+            case "episode":
+                self._places[record["id"]] = _Place()
+            case "turn":
+                self._places.setdefault(record["episode"], _Place()).turns.append(place)
+            case "verdict":
+                self._places.setdefault(record["verdict"]["id"], _Place()).verdict = place
+
+    def _read(self, places: list[tuple[int, int]]) -> Iterator[Record]:
+        try:
+            with self.path.open("rb") as log:
+                for offset, length in places:
+                    log.seek(offset)
+                    yield json.loads(log.read(length))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.path} is no longer what it was: {error}", fix="open it again") from error
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    """Of a turn, without parsing its tokens and messages, which are nearly all of a log."""
+    if found := _TURN.match(line):
+        start = line.find(_VERSIONS, found.end())  # before it come numbers alone
+        ends = _END.findall(line, start, line.find(b"]", start))
+        return {"type": "turn", "episode": json.loads(found[1]), "sampled": int(ends[-1]) if ends else 0}
+    record = json.loads(line)
+    if not isinstance(record, dict) or "type" not in record:
+        raise ValueError("it is no record")
+    if record["type"] == "turn":
+        sampled = sum(len(record["turn"][span]["ids"]) for span in ("output", "tail"))
+        return {"type": "turn", "episode": record["episode"], "sampled": sampled}
+    return record

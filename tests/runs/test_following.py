@@ -1,0 +1,108 @@
+"""A log that is followed says the same as one that is read, whatever moment it is looked at."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import RunError
+from coderepairrl.runs import logged_episodes
+from coderepairrl.runs.following import Follower
+from coderepairrl.runs.log import read
+from report.runs import Maker
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Maker(tmp_path_factory.mktemp("runs") / "run").run(2, evaluations=(0, 2)).folder.log
+
+
+def test_it_says_what_the_log_says(log: Path) -> None:
+    follower = Follower(log)
+    records = list(follower.records())
+    whole = list(read(log))
+    assert [record["type"] for record in records] == [record["type"] for record in whole]
+    assert [each for each in records if each["type"] != "turn"] == [each for each in whole if each["type"] != "turn"]
+    for episode in logged_episodes(read(log)):
+        assert follower.episode(episode.id) == episode
+        turns = [each for each in records if each["type"] == "turn" and each["episode"] == episode.id]
+        assert sum(each["sampled"] for each in turns) == episode.sampled
+    assert list(follower.records()) == []
+
+
+@pytest.mark.parametrize("size", [1, 700, 4096, 1 << 20])
+def test_a_log_that_grows_is_read_once_and_whole(log: Path, tmp_path: Path, size: int) -> None:
+    data = log.read_bytes()
+    if size == 1:
+        data = data[:3000]
+    growing = tmp_path / "log.jsonl"
+    follower = Follower(growing)
+    assert list(follower.records()) == [], "a run that has not begun has no log"
+    found = []
+    with growing.open("ab") as file:
+        for at in range(0, len(data), size):
+            file.write(data[at : at + size])
+            file.flush()
+            found += list(follower.records())
+    assert found == list(Follower(growing).records()) and not follower.notice
+
+
+def test_turns_are_there_before_the_verdict(log: Path, tmp_path: Path) -> None:
+    lines = log.read_bytes().splitlines(keepends=True)
+    end = next(at for at, line in enumerate(lines) if line.startswith(b'{"type":"verdict"'))
+    half = tmp_path / "log.jsonl"
+    half.write_bytes(b"".join(lines[:end]))
+    follower = Follower(half)
+    name = [record["episode"] for record in follower.records() if record["type"] == "turn"][-1]
+    assert follower.episode(name) is None and follower.verdict(name) is None
+    assert [turn.index for turn in follower.turns(name)] == list(range(len(follower.turns(name)))) != []
+
+
+def test_other_spacing_and_a_second_try_are_read(log: Path, tmp_path: Path) -> None:
+    spaced = tmp_path / "log.jsonl"
+    spaced.write_text("".join(json.dumps(record) + "\n" for record in [*read(log), *read(log)]))
+    follower, once = Follower(spaced), Follower(log)
+    assert list(follower.records()) == [*once.records(), *Follower(log).records()]
+    for episode in logged_episodes(read(log)):
+        assert follower.episode(episode.id) == episode, "of an episode that was begun again, only the last try"
+
+
+@pytest.mark.parametrize("line", [b"{\n", b"[]\n", b"{}\n", b'{"type":"verdict"}\n', b'{"type":"turn","turn":3}\n'])
+def test_damage_ends_what_can_be_read_and_is_said(log: Path, tmp_path: Path, line: bytes) -> None:
+    head = log.read_bytes().splitlines(keepends=True)[:5]
+    broken = tmp_path / "log.jsonl"
+    broken.write_bytes(b"".join([*head, line, *head]))
+    follower = Follower(broken)
+    assert len(list(follower.records())) == 5
+    assert f"byte {sum(map(len, head)):,}" in follower.notice
+    assert list(follower.records()) == []
+
+
+def test_a_log_that_was_replaced_is_no_traceback(log: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "log.jsonl"
+    copy.write_bytes(log.read_bytes())
+    follower = Follower(copy)
+    name = next(record["episode"] for record in follower.records() if record["type"] == "turn")
+    copy.write_bytes(b"short\n")
+    with pytest.raises(RunError, match="no longer"):
+        follower.turns(name)
+
+
+def test_text_is_found_whatever_its_case_and_signs(log: Path, tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "run")
+    maker.start()
+    first = maker.attempt("g", 0, "train", 1, "t")
+    maker.record("verdict", verdict={**_verdict(first.id), "printed": 'Größe "x"\nKeyError'})
+    maker.attempt("h", 0, "train", 1, "t")
+    maker.log.close()
+    follower = Follower(maker.folder.log)
+    list(follower.records())
+    assert follower.search('"X"\nkeyerror') == [first.id] == follower.search("größe")
+    assert follower.search("nowhere") == []
+
+
+def _verdict(name: str) -> dict[str, object]:
+    about = {"phase": "train", "step": 1, "group": "g", "attempt": 0, "ending": "done"}
+    return {"id": name, "task_id": "t", **about}

@@ -67,29 +67,32 @@ def forked() -> Episode:
     scores = (Score("tests", 1.0, 1.0, passed=True), Score("patch_edits", 0.25, 0.0, "near"))
     return Episode(
         *("train-1", "toy/1", "train", 1, "g", 0, Ending.DONE, "submitted"),
-        turns=turns, side=(2,), patch=b"diff --git a/x b/x\n\xff", scores=scores, language="python",
+        turns=turns, side=(2,), patch=b"diff --git a/x b/x\n\xff", scores=scores, kind="java",
     )  # fmt: skip
 
 
 def secret() -> Episode:
     login = "git clone https://me:hunter2@git.example.org/x"
     read = turn(0, None, USER, said("\ud83d", call("shell", json.dumps({"cmd": login}))))
-    turns = (read, turn(1, 0, answer(f"OPENAI_API_KEY={KEY}"), said("done")))
+    remote = {"url": "http://10.0.0.7:8000", "model": "gpt-x"}
+    turns = (read, turn(1, 0, answer(f"OPENAI_API_KEY={KEY}"), said("done"), remote=remote))
     return Episode("train-2", "toy/2", "train", 1, "g", 1, Ending.DONE, turns=turns, patch=f"+{KEY}\n".encode())
 
 
-def void() -> Episode:
+def broken() -> Episode:
     fault = f"EngineFault: {KEY}"
     return Episode("train-3", "toy/3", "train", 1, "g", 2, Ending.VOID, "engine", fault, printed=KEY)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    config = Config.model_validate({"run": {"name": "mine"}, "agent": "nano"})
+    config = Config.model_validate(
+        {"run": {"name": "mine"}, "model": {"path": "/home/me/models/small"}, "kinds": {"java": {"agent": "direct"}}}
+    )
     folder = RunFolder(tmp_path / "mine")
     folder.create(to_toml(config), {"name": "mine", "config": config.model_dump(mode="json")})
     log = folder.writer()
-    for episode in (forked(), secret(), void()):
+    for episode in (forked(), secret(), broken()):
         log.append("episode", id=episode.id)
         for each in episode.turns:
             log.turn(episode.id, each)
@@ -139,7 +142,7 @@ def test_trajectories_have_the_ids_of_every_reply(run: Path, tmp_path: Path) -> 
     assert export.episodes(run, tmp_path / "atif", "atif") == 3
     found = trajectories(tmp_path / "atif")
     main, episode = found["train-1"], forked()
-    assert (main.agent.name, main.extra["reward"], main.extra["task"]) == ("nano", 1.0, "toy/1")
+    assert (main.agent.name, main.agent.model_name, main.extra["reward"]) == ("direct", "small", 1.0)
     rewritten, title = main.subagent_trajectories
     assert [step.message for step in main.steps] == [USER["content"], "Let me see", "done"]
     assert main.steps[1].observation.results[0].content == "a.py [shortened]"
@@ -152,7 +155,11 @@ def test_trajectories_have_the_ids_of_every_reply(run: Path, tmp_path: Path) -> 
         assert tuple(metrics.completion_token_ids) == own.output.ids and tuple(metrics.logprobs) == own.output.logprobs
         assert not step.is_copied_context
     assert rewritten.steps[1].is_copied_context  # the first reply is in both: it is to be learned from once
-    assert found["train-3"].steps == [] and found["train-3"].extra["reward"] is None
+    assert (
+        found["train-3"].agent.name == "nano"
+        and found["train-3"].steps == []
+        and found["train-3"].extra["reward"] is None
+    )
 
 
 def test_no_secret_is_exported(run: Path, tmp_path: Path) -> None:
@@ -160,9 +167,11 @@ def test_no_secret_is_exported(run: Path, tmp_path: Path) -> None:
     export.episodes(run, tmp_path / "atif", "atif")
     written = json.dumps(loaded(tmp_path / "x.parquet", tmp_path / "cache"))
     written += "".join(path.read_text() for path in (tmp_path / "atif").iterdir())
+    assert "10.0.0.7" not in written and "/home/me" not in written
     assert KEY not in written and "hunter2" not in written and "git.example.org/x" in written
     clean, leaky = (trajectories(tmp_path / "atif")[name] for name in ("train-1", "train-2"))
     assert clean.notes is None and "Secrets were taken out" in leaky.notes
+    assert leaky.steps[2].model_name == "gpt-x"
     assert leaky.steps[1].metrics.completion_token_ids is None  # they say the same as the text
 
 
@@ -187,7 +196,7 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
         "        yield Episode(f'e{number}', 't', 'train', 1, 'g', 0, Ending.DONE)\n"
         "        if number == 300: print(flush=True); time.sleep(1000)\n"
         "if sys.argv[1] == 'parquet': t.write_parquet('run', made(), Path('new'))\n"
-        "else: t.write_atif(t.Origin('run', 'nano', '1', 'model'), made(), Path('new'))\n"
+        "else: t.write_atif(t.Origin('run', {'': 'nano'}, '1', 'model'), made(), Path('new'))\n"
     )
     for form in ("parquet", "atif"):
         with subprocess.Popen(

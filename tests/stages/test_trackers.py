@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +56,29 @@ async def test_a_tracker_that_hangs_holds_nothing_up(
     async with trackers.following(folder, ["trackio"], said.append):
         pass
     assert said == [f"trackio has not got all metrics yet: crrl export {folder.path} --to trackio"]
+
+
+def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
+    """By kill -9: the tracker's process takes what is left, and ends."""
+    if importlib.util.find_spec("tensorboard") is None and not os.environ.get("CI"):
+        pytest.skip("needs tensorboard (the extra dev)")
+    code = (
+        "import asyncio, os, signal, sys; from pathlib import Path; from coderepairrl.runs import RunFolder\n"
+        "from coderepairrl.stages.trackers import following\n"
+        "async def main(folder):\n"
+        "    log, sent = folder.writer(), folder.path / 'tensorboard' / 'sent'\n"
+        "    async with following(folder, ['tensorboard'], print):\n"
+        "        log.append('step', step=1, metrics={'reward': 0.5})\n"
+        "        while not (sent.exists() and sent.read_text()): await asyncio.sleep(0.02)\n"
+        "        log.append('step', step=2, metrics={'reward': 0.7})\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main(RunFolder(Path(sys.argv[1]))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder.path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with (folder.path / "tensorboard" / "sent").open() as sent:
+        fcntl.flock(sent, fcntl.LOCK_SH)  # which it holds until it ends
+        assert int(sent.read()) == folder.log.stat().st_size
 
 
 async def test_without_trackers_nothing_is_started(folder: RunFolder) -> None:

@@ -14,7 +14,6 @@ from coderepairrl import models
 from coderepairrl.assembly.plan import require_trackers
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
 from coderepairrl.learn import merge
-from coderepairrl.printable import without_login
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run
@@ -64,9 +63,11 @@ def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
         if form == "parquet":
             return trajectories.write_parquet(name, found, target)
         config = about.get("config") or configs.load(run).model_dump(mode="json")
-        agent, model = config["agent"]["name"], without_login(config["model"]["path"])
-        origin = trajectories.Origin(name, agent, about["coderepairrl"], model)
-        return trajectories.write_atif(origin, found, target)
+        kinds = {kind: own["agent"] for kind, own in config.get("kinds", {}).items() if own.get("agent")}
+        agents = {kind: Path(agent["name"]).name for kind, agent in ({"": config["agent"]} | kinds).items()}
+        path = config["model"]["path"]
+        model = path if path.startswith("builtin:") else "" if "://" in path else Path(path).name
+        return trajectories.write_atif(trajectories.Origin(name, agents, about["coderepairrl"], model), found, target)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another place") from error
 

@@ -24,10 +24,12 @@ class Origin(NamedTuple):
     """Whose episodes they are."""
 
     run: str
-    agent: str
+    agents: Mapping[str, str]
+    """By kind of task; that of ``""`` for all others."""
     version: str
-    """Of this project, which ran the agent."""
+    """Of this project, which ran the agents."""
     model: str
+    """Empty for one behind a URL, which may name itself with each reply."""
 
 
 def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int:
@@ -85,7 +87,11 @@ def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, i
     return {
         "schema_version": VERSION,
         "session_id": episode.id,
-        "agent": {"name": origin.agent, "version": origin.version, "model_name": origin.model},
+        "agent": {
+            "name": origin.agents.get(episode.kind, origin.agents[""]),
+            "version": origin.version,
+            **({"model_name": origin.model} if origin.model else {}),
+        },
         "steps": steps,
         "final_metrics": {
             "total_prompt_tokens": sum(each["prompt_tokens"] for each in metrics),
@@ -151,6 +157,7 @@ def _sampled(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids
         "timestamp": datetime.fromtimestamp(turn.ended, UTC).isoformat(),
         "metrics": metrics,
         "llm_call_count": 1,
+        **({"model_name": clean(str(turn.remote["model"]))} if turn.remote.get("model") else {}),
         **({"reasoning_content": shown["reasoning_content"]} if shown["reasoning_content"] else {}),
         "extra": {key: value for key, value in extra.items() if value},
     }

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from coderepairrl import report
 from coderepairrl.cli import app
+from coderepairrl.report import view
 from coderepairrl.report.plots import Panel, Series, figure, pdf
 from coderepairrl.report.tables import _csv
 from coderepairrl.types import Ending
@@ -144,11 +145,9 @@ def test_a_report_links_to_the_pages_that_are_there(tmp_path: Path) -> None:
     loaded = report.load([run])
     for output in (None, tmp_path / "elsewhere" / "report.html"):
         assert Page(report.write_page(loaded, output).read_text()).links == []
-    pages = run / "report" / "view" / "mine"
-    (pages / "episode").mkdir(parents=True)
-    wanted = [pages / "index.html", pages / "episode" / "train-0-00.html"]
-    for page in wanted:
-        page.write_text("a page")
+    pages = run / "report" / "view"
+    index = view.Site([run]).write(pages)
+    wanted = [index, index.parent / "episode" / "train-0-00.html"]
     for output in (None, tmp_path / "elsewhere" / "report.html"):
         written_to = report.write_page(loaded, output)
         links = Page(written_to.read_text()).links

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: help hello hello-bar hello-short test crash lint test-slow test-programs test-rules test-protocols test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
+.PHONY: help hello hello-bar hello-short study test crash lint test-slow test-programs test-rules test-protocols test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
 
 BIN := .venv/bin
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
@@ -19,6 +19,9 @@ hello-bar: .venv/.base  ## does it learn? three seeds, intervals, a control; fai
 
 hello-short: .venv/.base  ## two seeds, a few steps, quoted issues: has anything been learned?
 	$(BIN)/python -m workshop.tiny.bar --short --seeds 0 1
+
+study: .venv/.base  ## the four questions of the thesis in miniature: two arms and a harness, two seeds, one table
+	$(BIN)/crrl study miniature --slots 2
 
 test-protocols: .venv/.dev  ## the exams of engines, each part held to its protocol (of sandboxes: make test-slow)
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/test_protocols.py

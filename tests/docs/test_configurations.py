@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.config import load
+from coderepairrl.stages import study
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```toml title=\"([^\"]+)\"\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -15,7 +16,7 @@ PRINTED = [
     (str(page.relative_to(DOCS)), body)
     for page in sorted(DOCS.rglob("*.md"))
     for title, body in BLOCK.findall(page.read_text())
-    if title != "agent.toml"  # a recipe
+    if title not in ("agent.toml", "study.toml")  # a recipe, a study
 ]
 
 
@@ -24,3 +25,10 @@ def test_a_configuration_in_the_documentation_can_be_loaded(page: str, body: str
     file = tmp_path / "mine.toml"
     file.write_text(body)
     assert load(file).run.name == "mine", page
+
+
+def test_the_study_in_the_documentation_is_sound(tmp_path: Path) -> None:
+    [(_, body)] = BLOCK.findall((DOCS / "guides" / "study.md").read_text())
+    (tmp_path / "study.toml").write_text(body)
+    made = study.read(str(tmp_path / "study.toml"))
+    assert [job.config().run.name for job in made.jobs()] and len(made.questions) == 2

@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 from coderepairrl import __version__
-from coderepairrl.cli import agents, auditing, comparing, data, env, evaluating, reading, running, serving
+from coderepairrl.cli import agents, auditing, comparing, data, env, evaluating, reading, running, serving, study
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
@@ -48,7 +48,8 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(running.hello, running.train, running.config),
     *(evaluating.eval, evaluating.merge, evaluating.grade, auditing.audit),
     *(serving.fix, serving.serve, serving.export),
-    *(reading.score, reading.view, reading.report, comparing.compare, comparing.choose, reading.check),
+    *(reading.score, reading.view, reading.report, reading.check),
+    *(comparing.compare, comparing.choose, study.study),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -137,7 +137,7 @@ class Unpaired:
 def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
     """Each further policy against the first, or all against each other. Raises `UsageError` where they cannot be
     compared."""
-    policies = _alike(_named_apart(policies), question)
+    policies = alike(_named_apart(policies), question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
     found = [_compare(*pair, question) for pair in pairs]
     adjusted, of_tasks = holm([each.p for each in found]), holm([each.p_tasks for each in found])
@@ -286,7 +286,7 @@ def _named_apart(policies: Sequence[Outcomes]) -> list[Outcomes]:
     ]
 
 
-def _alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
+def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
     """`policies` on the tasks that are compared. Raises `UsageError`, which shows how they differ."""
     first = policies[0]
     for other in policies[1:]:

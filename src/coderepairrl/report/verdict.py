@@ -86,7 +86,7 @@ def verdict(found: Comparison | Unpaired) -> str:
 
 
 def _paired_verdict(found: Comparison) -> str:
-    what = f"{found.after} - {found.before} = {_difference(found.change, found.share)} on {found.metric}"
+    what = f"{found.after} - {found.before} = {signed(found.change, found.share)} on {found.metric}"
     small = ""
     if found.equivalence and found.equivalence.p <= ALPHA:
         margin = _amount(found.equivalence.margin, found.share)
@@ -120,12 +120,12 @@ def _seen(found: Comparison) -> str:
     tasks = counted(found.tasks, "task")
     if found.seen is None:
         return f"{tasks} could have shown no difference at all"
-    return f"the smallest difference that {tasks} could have shown is {_shown(found.seen, found.share)}"
+    return f"the smallest difference that {tasks} could have shown is {least(found.seen, found.share)}"
 
 
 def _unpaired_verdict(found: Unpaired) -> str:
     what = (
-        f"{found.after.name} - {found.before.name} = {_difference(found.change, True)} however the tasks overlap, "
+        f"{found.after.name} - {found.before.name} = {signed(found.change, True)} however the tasks overlap, "
         f"p from {found.p[0]:.3g} to {found.p[1]:.3g}"
     )
     if found.claimed:
@@ -144,9 +144,9 @@ def _unpaired_verdict(found: Unpaired) -> str:
 def boundary(found: Comparison) -> str:
     """What the curves of pass@k say of skills: new ones, or the old ones more surely."""
     first, last = found.curve[0], found.curve[-1]
-    few, many = (f"{_difference(each.change, True)} at k = {each.k}" for each in (first, last))
+    few, many = (f"{signed(each.change, True)} at k = {each.k}" for each in (first, last))
     if len(found.curve) == 1:
-        return f"pass@{first.k}: {found.after} - {found.before} = {_difference(first.change, True)}."
+        return f"pass@{first.k}: {found.after} - {found.before} = {signed(first.change, True)}."
     if last.change.above(0):
         claim = f"{found.after} solves within {last.k} attempts what {found.before} does not"
     elif last.change.below(0):
@@ -194,12 +194,12 @@ def _title(found: Comparison) -> str:
 def _rows(found: Comparison) -> list[tuple[str, str, str]]:
     share, unit = found.share, found.unit
     score = f"of {found.clusters} {unit}, Student's t" if found.clusters > 1 else "none: one cluster"
-    rate, change = ("Wilson's score interval ", "Tango's score interval ") if share else ("", "")
+    of_rate, of_change = ("Wilson's score interval ", "Tango's score interval ") if share else ("", "")
     rows = [
-        (found.before, _rate(found.early, share), rate + score),
-        (found.after, _rate(found.late, share), rate + score),
-        ("difference", _difference(found.change, share), change + score),
-        ("difference", _difference(found.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
+        (found.before, rate(found.early, share), of_rate + score),
+        (found.after, rate(found.late, share), of_rate + score),
+        ("difference", signed(found.change, share), of_change + score),
+        ("difference", signed(found.bootstrap, share), f"paired bootstrap of {unit}, expanded percentiles"),
         (
             "Cohen's d",
             _UNDEFINED if found.d is None else found.d.text("+.2f"),
@@ -208,24 +208,24 @@ def _rows(found: Comparison) -> list[tuple[str, str, str]]:
     ]
     if found.h is not None:
         rows.append(("Cohen's h", found.h.text("+.2f"), f"bootstrap of {unit}"))
-    rows.append(("p", _number(found.p), f"sign flips of {unit}, two-sided"))
+    rows.append(("p", p_value(found.p), f"sign flips of {unit}, two-sided"))
     if found.comparisons > 1:
-        rows.append(("p, corrected", _number(found.adjusted), f"Holm, {found.comparisons} comparisons"))
+        rows.append(("p, corrected", p_value(found.adjusted), f"Holm, {found.comparisons} comparisons"))
     if unit != "tasks":
-        rows.append(("p, of these tasks", _number(found.p_tasks), "sign flips of tasks, two-sided" + _corrected(found)))
+        rows.append(("p, of these tasks", p_value(found.p_tasks), "sign flips of tasks, two-sided" + _corrected(found)))
     if found.mcnemar:
         table = found.mcnemar
         who = f"{table.both} both, {table.only_before} {found.before} alone, {table.only_after} {found.after} alone"
         rows += [
-            ("p, McNemar exact", _number(table.exact), f"{who}, {table.neither} neither"),
-            ("p, McNemar mid-p", _number(table.mid_p), "of the same"),
+            ("p, McNemar exact", p_value(table.exact), f"{who}, {table.neither} neither"),
+            ("p, McNemar mid-p", p_value(table.mid_p), "of the same"),
         ]
     rows.append(_seen_row(found))
     if found.equivalence:
         margin = _amount(found.equivalence.margin, share)
         inner = found.equivalence.interval
         ends = TOO_FEW if inner.low is None or inner.high is None else _ends(inner.low, inner.high, share)
-        rows.append((f"p, within {margin}", _number(found.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
+        rows.append((f"p, within {margin}", p_value(found.equivalence.p), f"two one-sided tests; 90 % interval {ends}"))
     return rows
 
 
@@ -235,7 +235,7 @@ def _seen_row(found: Comparison) -> tuple[str, str, str]:
         method += f"; Connor 1987, design effect {found.spread.design:.2f}; interval from that of the discordance"
     else:
         method += "; Student's t; interval from that of the variance"
-    return ("smallest to be shown", "none" if found.seen is None else _shown(found.seen, found.share), method)
+    return ("smallest to be shown", "none" if found.seen is None else least(found.seen, found.share), method)
 
 
 def _unpaired_title(found: Unpaired) -> str:
@@ -245,9 +245,9 @@ def _unpaired_title(found: Unpaired) -> str:
 def _unpaired_rows(found: Unpaired) -> list[tuple[str, str, str]]:
     overlaps = "of all overlaps"
     return [
-        (found.before.name, _rate(found.early, True), "Wilson's score interval"),
-        (found.after.name, _rate(found.late, True), "Wilson's score interval"),
-        ("difference", _difference(found.change, True), f"Tango's score interval, least and greatest end {overlaps}"),
+        (found.before.name, rate(found.early, True), "Wilson's score interval"),
+        (found.after.name, rate(found.late, True), "Wilson's score interval"),
+        ("difference", signed(found.change, True), f"Tango's score interval, least and greatest end {overlaps}"),
         ("p, McNemar exact", f"{found.p[0]:.3g} to {found.p[1]:.3g}", f"least and greatest {overlaps}"),
         (
             "smallest to be shown",
@@ -259,7 +259,7 @@ def _unpaired_rows(found: Unpaired) -> list[tuple[str, str, str]]:
 
 def _curves(found: Comparison) -> Table:
     rows = [
-        (str(each.k), _rate(each.before, True), _rate(each.after, True), _difference(each.change, True))
+        (str(each.k), rate(each.before, True), rate(each.after, True), signed(each.change, True))
         for each in found.curve
     ]
     title = f"pass@k, unbiased (Chen et al. 2021); score intervals of {found.clusters} {found.unit}, pointwise"
@@ -271,10 +271,10 @@ def _parts(found: Comparison) -> Table:
         (
             part.name,
             str(part.tasks),
-            _rate(part.early, found.share),
-            _rate(part.late, found.share),
-            _difference(part.change, found.share),
-            _number(part.p),
+            rate(part.early, found.share),
+            rate(part.late, found.share),
+            signed(part.change, found.share),
+            p_value(part.p),
         )
         for part in found.parts
     ]
@@ -284,7 +284,7 @@ def _parts(found: Comparison) -> Table:
 
 def _plan(planned: PlanTable) -> Table:
     square = planned.square
-    seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else _rate(square, True)
+    seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else rate(square, True)
     title = (
         f"to show {_amount(planned.effect, True)} with power {planned.power:.0%}, two-sided 5 % (Connor 1987): "
         f"discordance {seen} {planned.given}, design effect {planned.design:.2f}"
@@ -324,7 +324,8 @@ def _bracket(found: Interval, share: bool) -> str:
     return f"[{TOO_FEW}]" if found.low is None or found.high is None else _ends(found.low, found.high, share)
 
 
-def _rate(found: Interval, share: bool) -> str:
+def rate(found: Interval, share: bool) -> str:
+    """A mean with its interval; a `share` in per cent."""
     return (
         f"{100 * found.value:.1f} % {_bracket(found, share)}"
         if share
@@ -332,13 +333,14 @@ def _rate(found: Interval, share: bool) -> str:
     )
 
 
-def _difference(found: Interval, share: bool) -> str:
+def signed(found: Interval, share: bool) -> str:
+    """A difference with its interval; of a `share` in points."""
     if share:
         return f"{100 * found.value + 0.0:+.1f} points {_bracket(found, share)}"
     return f"{found.value + 0.0:+.3g} {_bracket(found, share)}"
 
 
-def _shown(found: Interval, share: bool) -> str:
+def least(found: Interval, share: bool) -> str:
     """The smallest difference to be shown, which is the same for a range of discordances where it has no interval."""
     if not share:
         return f"{found.value:.3g} {_bracket(found, False)}"
@@ -346,12 +348,13 @@ def _shown(found: Interval, share: bool) -> str:
     return f"{100 * found.value:.1f} points {ends}"
 
 
-def _number(p: float) -> str:
+def p_value(p: float) -> str:
+    """Two digits, or that it is smaller than what is worth telling."""
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
 def _p(p: float) -> str:
-    return f"p {_number(p)}" if p < 1e-4 else f"p = {_number(p)}"
+    return f"p {p_value(p)}" if p < 1e-4 else f"p = {p_value(p)}"
 
 
 def _numbers(found: Comparison | Unpaired) -> dict[str, Any]:

@@ -50,6 +50,19 @@ USE = Use(
     ),
     defaults=("run.name=evaluation",),
 )
+_PLAIN = ("eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0")
+PRESETS = {
+    "greedy": ("eval.temperature=0.0", *_PLAIN),
+    "thesis": (
+        *("eval.temperature=0.2", *_PLAIN, "eval.top_p=0.9"),
+        *("rollout.calls=30", "rollout.tokens=10240", "rollout.turn_tokens=4096", "rollout.seconds=60"),
+    ),
+    "long": (
+        *("eval.temperature=1.0", *_PLAIN),
+        *("rollout.calls=500", "rollout.tokens=65536", "rollout.turn_tokens=8192", "rollout.seconds=600"),
+    ),
+}
+"""Sampling and limits by name: greedy decoding; those of the thesis; those that its evaluations had later."""
 
 
 def resolve(

@@ -73,16 +73,18 @@ def detectable_mean(variance: float, clusters: int, *, power: float = POWER) -> 
     """The smallest difference of means that would have been shown, from the `variance` of a mean difference of so many
     clusters, with the interval that this variance has (chi-squared's). None without a variance or a second cluster.
     """
-    if clusters < 2 or variance <= 0:
-        return None
-    freedom = clusters - 1
+    return detectable_by(variance, clusters - 1, power=power) if clusters > 1 and variance > 0 else None
+
+
+def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> Interval:
+    """As `detectable_mean`, from a positive `variance` with so many degrees of freedom, which may be a fraction."""
     seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
     # special.chdtri is of the upper tail
     low, high = (seen * math.sqrt(freedom / special.chdtri(freedom, tail)) for tail in (0.025, 0.975))
     return Interval(seen, float(low), float(high))
 
 
-def _quantiles(power: float, freedom: int | None) -> tuple[float, float]:
+def _quantiles(power: float, freedom: float | None) -> tuple[float, float]:
     if not ALPHA < power < 1:
         raise ValueError(f"a power is above {ALPHA} and below 1, not {power}")
     if freedom is None:

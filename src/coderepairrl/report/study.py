@@ -1,0 +1,279 @@
+"""What a study's runs say of its questions: each arm's mean over seeds and tasks, and how it differs from the baseline.
+
+An arm is a way to train or to measure, a seed one run of it. Nothing here starts a run: finished evaluations are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted
+from coderepairrl.report.analysis import as_json
+from coderepairrl.report.comparison import Question as Comparable
+from coderepairrl.report.comparison import alike, settings_that_differ
+from coderepairrl.report.names import LESS_IS_BETTER
+from coderepairrl.report.outcomes import Counts, Outcomes, read_outcomes
+from coderepairrl.report.verdict import Result, Table, least, p_value, rate, signed
+from coderepairrl.stats import COUNTS, TOO_FEW
+from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.stats.intervals import is_share
+from coderepairrl.stats.paired import holm
+from coderepairrl.stats.power import ALPHA, POWER
+from coderepairrl.stats.replicates import Replicated, replicated, replicated_difference
+
+Runs = Mapping[str, Mapping[int, Path]]
+"""Run folders with finished evaluations, by arm and seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of some arms, of which the first is the baseline."""
+
+    name: str
+    asks: str
+    arms: Sequence[str]
+    metric: str
+    evaluation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """An arm against the baseline, on the seeds and tasks that both have."""
+
+    arm: str
+    change: Replicated
+    adjusted: float | None
+    """Its p, corrected for all arms of the question (Holm)."""
+
+    @property
+    def claimed(self) -> bool:
+        """Whether a difference may be claimed."""
+        return self.adjusted is not None and self.adjusted <= ALPHA
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the runs say of a question."""
+
+    question: Question
+    share: bool
+    unit: str
+    """What a cluster of tasks is."""
+    means: Mapping[str, Replicated]
+    """By arm, on all of its seeds; an arm without a run is not among them."""
+    by_seed: Mapping[str, Mapping[int, Replicated]]
+    contrasts: Sequence[Contrast]
+    settings: Mapping[str, Sequence[object]]
+    """Settings of an evaluation that are not the same in all of `means`."""
+    notes: Sequence[str]
+
+
+def answer(question: Question, runs: Runs) -> Answer:
+    """The answer to `question`. Raises `UsageError` where runs lack what it asks about, or may not be compared."""
+    arms = [arm for arm in question.arms if runs.get(arm)]
+    read = {
+        (arm, seed): _outcomes(arm, seed, path, question) for arm in arms for seed, path in sorted(runs[arm].items())
+    }
+    if not read:
+        return Answer(question, False, "tasks", {}, {}, [], {}, [])
+    outcomes = dict(zip(read, alike(list(read.values()), Comparable(common=True, other_conditions=True)), strict=True))
+    first = next(iter(outcomes.values()))
+    tasks = sorted(first.values)
+    clusters_of = clusters_by({task: first.repositories.get(task, "") for task in tasks})
+    clusters = [clusters_of[task] for task in tasks]
+    values = {
+        key: [sum(each.values[task]) / len(each.values[task]) for task in tasks] for key, each in outcomes.items()
+    }
+    share = question.metric not in COUNTS and is_share([value for row in values.values() for value in row])
+    seeds = {arm: [seed for other, seed in outcomes if other == arm] for arm in arms}
+    contrasts = []
+    for arm in arms[1:] if arms[0] == question.arms[0] else []:
+        if both := [seed for seed in seeds[arms[0]] if seed in seeds[arm]]:
+            before, after = ([values[side, seed] for seed in both] for side in (arms[0], arm))
+            change = replicated_difference(before, after, clusters, share=share)
+            contrasts.append(Contrast(arm, change, change.p))
+    adjusted = iter(holm([each.adjusted for each in contrasts if each.adjusted is not None]))
+    return Answer(
+        question,
+        share,
+        "tasks" if all(task == own for task, own in clusters_of.items()) else "clusters",
+        {arm: replicated([values[arm, seed] for seed in seeds[arm]], clusters, share=share) for arm in arms},
+        {arm: {seed: replicated([values[arm, seed]], clusters, share=share) for seed in seeds[arm]} for arm in arms},
+        [each if each.adjusted is None else replace(each, adjusted=next(adjusted)) for each in contrasts],
+        settings_that_differ([outcomes[arm, seeds[arm][0]] for arm in arms]),
+        _notes(question, read, tasks),
+    )
+
+
+def _outcomes(arm: str, seed: int, path: Path, question: Question) -> Outcomes:
+    found = read_outcomes(f"{path}@{question.evaluation}", question.metric)
+    assert not isinstance(found, Counts)  # which a path is not
+    # the policy is another one for each seed, and so is a run's name: neither is how it was measured
+    settings = {key: value for key, value in found.settings.items() if key not in ("policy", "model.path")}
+    return replace(found, name=f"{arm}, seed {seed}", settings=settings)
+
+
+def _notes(question: Question, read: Mapping[Any, Outcomes], tasks: Sequence[str]) -> list[str]:
+    everything = {task for each in read.values() for task in [*each.values, *each.missing]}
+    notes = [
+        f"{question.name}: {each.name}: {counted(each.void, 'attempt')} void by a fault of the machinery, not measured."
+        for each in read.values()
+        if each.void
+    ]
+    if left_out := len(everything) - len(tasks):
+        notes.append(f"{question.name}: {counted(left_out, 'task')} left out, which some run has no value of.")
+    return notes
+
+
+def result(
+    questions: Sequence[Question],
+    runs: Runs,
+    seeds: Sequence[int],
+    arms: Table,
+    notes: Sequence[str] = (),
+) -> Result:
+    """The answers to `questions`, for `verdict.render`: sentences by the questions' names, then tables.
+
+    `seeds` are those that each arm is to have, `arms` says what the arms are, `notes` what is known beside the runs.
+    """
+    verdicts, tables, remarks, numbers = list[str](), list[Table](), list(notes), list[dict[str, Any]]()
+    for question in questions:
+        try:
+            found = answer(question, runs)
+        except UsageError as error:
+            verdicts.append(f"{_asked(question)} cannot be answered: {error}")
+            numbers.append({"question": question.name, "error": str(error)})
+            continue
+        verdicts.append(_sentences(found, len(seeds)))
+        tables += _tables(found, seeds)
+        remarks += found.notes
+        numbers.append(_numbers(found))
+    tables.append(arms)
+    remarks += _methods(len(seeds))
+    data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
+    return Result(verdicts, tables, remarks, data)
+
+
+# -- sentences
+
+
+def _asked(question: Question) -> str:
+    return f"{question.name}: {question.asks}" if question.asks else f"{question.name}:"
+
+
+def _sentences(found: Answer, planned: int) -> str:
+    question = found.question
+    said = [_sentence(found, each, planned) for each in found.contrasts]
+    said = said or [f"Not known yet: no seed of {question.arms[0]} and another arm is finished."]
+    return " ".join([_asked(question), *said])
+
+
+def _sentence(found: Answer, each: Contrast, planned: int) -> str:
+    question, change = found.question, each.change
+    what = f"{each.arm} - {question.arms[0]} = {signed(change.interval, found.share)} on {question.metric}"
+    of = f"{counted(change.seeds, 'seed')} x {counted(change.tasks, 'task')}"
+    of += f" (of {planned} seeds)" if change.seeds < planned else ""
+    if each.adjusted is None:
+        return f"Nothing can be claimed: {what}; {of} are too few for an interval."
+    if each.claimed:
+        side = "above" if change.interval.value > 0 else "below"
+        corrected = f", corrected for {len(found.contrasts)} arms" if len(found.contrasts) > 1 else ""
+        better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
+        claim = f"{each.arm} is {side} {question.arms[0]}: {what}{better}, p {_p(each.adjusted)}{corrected}, {of}."
+    else:
+        seen = (
+            f"{of} could have shown no difference at all"
+            if change.seen is None
+            else f"the smallest difference that {of} could have shown is {least(change.seen, found.share)}"
+        )
+        claim = f"Too small to tell: {what}, p {_p(each.adjusted)}; {seen}."
+    return claim if change.seeds > 1 else f"{claim} Of other training runs one seed says nothing."
+
+
+def _p(p: float) -> str:
+    text = p_value(p)
+    return text if text.startswith("<") else f"= {text}"
+
+
+# -- tables
+
+
+def _tables(found: Answer, seeds: Sequence[int]) -> list[Table]:
+    question = found.question
+    where = "" if question.evaluation == "eval" else f", evaluation {question.evaluation}"
+    contrasts = {each.arm: each for each in found.contrasts}
+    rows = []
+    for arm in question.arms:
+        if arm not in found.means:
+            rows.append((arm, f"0 of {len(seeds)}", *("-",) * 5))
+            continue
+        mean, contrast = found.means[arm], contrasts.get(arm)
+        rows.append(
+            (
+                arm,
+                f"{mean.seeds} of {len(seeds)}",
+                f"{mean.tasks} in {mean.clusters}" if found.unit == "clusters" else str(mean.tasks),
+                rate(mean.interval, found.share),
+                *(_cells(contrast, found.share) if contrast else ("-",) * 3),
+            )
+        )
+    tasks = "tasks in clusters" if found.unit == "clusters" else "tasks"
+    heads = ("arm", "seeds", tasks, question.metric, f"against {question.arms[0]}", "p, Holm", "smallest to be shown")
+    tables = [Table(f"{question.name}: {question.metric}{where}", heads, rows)]
+    if len(seeds) > 1 and found.by_seed:
+        each = [
+            (arm, *(rate(own[seed].interval, found.share) if seed in own else "-" for seed in seeds))
+            for arm, own in found.by_seed.items()
+        ]
+        tables.append(Table(f"{question.name}: by seed", ("arm", *(f"seed {seed}" for seed in seeds)), each))
+    if found.settings:
+        lines = [(key, *("-" if value is None else str(value) for value in row)) for key, row in found.settings.items()]
+        tables.append(Table(f"{question.name}: how evaluations differ", ("setting", *found.means), lines))
+    return tables
+
+
+def _cells(contrast: Contrast, share: bool) -> tuple[str, str, str]:
+    change = contrast.change
+    return (
+        signed(change.interval, share),
+        TOO_FEW if contrast.adjusted is None else p_value(contrast.adjusted),
+        "none" if change.seen is None else least(change.seen, share),
+    )
+
+
+def _methods(seeds: int) -> list[str]:
+    of = "seeds and of clusters of tasks (crossed; Hillis 2007)" if seeds > 1 else "clusters of tasks"
+    lines = [
+        f"Brackets are 95 % intervals from the variance of {of}, with Student's quantile: Wilson's score interval for "
+        "a share, Tango's for a difference of shares, paired by seed and task, Student's for any other. p is of the "
+        "same statistic, two-sided, corrected for the arms of the question (Holm 1979). The smallest difference to be "
+        f"shown is that of a power of {POWER:.0%}, its interval that of the variance.",
+        "By seed, intervals are of that run alone: of clusters of tasks."
+        if seeds > 1
+        else "One seed: how much training runs differ among themselves is not known, and in no interval here.",
+    ]
+    return [*lines, "A cluster is a repository where there are several, else a function or a task by itself."]
+
+
+def _numbers(found: Answer) -> dict[str, Any]:
+    return {
+        "question": found.question.name,
+        "asks": found.question.asks,
+        "metric": found.question.metric,
+        "evaluation": found.question.evaluation,
+        "baseline": found.question.arms[0],
+        "share": found.share,
+        "arms": {arm: as_json(mean._asdict()) for arm, mean in found.means.items()},
+        "by_seed": {
+            arm: {str(seed): as_json(mean.interval) for seed, mean in own.items()} for arm, own in found.by_seed.items()
+        },
+        "contrasts": [
+            {"arm": each.arm, "claimed": each.claimed, "p_holm": each.adjusted, **as_json(each.change._asdict())}
+            for each in found.contrasts
+        ],
+        "settings": as_json(found.settings),
+    }

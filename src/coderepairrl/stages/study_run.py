@@ -1,0 +1,443 @@
+"""Runs a study: everything checked and counted first, then each run as the command that it is, here or by Slurm or Ray.
+
+A run that fails is reported with its error and the others go on; the next call goes on with what is not done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl.errors import (
+    CodeRepairError,
+    ConfigError,
+    ExitCode,
+    PrerequisiteError,
+    RunError,
+    Several,
+    UsageError,
+    several,
+)
+from coderepairrl.printable import counted
+from coderepairrl.processes.children import NOT_FROM_HERE
+from coderepairrl.report.study import result
+from coderepairrl.report.verdict import Result, Table
+from coderepairrl.runs.folder import write_atomic
+from coderepairrl.stages import evaluation
+from coderepairrl.stages.preview import dry_run
+from coderepairrl.stages.shards import WHOLE
+from coderepairrl.stages.study import Job, Study
+
+_GRACE = 120.0
+"""Seconds that a run may take to stop."""
+_TAIL = 1 << 14
+Say = Callable[[str], None]
+
+
+# -- before anything is started
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the runs of an arm are to do, those that are done included."""
+
+    arm: str
+    runs: int
+    done: int
+    training_episodes: int
+    evaluation_episodes: int | None
+    """None where something is wrong with it."""
+    gpu_hours: float | None
+    """Of its training, by the plan; None where there is none."""
+
+
+def check(study: Study) -> tuple[list[Cost], CodeRepairError | None]:
+    """What each arm is to cost, and what is wrong with any of them: every mistake once, with the arms that have it."""
+    found: dict[tuple[type[CodeRepairError], str, str], dict[str, None]] = {}
+    costs = []
+    jobs = study.jobs()
+    for arm in study.file.arms:
+        own = [job for job in jobs if job.arm == arm]
+        (trained, measured, hours), problems = _arm(study, [job for job in own if job.seed == study.seeds[0]], jobs)
+        done, seeds = sum(job.state() == "done" for job in own), len(study.seeds)
+        costs.append(Cost(arm, len(own), done, trained * seeds, measured and measured * seeds, hours and hours * seeds))
+        for problem in problems:
+            for each in problem.problems if isinstance(problem, Several) else (problem,):
+                found.setdefault((type(each), str(each), each.fix), {})[arm] = None
+    wrong = [kind(f"{_named(list(arms), study)}: {message}", fix=fix) for (kind, message, fix), arms in found.items()]
+    wrong += _other_settings(jobs)
+    return costs, several(wrong) if wrong else None
+
+
+def _named(arms: Sequence[str], study: Study) -> str:
+    if len(arms) == len(study.file.arms) > 1:
+        return "all arms"
+    return f"{'arm' if len(arms) == 1 else 'arms'} {', '.join(arms)}"
+
+
+def _arm(
+    study: Study, own: Sequence[Job], jobs: Sequence[Job]
+) -> tuple[tuple[int, int | None, float | None], list[CodeRepairError]]:
+    """Episodes of training and of evaluation, and GPU-hours, of one seed; and what is wrong."""
+    trained, measured = 0, None
+    hours: float | None = None
+    problems = list[CodeRepairError]()
+    for job in own:
+        try:
+            config = job.config()
+            if job.kind == "train":
+                shown, problem = dry_run(config)
+                trained = config.run.steps * config.rollout.tasks_per_step * config.rollout.group_size
+                hours = shown.get("needs", {}).get("run", {}).get("gpu_hours")
+                problems += [problem] if problem else []
+                continue
+            path = Path(configs.shipped().get(job.source, job.source))
+            plan = evaluation.resolve(_initial(job, jobs), job.overrides, settings_of=path)
+            measured = evaluation.attempts(plan, WHOLE)
+            problems += _of_questions(study, job.arm, set(config.eval.each))
+            if len(study.seeds) > 1 and any(each.tasks for each in config.eval.each.values()):
+                problems.append(
+                    ConfigError(
+                        "eval.tasks draws a sample by run.seed, so seeds would be measured on different tasks",
+                        fix="eval.tasks=0, and eval.options.select.n for fewer",
+                    )
+                )
+        except CodeRepairError as error:
+            problems.append(error)
+    return (trained, measured, hours), problems
+
+
+def _initial(job: Job, jobs: Sequence[Job]) -> str:
+    """The policy of an evaluation before it is trained: the one that its training begins with."""
+    training = next((each for each in jobs if each.kind == "train" and str(each.folder) == job.policy), None)
+    if training is None:
+        return job.policy
+    try:
+        return training.config().model.path
+    except CodeRepairError:  # which is its arm's mistake
+        return job.config().model.path
+
+
+def _of_questions(study: Study, arm: str, evaluations: set[str]) -> list[CodeRepairError]:
+    return [
+        ConfigError(
+            f"question {each.name} is about evaluation {each.evaluation!r}, which there is none of",
+            fix=f"there are: {', '.join(sorted(evaluations))}; eval.also adds further ones",
+        )
+        for each in study.questions
+        if arm in each.arms and each.evaluation not in evaluations
+    ]
+
+
+def _other_settings(jobs: Sequence[Job]) -> list[CodeRepairError]:
+    """Runs that are there, and were made by other settings than the study has now."""
+    found = list[CodeRepairError]()
+    for job in jobs:
+        try:
+            if job.state() != "new" and (differ := job.changed()):
+                found.append(
+                    UsageError(
+                        f"{job.folder} was made otherwise than the study says now: {'; '.join(differ[:4])}",
+                        fix=f"give the changed study another name, or: rm -r {shlex.quote(str(job.folder))}",
+                    )
+                )
+        except CodeRepairError as error:
+            found.append(error)
+    return found
+
+
+def require(study: Study) -> None:
+    """Raise what `check` finds."""
+    if (problem := check(study)[1]) is not None:
+        raise problem
+
+
+def _require_settings(study: Study, say: Say) -> None:
+    """Raise what no machine can mend; the rest of what `check` finds may be otherwise elsewhere, and is said."""
+    problems = []
+    for job in study.jobs():
+        try:
+            job.config()
+        except CodeRepairError as error:
+            problems.append(error)
+    if problems:
+        raise several(problems)
+    if (problem := check(study)[1]) is not None:
+        say(f"on this machine, which need not be so on others:\n{problem}")
+
+
+def costs_table(study: Study, costs: Sequence[Cost]) -> Table:
+    """`costs` for people."""
+    known = any(each.gpu_hours is not None for each in costs)
+    rows = [
+        (
+            each.arm,
+            f"{each.done} of {each.runs}",
+            f"{each.training_episodes:,}",
+            "-" if each.evaluation_episodes is None else f"{each.evaluation_episodes:,}",
+            *([] if not known else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]),
+        )
+        for each in costs
+    ]
+    total = [
+        "all",
+        f"{sum(each.done for each in costs)} of {sum(each.runs for each in costs)}",
+        f"{sum(each.training_episodes for each in costs):,}",
+        f"{sum(each.evaluation_episodes or 0 for each in costs):,}",
+        *([f"{sum(each.gpu_hours or 0 for each in costs):,.1f}"] if known else []),
+    ]
+    heads = ["arm", "runs done", "episodes trained on", "episodes of evaluations"]
+    heads += ["GPU-hours of training"] if known else []
+    title = f"{study.file.study.name}: {counted(len(study.seeds), 'seed')}, in {study.folder}"
+    return Table(title, heads, [*rows, tuple(total)])
+
+
+# -- running
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A run that did not end well."""
+
+    job: Job
+    reason: str
+
+
+async def run(units: Sequence[Sequence[Job]], slots: int, say: Say) -> list[Failure]:
+    """Run what is not done of `units`, so many at a time; what did not end well.
+
+    Cancelling it stops the runs, in order; the kernel kills them where this process is killed.
+    """
+    queue, failures = list(units), list[Failure]()
+    counter = _Counter(sum(map(len, units)), sum(job.state() == "done" for unit in units for job in unit), say)
+
+    async def work() -> None:
+        while queue:
+            for job in (unit := queue.pop(0)):
+                if reason := await _until_done(job, counter):
+                    failures.append(Failure(job, reason))
+                    say(f"{job} failed: {reason}\n{job.log}")
+                    if job.kind == "train":
+                        failures.extend(Failure(each, "its policy was not trained") for each in unit if each != job)
+                        break
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(slots, len(queue))):
+                group.create_task(work())
+    except* CodeRepairError as errors:
+        raise several([each for each in errors.exceptions if isinstance(each, CodeRepairError)]) from None
+    return failures
+
+
+class _Counter:
+    def __init__(self, total: int, done: int, say: Say) -> None:
+        self.total, self.done, self.say = total, done, say
+
+    def __call__(self, job: Job, seconds: float) -> None:
+        self.done += 1
+        self.say(f"{self.done} of {self.total} runs: {job} took {seconds:,.0f} s")
+
+
+async def _until_done(job: Job, counter: _Counter) -> str:
+    """Run `job` if it is not done; why it did not end well, else empty."""
+    if (state := job.state()) == "done":
+        return ""
+    counter.say(f"{job} {'goes on' if state == 'begun' else 'begins'}")
+    began, start = time.monotonic(), job.log.stat().st_size if job.log.exists() else 0
+    code = await _process([*job.words, *(["--resume"] if state == "begun" else [])], job.log)
+    if code == ExitCode.INTERRUPTED:
+        return "it was stopped by a signal"
+    if code:
+        return last_error(job.log, start) or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+    if job.state() != "done":
+        return f"it ended without an error, and is not finished: see {job.log}"
+    counter(job, time.monotonic() - began)
+    return ""
+
+
+async def _process(words: Sequence[str], log: Path) -> int:
+    """The exit code of ``crrl WORDS...``, whose output is appended to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *_python(words),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, **NOT_FROM_HERE},
+            start_new_session=True,  # the terminal's Ctrl-C is for us, who stop it
+        )
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _GRACE)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        raise
+
+
+def _python(words: Sequence[str]) -> list[str]:
+    """``crrl WORDS...`` as a child that dies with this process."""
+    return [sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), "coderepairrl.cli", *words]
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """What the last process said was wrong, from `start` of its output on; empty if it did not."""
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _TAIL))
+        lines = file.read().decode(errors="replace").splitlines()
+    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return found[-1] if found else ""
+
+
+# -- what it has come to
+
+
+def table(study: Study) -> Result:
+    """What the finished runs say, and which are missing. Raises what `Job.changed` finds."""
+    if wrong := _other_settings(study.jobs()):
+        raise several(wrong)
+    notes = []
+    for job in study.jobs():
+        if (state := job.state()) != "done":
+            reason = last_error(job.log)
+            what = "has not begun" if state == "new" else "is not finished"
+            notes.append(f"{job} {what}{f': {reason}' if reason else ''}.")
+    if notes:
+        notes.append(f"{len(notes)} of {len(study.jobs())} runs are missing: this is a table of the others.")
+    return result(study.questions, study.runs(), study.seeds, study.arms(), notes)
+
+
+def failed(failures: Sequence[Failure], study: Study) -> RunError:
+    """The error that a study with `failures` ends with."""
+    lines = [f"{each.job}: {each.reason}" for each in failures]
+    return RunError(
+        f"{counted(len(failures), 'run')} did not finish\n" + "\n".join(lines),
+        fix=f"crrl study {shlex.quote(study.named)} goes on with what is not done",
+    )
+
+
+# -- elsewhere
+
+_ARRAY = """\
+#!/bin/bash
+# Written by `crrl study {named} --slurm`: a task of the array is one policy, trained and evaluated.
+#SBATCH --job-name=crrl-{name}
+#SBATCH --array=1-{count}
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --cpus-per-task=16
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={folder}/slurm-%A-%a.log
+set -euo pipefail
+cd "$SLURM_SUBMIT_DIR"
+again= status=0
+trap 'again=yes; kill -USR1 $!' USR1 # five minutes before the time is up
+${{CRRL:-{crrl}}} study {named} --run "$SLURM_ARRAY_TASK_ID" &
+wait $! || status=$?
+if [ -n "$again" ]; then # the wait was interrupted, not the run
+    status=0
+    wait $! || status=$?
+fi
+if [ -n "$again" ] && [ "$status" = {interrupted} ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"
+"""
+_TABLE = """\
+#!/bin/bash
+# Written by `crrl study {named} --slurm`: the table, once the array has ended.
+#SBATCH --job-name=crrl-{name}-table
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --time=0:30:00
+#SBATCH --output={folder}/slurm-%j-table.log
+set -euo pipefail
+cd "$SLURM_SUBMIT_DIR"
+${{CRRL:-{crrl}}} study {named} --table
+"""
+
+
+def slurm(study: Study, say: Say) -> str:
+    """Write the two jobs into the study's folder; the commands that submit them. Raises `ConfigError` for settings."""
+    _require_settings(study, say)
+    given = {
+        "named": shlex.quote(study.named),
+        "name": study.file.study.name,
+        "folder": study.folder,
+        "count": len(study.units()),
+        "gpus": gpus(study),
+        "crrl": f"{shlex.quote(sys.executable)} -m coderepairrl.cli",
+        "interrupted": int(ExitCode.INTERRUPTED),
+    }
+    study.folder.mkdir(parents=True, exist_ok=True)
+    jobs = [study.folder / "array.sh", study.folder / "table.sh"]
+    for path, text in zip(jobs, (_ARRAY, _TABLE), strict=True):
+        write_atomic(path, text.format(**given))
+    array, after = (shlex.quote(str(path)) for path in jobs)
+    return f"job=$(sbatch --parsable {array})\nsbatch --dependency=afterany:${{job%%;*}} {after}"
+
+
+def gpus(study: Study) -> int:
+    """How many a run needs at most, as its configuration names them."""
+    found = [job.config() for job in study.jobs() if job.seed == study.seeds[0]]
+    return max(len({*each.engine.devices, *each.train.devices}) for each in found)
+
+
+def on_ray(study: Study, address: str, say: Say) -> list[str]:
+    """Run the units as tasks of the Ray cluster at `address` (``local`` starts one here); what did not end well.
+
+    Its machines need this file system and this Python. Raises `ConfigError` for settings, and `PrerequisiteError`
+    without the package.
+    """
+    _require_settings(study, say)
+    try:
+        import ray
+    except ImportError:
+        raise PrerequisiteError("ray is not installed", fix="pip install 'coderepairrl[ray]'") from None
+    place, needed, path = Path.cwd(), gpus(study), study.named
+
+    def unit(number: int) -> tuple[int, str]:
+        words = ["study", path, "--run", str(number)]
+        done = subprocess.run(_python(words), cwd=place, capture_output=True, text=True, check=False)
+        return done.returncode, done.stderr
+
+    ray.init(address=address, log_to_driver=False, include_dashboard=False)
+    try:
+        remote: Any = ray.remote(num_cpus=1, num_gpus=needed, max_retries=0)(unit)
+        waiting = {remote.remote(number): number for number in range(1, len(study.units()) + 1)}
+        failures = []
+        while waiting:
+            [ready], _ = ray.wait(list(waiting), num_returns=1)
+            number = waiting.pop(ready)
+            try:
+                code, printed = ray.get(ready)
+            except ray.exceptions.RayError as error:
+                code, printed = 1, f"error: {error}"
+            say(printed.rstrip())
+            if code:
+                failures.append(f"task {number}: exit code {code}")
+        return failures
+    finally:
+        ray.shutdown()

@@ -1,0 +1,163 @@
+"""Means and paired differences over tasks and seeds: what further tasks *and* further training runs would give.
+
+Each seed is a training run of its own, and all of them are measured on the same tasks, so values are crossed: task
+difficulty is shared by the seeds, the luck of a run by the tasks. The design is that of readers and cases in
+radiology, and so is the variance of the mean: that between seeds, plus that between whole clusters of tasks as far as
+it exceeds their interaction, which the first holds already. Degrees of freedom are Satterthwaite's of the two parts
+(Hillis 2007, Stat. Med. 26, 596; Satterthwaite 1946, Biometrics Bull. 2, 110). The variance is never below that of the
+tasks alone, and with one seed it is that: then nothing is known of other runs.
+
+Intervals and p-values follow from variance and degrees of freedom as in `intervals`: for shares Wilson's and Tango's
+score statistics with effective numbers, else Student's. Simulated in tests/stats/test_replicates.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from scipy import special
+
+from coderepairrl.stats.intervals import Interval, estimate, tango, tango_variance, wilson
+from coderepairrl.stats.power import POWER, detectable, detectable_by
+
+Rows = Sequence[Sequence[float]]
+"""A row for each seed, with a value for each task, in the same order of tasks."""
+_ALIKE = 5e-4
+"""Shares that differ by no more are equal, as in `intervals`."""
+
+
+class Replicated(NamedTuple):
+    """A mean over seeds and tasks."""
+
+    interval: Interval
+    """95 %."""
+    p: float | None
+    """Two-sided, of a mean of 0, by the interval's statistic; None where there is too little for an interval."""
+    seen: Interval | None
+    """The smallest mean that would have been told from 0; None where none would have been."""
+    seeds: int
+    tasks: int
+    clusters: int
+    freedom: float | None
+    """Degrees of freedom of the variance; None where all values are equal."""
+
+
+class _Spread(NamedTuple):
+    mean: float
+    variance: float
+    freedom: float
+    clusters: int
+
+
+def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
+    """The mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1] only.
+
+    Raises ValueError without seeds or tasks, and for rows of unequal length.
+
+    >>> print(replicated([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
+    0.625 [0.118, 0.954]
+    """
+    found = _spread(rows, clusters, _ALIKE if share else 0.0)
+    if found.clusters < 2 or (found.variance == 0 and not share):
+        return _made(rows, found, Interval(found.mean, None, None), None, None)
+    if not share:
+        return _by_student(rows, found)
+    if found.variance == 0:
+        return _made(rows, found, wilson(found.mean * found.clusters, found.clusters), None, None)
+    effective = found.mean * (1 - found.mean) / found.variance
+    interval = wilson(found.mean * effective, effective, _quantile(found.freedom))
+    return _made(rows, found, interval, None, None)
+
+
+def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
+    """The mean of ``after - before``, pair by pair of the same seed and task; `share` as for `replicated`.
+
+    Raises what that raises.
+
+    >>> print(replicated_difference([[0, 0, 1, 0]] * 2, [[1, 0, 1, 1], [1, 1, 1, 1]], "abcd", share=True).interval)
+    0.625 [-0.532, 0.954]
+    """
+    rows = [[y - x for x, y in zip(first, last, strict=True)] for first, last in zip(before, after, strict=True)]
+    found = _spread(rows, clusters, _ALIKE if share else 0.0)
+    if found.clusters < 2:
+        return _made(rows, found, Interval(found.mean, None, None), None, None)
+    if not share:
+        if found.variance == 0:
+            return _made(rows, found, Interval(found.mean, None, None), None, None)
+        return _by_student(rows, found)
+    moved = math.fsum(abs(value) for row in rows for value in row) / (len(rows) * len(clusters))
+    freedom = found.freedom if found.variance else None
+    pairs = (moved - found.mean**2) / found.variance if found.variance else float(found.clusters)
+    lost, gained = (max(0.0, (moved + sign * found.mean) / 2) * pairs for sign in (-1, 1))
+    quantile = float(special.ndtri(0.975)) if freedom is None else _quantile(freedom)
+    _, low, high = tango(lost, gained, pairs, quantile)
+    error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
+    seen: Interval | None
+    if freedom is None:
+        least = detectable(found.clusters, 0.0)
+        seen = None if least is None else Interval(least, None, None)
+    else:
+        seen = _of_shares(detectable_by(found.variance, freedom, power=POWER))
+    return _made(rows, found, Interval(found.mean, low, high), _two_sided(found.mean, error, freedom), seen)
+
+
+def _of_shares(seen: Interval) -> Interval | None:
+    """Shares differ by 1 at most."""
+    if seen.value > 1 or seen.high is None:
+        return None
+    return Interval(seen.value, seen.low, min(1.0, seen.high))
+
+
+def _by_student(rows: Rows, found: _Spread) -> Replicated:
+    error = math.sqrt(found.variance)
+    half = _quantile(found.freedom) * error
+    interval = Interval(found.mean, found.mean - half, found.mean + half)
+    seen = detectable_by(found.variance, found.freedom, power=POWER)
+    return _made(rows, found, interval, _two_sided(found.mean, error, found.freedom), seen)
+
+
+def _made(rows: Rows, found: _Spread, interval: Interval, p: float | None, seen: Interval | None) -> Replicated:
+    freedom = found.freedom if found.variance else None
+    return Replicated(interval, p, seen, len(rows), len(rows[0]), found.clusters, freedom)
+
+
+def _spread(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
+    """The mean of all values with its variance; 0 where they differ by no more than `alike`."""
+    if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
+        raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
+    seeds, tasks = len(rows), len(clusters)
+    per_task = [math.fsum(column) / seeds for column in zip(*rows, strict=True)]
+    per_seed = [math.fsum(row) / tasks for row in rows]
+    of_tasks = estimate(per_task, clusters, alike)
+    mean, number = of_tasks.mean, of_tasks.clusters
+    if seeds == 1:
+        return _Spread(mean, of_tasks.variance, number - 1.0, number)
+    if max(map(max, rows)) - min(map(min, rows)) <= max(alike, 1e-12):
+        return _Spread(mean, 0.0, 0.0, number)
+    between = math.fsum((each - mean) ** 2 for each in per_seed) / (seeds - 1) / seeds
+    if number < 2:
+        return _Spread(mean, between, seeds - 1.0, number)
+    sums: dict[tuple[int, Hashable], float] = {}
+    for seed, row in enumerate(rows):
+        for value, of_task, label in zip(row, per_task, clusters, strict=True):
+            sums[seed, label] = sums.get((seed, label), 0.0) + value - per_seed[seed] - of_task + mean
+    shared = math.fsum(each * each for each in sums.values()) / (seeds * tasks) ** 2
+    shared *= number / (number - 1) * seeds / (seeds - 1)
+    own = max(0.0, of_tasks.variance - shared)
+    if between + own <= of_tasks.variance:
+        return _Spread(mean, of_tasks.variance, number - 1.0, number)
+    freedom = (between + own) ** 2 / (between**2 / (seeds - 1) + own**2 / (number - 1))
+    return _Spread(mean, between + own, freedom, number)
+
+
+def _quantile(freedom: float) -> float:
+    return float(special.stdtrit(freedom, 0.975))
+
+
+def _two_sided(mean: float, error: float, freedom: float | None) -> float:
+    if not error:
+        return 1.0 if mean == 0 else 0.0
+    tail = -abs(mean) / error
+    return 2 * float(special.ndtr(tail) if freedom is None else special.stdtr(freedom, tail))

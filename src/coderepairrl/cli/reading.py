@@ -64,7 +64,8 @@ def view(
         if output is None and len(site.runs) > 1:
             raise UsageError("the pages of several runs lie in none of them", fix="name a folder for them: -o FOLDER")
         folder = output or next(iter(site.runs.values())).folder.path / "report" / "view"
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        terminal = Console(stderr=True)
+        with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
             bar = progress.add_task("pages")
             show(site.write(folder, lambda done, of: progress.update(bar, completed=done, total=of)))
 

@@ -361,7 +361,7 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
     svg = output.read_text()
     said = [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
-    assert "prefers-color-scheme: dark" in svg and "--b:var(--c1)" in svg
+    assert "prefers-color-scheme: dark" in svg and "stroke:var(--c1)" in svg
     assert isinstance(CliRunner().invoke(app, [*arguments, "--baseline", "high"]).exception, UsageError)
 
 

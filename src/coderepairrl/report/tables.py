@@ -21,7 +21,8 @@ Row = Sequence[Any]
 
 def export(reports: Sequence[Report], folder: Path) -> list[Path]:
     """Write ``NUMBER-TITLE.svg``, ``.pdf`` and ``.csv`` for each figure that shows anything, ``evaluations.csv`` and
-    ``comparisons.csv`` to `folder`; files of these names are replaced. Raises `UsageError` where that fails."""
+    ``comparisons.csv`` to `folder`; files of these names are replaced. Raises `UsageError` where that fails,
+    and `PrerequisiteError` without svglib."""
     written = []
     for name, content in _files(reports):
         path = folder / name
@@ -41,8 +42,9 @@ def _files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
     for number, panel in enumerate(shown, 1):
         name = f"{number:02d}-{_slug(panel.title)}"
         drawn = figure([panel], standalone=True)
+        page = pdf(drawn)  # where svglib is missing nothing is written
         yield f"{name}.svg", drawn.encode()
-        yield f"{name}.pdf", pdf(drawn)
+        yield f"{name}.pdf", page
         yield f"{name}.csv", _csv(("curve", panel.x_label, "value", "low", "high"), _points(panel))
     ends = ("value", "low", "high")
     yield (

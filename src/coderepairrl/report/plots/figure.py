@@ -100,7 +100,7 @@ def _axes(panel: Panel, frame: _Frame) -> str:
     parts.append(f'<text class="end" x="{right}" y="{HEIGHT - 6}">{_text(panel.x_label)}</text>')
     for line in panel.baselines:
         colour = "var(--plot-soft)" if line.colour is None else _variable(line.colour)
-        parts.append(f'<path class="base" style="--b:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
+        parts.append(f'<path class="base" style="stroke:{colour}" d="M{_LEFT} {frame.py(line.value)}H{right}"/>')
     return "".join(parts)
 
 
@@ -132,7 +132,7 @@ def _curve(series: Series, frame: _Frame, shift: float) -> str:
         drawn = f'<path class="raw" d="{_path(_runs(series.x, values), frame)}"/>'
         drawn += f'<path class="{css}line" d="{_path([_solid(series.x, ema(values, series.alpha))], frame)}"/>'
     move = f' transform="translate({shift:g} 0)"' if shift else ""
-    return f'<g style="--s:{_variable(series.colour)}"{move}>{drawn}</g>'
+    return f'<g color="{_variable(series.colour)}"{move}>{drawn}</g>'
 
 
 def _stack(shown: Sequence[Series], frame: _Frame) -> str:
@@ -151,7 +151,7 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
             if height > 0:
                 y, base = frame.py(floor + height), frame.py(floor)
                 box = f'x="{left + gap / 2:.1f}" y="{y}" width="{right - left - gap:.1f}" height="{base - y:.1f}"'
-                parts.append(f'<rect class="stacked" style="--s:{_variable(series.colour)}" {box}/>')
+                parts.append(f'<rect class="stacked" fill="{_variable(series.colour)}" {box}/>')
                 floor += height
     return "".join(parts)
 
@@ -203,7 +203,7 @@ def _legend(shown: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str
         style = f"stroke:{colour};stroke-width:{1.5 if dotted or dash == '2 4' else 3};stroke-dasharray:{dash}"
         parts.append(f'<path style="{style}" d="M{x:g} {y - 4}h14"/><text x="{x + 19:g}" y="{y}">{escape(name)}</text>')
         if dotted:
-            parts.append(f'<circle class="dot" style="--s:{colour}" cx="{x + 7:g}" cy="{y - 4}" r="4"/>')
+            parts.append(f'<circle class="dot" style="fill:{colour}" cx="{x + 7:g}" cy="{y - 4}" r="4"/>')
         x += needed + 8
     return "".join(parts), row if entries else 0
 

@@ -20,25 +20,25 @@ STYLE = """
     --c0: #8296f5; --c1: #f07650; --c2: #2dbeac; --c3: #e8aa42; --c4: #cc78d6; --c5: #82c360; --c6: #66b8ec;
     --c7: #ec7ba6; --c8: #8c929b; --better: #2dbeac; --worse: #f07650; }
 }
-.plot { display: block; width: 100%; height: auto; font: 11px system-ui, -apple-system, "Segoe UI", "Helvetica Neue",
-  "DejaVu Sans", sans-serif; font-variant-numeric: tabular-nums; }
-.plot text { fill: var(--plot-soft); }
-.plot .title { fill: var(--plot-ink); font-size: 13px; font-weight: 600; }
+.plot { display: block; width: 100%; height: auto; font-variant-numeric: tabular-nums;
+  font-family: system-ui, -apple-system, "Segoe UI", "Helvetica Neue", "DejaVu Sans", sans-serif; }
+.plot text { fill: var(--plot-soft); font-size: 11px; }
+.plot .title { fill: var(--plot-ink); font-size: 13px; font-weight: bold; }
 .plot .end { text-anchor: end; } .plot .middle { text-anchor: middle; }
 .plot .grid { stroke: var(--plot-grid); fill: none; } .plot .axis { stroke: var(--plot-axis); fill: none; }
-.plot .base { stroke: var(--b); stroke-dasharray: 2 4; stroke-width: 1.5; stroke-linecap: round; fill: none; }
-.plot .raw { stroke: var(--s); stroke-opacity: .3; fill: none; stroke-width: 1; stroke-linejoin: round; }
-.plot .line { stroke: var(--s); fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.plot .base { stroke-dasharray: 2 4; stroke-width: 1.5; stroke-linecap: round; fill: none; }
+.plot .raw { stroke: currentColor; stroke-opacity: .3; fill: none; stroke-width: 1; stroke-linejoin: round; }
+.plot .line { stroke: currentColor; fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 .plot .dashed { stroke-dasharray: 5 4; }
-.plot .whisker { stroke: var(--s); stroke-width: 1.5; fill: none; }
-.plot .dot { fill: var(--s); stroke: var(--plot-card); stroke-width: 1.5; } .plot .stacked { fill: var(--s); }
+.plot .whisker { stroke: currentColor; stroke-width: 1.5; fill: none; }
+.plot .dot { fill: currentColor; stroke: var(--plot-card); stroke-width: 1.5; }
 .plot .zone > rect { fill: transparent; } .plot .tip { visibility: hidden; pointer-events: none; }
 .plot .zone:hover .tip { visibility: visible; } .plot .tip path { stroke: var(--plot-axis); }
 .plot .tip rect { fill: var(--plot-card); stroke: var(--plot-axis); } .plot .tip text { fill: var(--plot-ink); }
 .forest .zero { stroke: var(--plot-axis); }
-.forest .whisker { stroke: var(--f); stroke-width: 2.5; stroke-linecap: round; }
-.forest circle { fill: var(--f); } .forest { --f: var(--plot-soft); vertical-align: middle; }
-.forest.better { --f: var(--better); } .forest.worse { --f: var(--worse); }
+.forest .whisker { stroke: currentColor; stroke-width: 2.5; stroke-linecap: round; }
+.forest circle { fill: currentColor; } .forest { color: var(--plot-soft); vertical-align: middle; }
+.forest.better { color: var(--better); } .forest.worse { color: var(--worse); }
 """
 
 

@@ -54,7 +54,7 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     monkeypatch.chdir(project.path)
 
     async def measured(output: str, shard: str | None = None) -> Mapping[str, Any]:
-        made = evaluate.asked("mutants", [*MANY], policy="builtin:tiny", attempts=2, output=Path(output), shard=shard)
+        made = evaluate.plan("mutants", [*MANY], policy="builtin:tiny", attempts=2, output=Path(output), shard=shard)
         return await evaluate.evaluate(made)
 
     whole = await measured("whole")
@@ -68,7 +68,7 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     with project.started(*tiny) as process:
         await until(process, some)
         process.send_signal(signal.SIGKILL)
-    await evaluate.evaluate(evaluate.asked("killed", [], resume=True), resume=True)
+    await evaluate.evaluate(evaluate.plan("killed", [], resume=True), resume=True)
     assert results(Path("killed")) == results(Path("whole")) != {}
 
     parts = [Path("part1"), Path("part2")]
@@ -96,7 +96,7 @@ async def test_killed_and_resumed_or_in_shards_it_is_what_one_process_finds(
     assert not Path("x").exists()
     with pytest.raises(UsageError, match="already holds a run"):
         await measured("whole")
-    other = evaluate.asked("whole", [], preset="greedy", resume=True)
+    other = evaluate.plan("whole", [], preset="greedy", resume=True)
     with pytest.raises(UsageError, match=r"another evaluation was begun there \(eval\)"):
         await evaluate.evaluate(other, resume=True)
 
@@ -176,7 +176,7 @@ async def test_mistakes_cost_no_run_folder(
 ) -> None:
     monkeypatch.chdir(project.path)
     with pytest.raises(CodeRepairError, match=message) as caught:
-        await evaluate.evaluate(evaluate.asked(what, given, **{"policy": "builtin:tiny", **more}))
+        await evaluate.evaluate(evaluate.plan(what, given, **{"policy": "builtin:tiny", **more}))
     assert caught.value.exit_code == 2
     assert not (project.path / "runs").exists()
 
@@ -187,12 +187,12 @@ def test_a_file_measures_any_policy_by_its_own_settings(
     monkeypatch.chdir(project.path)
     text = project.config.read_text().replace('"e2e_rewards:LowBytes"', "patch_edits")
     project.config.write_text(text)
-    own, other = evaluate.asked("e2e.toml", []), evaluate.asked("e2e.toml", ["rollout.calls=2"], policy="builtin:tiny")
+    own, other = evaluate.plan("e2e.toml", []), evaluate.plan("e2e.toml", ["rollout.calls=2"], policy="builtin:tiny")
     assert [each.plan.config.model.path for each in (own, other)] == [str(miniature), "builtin:tiny"]
     assert own.folder.path == other.folder.path == Path("runs/eval-e2e")
     assert (other.plan.config.rollout.calls, other.plan.config.rollout.tokens) == (2, 3000)
     own.folder.path.mkdir(parents=True)
-    assert evaluate.asked("e2e.toml", []).folder.path == Path("runs/eval-e2e-2")
+    assert evaluate.plan("e2e.toml", []).folder.path == Path("runs/eval-e2e-2")
 
 
 LABELS = ("eval", "jsonl", "path=labels.jsonl", "eval.split=train", "agent=direct", 'agent.options={system=""}')
@@ -222,7 +222,7 @@ def asked(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str,
     rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(count)]
     (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     given = [*LABELS[2:], *more, *(each for each in ("engine.options.backoff=0", "engine.options.model_name=m"))]
-    return evaluate.asked("jsonl", given, policy=url, **options)
+    return evaluate.plan("jsonl", given, policy=url, **options)
 
 
 async def test_a_url_that_throttles_is_waited_for_and_costs_what_it_says(
@@ -264,7 +264,7 @@ async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
             await evaluate.evaluate(first)
         assert sum(record["type"] == "episode" for record in first.folder.records()) < 12, "not all are tried"
         dead = False
-        again = evaluate.asked(str(first.folder.path), [], resume=True)
+        again = evaluate.plan(str(first.folder.path), [], resume=True)
         found = await evaluate.evaluate(again, resume=True)
     summary = found["evaluations"]["eval"]
     assert (summary["void"], summary["tasks"]) == (0, 40)
@@ -287,4 +287,4 @@ async def test_a_url_that_becomes_another_model_is_two_policies(
         with pytest.raises(RunError, match="replied as m-1 before, and as m-2 now"):
             await evaluate.evaluate(first)
         with pytest.raises(RunError, match="replied as m-1 before"):
-            await evaluate.evaluate(evaluate.asked(str(first.folder.path), [], resume=True), resume=True)
+            await evaluate.evaluate(evaluate.plan(str(first.folder.path), [], resume=True), resume=True)

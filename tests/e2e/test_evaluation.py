@@ -15,7 +15,7 @@ from coderepairrl.apps import evaluate as evaluate_app
 from coderepairrl.apps.evaluate import as_text
 from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.errors import ConfigError, TaskError, UsageError
-from coderepairrl.report.comparing import Asked, answer
+from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
 
@@ -100,7 +100,7 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert set(turns["plain"]) == {1} and max(turns["eval"]) > 1
     text = as_text(evaluate_app.found(folder), plan.config)
     assert "plain       direct, shown files of the reference" in text
-    compared = answer(Asked([f"{folder.path}@eval", f"{folder.path}@plain"], "reward"))
+    compared = answer(Arguments([f"{folder.path}@eval", f"{folder.path}@plain"], "reward"))
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
     with pytest.raises(ConfigError, match="unknown agent .dirct."):
         chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')

@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 from coderepairrl.cli import app
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.report.comparing import Asked, answer
+from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score, Task
@@ -254,7 +254,7 @@ def test_parts_of_the_tasks_and_all_pairs_of_policies(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert len(numbers(*files)["comparisons"]) == 2
     with pytest.raises(UsageError, match="a count says how many"):
-        answer(Asked(["1/2", "1/2"], pairs=True))
+        answer(Arguments(["1/2", "1/2"], pairs=True))
 
 
 def test_curves_go_as_far_as_the_attempts(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_other_tasks_limits_contents_and_versions_are_refused_with_the_differenc
         (newer, "other versions of a reward: tests 1 against 2", "same version"),
     ):
         with pytest.raises(UsageError) as caught:
-            answer(Asked([str(base.path), str(other.path)]))
+            answer(Arguments([str(base.path), str(other.path)]))
         assert message in str(caught.value)
         assert fix in caught.value.fix
     assert numbers(base.path, fewer.path, "--common")["comparisons"][0]["tasks"] == 30
@@ -391,7 +391,7 @@ def test_environments_and_sandboxes_of_other_kinds_digests_and_limits_are_refuse
         (run("memory", memory=2), "other limits: sandbox memory 1 against 2"),
     ):
         with pytest.raises(UsageError, match=message):
-            answer(Asked([str(base), str(other)]))
+            answer(Arguments([str(base), str(other)]))
         assert len(numbers(base, other, "--other-conditions")["settings"]) == 1
     assert numbers(base, run("same"))["comparisons"][0]["tasks"] == 40
 
@@ -409,7 +409,7 @@ def test_limits_are_those_that_an_evaluation_had_and_not_those_of_a_later_resume
         limits[step] = found.limits["rollout.calls"]
     assert limits == {0: 30, 10: 50}
     with pytest.raises(UsageError, match=r"rollout.calls 30 against 50"):
-        answer(Asked([f"{run.path}@0", str(run.path)]))
+        answer(Arguments([f"{run.path}@0", str(run.path)]))
 
 
 def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path) -> None:
@@ -455,24 +455,24 @@ def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked([]), "takes two policies"),
-        (Asked(["31/500"]), "takes two policies"),
-        (Asked([], plan=3.0), "takes two policies"),
-        (Asked(["31/500", "36/400"]), "not of the same tasks"),
-        (Asked(["31/0", "36/500"]), "no number of solved tasks"),
-        (Asked(["501/500", "36/500"]), "no number of solved tasks"),
-        (Asked(["31/500", "36/500"], plan=3.0), "do not say how often"),
-        (Asked(["31/500", "36/500"], pass_at="1"), "nothing else"),
-        (Asked(["31/500", "36/500"], power=1.0), "power of 1"),
-        (Asked([], plan=0.0, discordance=0.1), "0 points"),
-        (Asked([], plan=3.0, discordance=1.5), "discordance of 1.5"),
-        (Asked(["A", "B"], discordance=0.1), "of a plan"),
-        (Asked(["A", "B"]), "there is no run A"),
-        (Asked(["A", "B"], cluster="file"), "no clusters"),
-        (Asked(["A", "B"], metric="cost", tasks=Path("ids.txt")), "nothing of 'cost'"),
+        (Arguments([]), "takes two policies"),
+        (Arguments(["31/500"]), "takes two policies"),
+        (Arguments([], plan=3.0), "takes two policies"),
+        (Arguments(["31/500", "36/400"]), "not of the same tasks"),
+        (Arguments(["31/0", "36/500"]), "no number of solved tasks"),
+        (Arguments(["501/500", "36/500"]), "no number of solved tasks"),
+        (Arguments(["31/500", "36/500"], plan=3.0), "do not say how often"),
+        (Arguments(["31/500", "36/500"], pass_at="1"), "nothing else"),
+        (Arguments(["31/500", "36/500"], power=1.0), "power of 1"),
+        (Arguments([], plan=0.0, discordance=0.1), "0 points"),
+        (Arguments([], plan=3.0, discordance=1.5), "discordance of 1.5"),
+        (Arguments(["A", "B"], discordance=0.1), "of a plan"),
+        (Arguments(["A", "B"]), "there is no run A"),
+        (Arguments(["A", "B"], cluster="file"), "no clusters"),
+        (Arguments(["A", "B"], metric="cost", tasks=Path("ids.txt")), "nothing of 'cost'"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(asked: Asked, message: str) -> None:
+def test_what_cannot_be_asked_is_refused(asked: Arguments, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         answer(asked)
     assert caught.value.fix
@@ -481,15 +481,15 @@ def test_what_cannot_be_asked_is_refused(asked: Asked, message: str) -> None:
 def test_options_that_the_outcomes_do_not_allow(tmp_path: Path) -> None:
     files = [str(outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")]
     for asked, message in (
-        (Asked(files, pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
-        (Asked(files, pass_at="0"), "pass@0 cannot be estimated"),
-        (Asked(files, pass_at="two"), "no list of numbers"),
-        (Asked(files, metric="cost", pass_at="1"), "neither"),
-        (Asked(files, metric="cost", plan=3.0), "no share"),
-        (Asked(files, margin=-1.0), "margin of -1"),
-        (Asked([files[0], str(outcomes(tmp_path / "c.jsonl", [1]))]), "same tasks"),
+        (Arguments(files, pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
+        (Arguments(files, pass_at="0"), "pass@0 cannot be estimated"),
+        (Arguments(files, pass_at="two"), "no list of numbers"),
+        (Arguments(files, metric="cost", pass_at="1"), "neither"),
+        (Arguments(files, metric="cost", plan=3.0), "no share"),
+        (Arguments(files, margin=-1.0), "margin of -1"),
+        (Arguments([files[0], str(outcomes(tmp_path / "c.jsonl", [1]))]), "same tasks"),
         (
-            Asked([files[0], str(written(tmp_path / "d.jsonl", [{"id": "x", "resolved": 1}]))], common=True),
+            Arguments([files[0], str(written(tmp_path / "d.jsonl", [{"id": "x", "resolved": 1}]))], common=True),
             "no task in common",
         ),
     ):

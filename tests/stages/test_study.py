@@ -223,7 +223,6 @@ def test_slurm_jobs_run_each_policy_go_on_after_their_time_and_end_in_the_table(
     [
         (["--run", "5"], "the study has 4 policies to run"),
         (["--run", "1", "--table"], "these options exclude each other"),
-        (["--format", "word"], "no format 'word'"),
     ],
 )
 def test_what_the_command_line_cannot_mean(file: Path, words: list[str], message: str) -> None:

@@ -1,4 +1,4 @@
-"""``crrl eval``: what it is asked to measure, and what it says of what it found (docs/guides/evaluate.md)."""
+"""``crrl eval``: which evaluation its arguments name, and its results in words (docs/guides/evaluate.md)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from coderepairrl.config import Config
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total
+from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.registry import nearest
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
@@ -27,7 +28,7 @@ from coderepairrl.stats.spending import Prices, spent
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Evaluation:
     """An evaluation, and the run folder that it will have, or has."""
 
     plan: AgentPlan
@@ -36,7 +37,7 @@ class Asked:
     prices: Prices | None
 
 
-def asked(
+def plan(
     what: str,
     given: Sequence[str],
     *,
@@ -48,8 +49,8 @@ def asked(
     resume: bool = False,
     shard: str | None = None,
     prices: str | None = None,
-) -> Asked:
-    """What `crrl eval` is asked.
+) -> Evaluation:
+    """The evaluation that the arguments of `crrl eval` name.
 
     `what` is a TOML file, a shipped config or a run, whose settings hold, or a task source, of which `given` has the
     options; what else is in `given` are settings. Each of `agents` attempts all tasks, under the same limits.
@@ -66,12 +67,14 @@ def asked(
         if policy is not None or output is not None:
             raise UsageError(f"{what} has its policy and its place", fix=f"crrl eval {what} --resume")
         about = own.about()
-        plan = evaluation.resolve(str(own.config), extra)
+        resolved = evaluation.resolve(str(own.config), extra)
         known = about.get("prices")
-        return Asked(plan, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None)
-    plan = _plan(what, extra, policy)
+        return Evaluation(
+            resolved, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None
+        )
+    resolved = _plan(what, extra, policy)
     part = shards.parse(shard) if shard else WHOLE
-    return Asked(plan, _folder(plan.config, output, part, resume=resume), part, _prices(prices, plan))
+    return Evaluation(resolved, _folder(resolved.config, output, part, resume=resume), part, _prices(prices, resolved))
 
 
 def _side_by_side(agents: Sequence[str]) -> list[str]:
@@ -179,10 +182,14 @@ def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
     return found
 
 
-async def evaluate(asked: Asked, *, resume: bool = False) -> dict[str, Any]:
-    """Measure, and what ``--json`` prints: run folder, policy, summaries by name, cost. Raises what `measure` does."""
-    await evaluation.run(asked.plan, asked.folder, resume=resume, shard=asked.shard, prices=asked.prices)
-    return found(asked.folder)
+async def evaluate(planned: Evaluation, *, resume: bool = False) -> dict[str, Any]:
+    """Measure, and what ``--json`` prints: run folder, policy, summaries by name, cost. Raises what `measure` does, and
+    `Interrupted`."""
+    await until_interrupted(
+        evaluation.measure(planned.plan, planned.folder, resume=resume, shard=planned.shard, prices=planned.prices),
+        fix=f"crrl eval {planned.folder.path} --resume",
+    )
+    return found(planned.folder)
 
 
 def found(folder: RunFolder) -> dict[str, Any]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, run, show
+from coderepairrl.cli.output import Json, Options, SandboxName, SandboxOptions, backend, note, run, show
 from coderepairrl.errors import ExitCode, UsageError
-from coderepairrl.printable import counted, logged
+from coderepairrl.printable import counted
 
 
 def audit(
@@ -26,8 +25,8 @@ def audit(
     repeat: Annotated[int, typer.Option(min=1, help="runs of the checks, to find flaky tests")] = 1,
     mutants: Annotated[int, typer.Option(min=0, help="of each reference, at most")] = 5,
     jobs: Annotated[int, typer.Option(min=1, help="sandboxes at a time")] = 2,
-    sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
-    sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    sandbox: SandboxName = "auto",
+    sandbox_option: SandboxOptions = None,
     quarantine: Annotated[
         Path | None, typer.Option(help="write the tasks that do not hold, for select.quarantine=FILE")
     ] = None,
@@ -36,7 +35,6 @@ def audit(
     """Ask each task of a set: does its reference pass, does nothing fail, do runs agree, does its history give the
     repair away, and do its checks accept mutants of it? No model and no GPU."""
     from coderepairrl import config
-    from coderepairrl import sandbox as sandboxes
     from coderepairrl.certify import audit as auditing
     from coderepairrl.certify import data
     from coderepairrl.runs.folder import write_atomic
@@ -44,28 +42,21 @@ def audit(
     name, given = data.recognised(dataset, config.parse_options(options or [], "path"))
     source = data.load(name, given)
     tasks = auditing.chosen(source, limit, seed)
-    choice = sandboxes.choose(sandbox)
-    if choice.fix:  # checks may fail there that pass elsewhere
-        _say(str(choice))
-    backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
-    asked = auditing.Settings(" ".join([dataset, *(options or [])]), choice.name, repeat, mutants, seed)
+    place = backend(sandbox, sandbox_option)
+    settings = auditing.Settings(" ".join([dataset, *(options or [])]), place.name, repeat, mutants, seed)
     folder = output or Path("audits") / (Path(dataset).name.partition(".")[0] or name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}", fix="name another folder with -o") from error
     rows = folder / "trials.jsonl"
-    found = run(auditing.audit(source, tasks, backend, asked, rows, resume=resume, jobs=jobs, say=_say))
-    plain = auditing.as_json(asked, found)
+    found = run(auditing.audit(source, tasks, place, settings, rows, resume=resume, jobs=jobs, say=note))
+    plain = auditing.as_json(settings, found)
     write_atomic(folder / "audit.json", auditing.dumps(plain))
-    write_atomic(folder / "index.html", auditing.render(asked, found))
+    write_atomic(folder / "index.html", auditing.render(settings, found))
     if quarantine is not None:
-        _say(f"{quarantine}: {counted(data.write_quarantine(auditing.apart(found), quarantine), 'task')}")
+        note(f"{quarantine}: {counted(data.write_quarantine(auditing.apart(found), quarantine), 'task')}")
     show(json.dumps(plain) if as_json else f"{auditing.table(found)}\n{folder / 'index.html'}")
     if faulty := sum(bool(each.faults) for each in found):
-        _say(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
+        note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)
-
-
-def _say(line: str) -> None:
-    print(logged(line), file=sys.stderr, flush=True)

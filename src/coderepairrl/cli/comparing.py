@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, show
-from coderepairrl.errors import UsageError
+from coderepairrl.cli.output import Format, Json, show
 
 
 def compare(
@@ -35,16 +34,14 @@ def compare(
     power: Annotated[float, typer.Option(help="of the plan, and of the smallest difference to be shown")] = 0.8,
     tasks: Annotated[Path | None, typer.Option(help="ids of all tasks: what a report leaves out is unresolved")] = None,
     published: Annotated[bool, typer.Option("--published", help="list numbers of others, with their sources")] = False,
-    form: Annotated[str, typer.Option("--format", help="text, markdown, latex or json")] = "text",
+    form: Format = "text",
     as_json: Json = False,
 ) -> None:
     """Is one policy better than another on the same tasks? Paired tests, intervals, and what could have been seen."""
     from coderepairrl.report import verdict
-    from coderepairrl.report.comparing import Asked, answer
+    from coderepairrl.report.comparing import Arguments, answer
 
-    if form not in verdict.FORMATS:
-        raise UsageError(f"no format {form!r}", fix=f"--format {', '.join(verdict.FORMATS)}")
-    asked = Asked(
+    arguments = Arguments(
         policies=policies or [],
         metric=metric,
         common=common,
@@ -59,7 +56,7 @@ def compare(
         published=published,
         pairs=pairs,
     )
-    show(verdict.render(answer(asked), "json" if as_json else form))
+    show(verdict.render(answer(arguments), "json" if as_json else form))
 
 
 def choose(

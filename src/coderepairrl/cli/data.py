@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, counts, run, show, table
+from coderepairrl.cli.output import Json, Options, SandboxName, SandboxOptions, backend, counts, note, run, show, table
 from coderepairrl.errors import ExitCode, UsageError
-from coderepairrl.printable import counted, logged
+from coderepairrl.printable import counted
 
 app = typer.Typer(help="Tasks: which there are; prepare, verify and export them.", no_args_is_help=True)
 
@@ -34,7 +33,7 @@ def data_list(
         lines = [f"{each['split']:<8} {each['id']:<40} {_state(each['lacks'])}" for each in tasks]
         show(json.dumps(tasks) if as_json else "\n".join(lines))
         if unready := sum(bool(each["lacks"]) for each in tasks):
-            _progress(f"{unready} of {counted(len(tasks), 'task')} not ready: crrl data prepare fetches what they lack")
+            note(f"{unready} of {counted(len(tasks), 'task')} not ready: crrl data prepare fetches what they lack")
         return
     listing = data.shipped()
     rows = {entry.source: f"{counts(entry.splits) or 'none of its own':<40} {entry.about}" for entry in listing}
@@ -58,7 +57,7 @@ def data_prepare(
 
     made = list(data.load(source, config.parse_options(options or [], "path")))
     splits = data.splits(made)
-    found = run(prepare(made, images=images, jobs=jobs, say=_progress))
+    found = run(prepare(made, images=images, jobs=jobs, say=note))
     if as_json:
         there = {"commits": found.commits, "images": {each.name: each.pinned for each in found.images}}
         folders = [str(each.folder) for each in found.environments]
@@ -73,17 +72,13 @@ def _state(lacks: list[str]) -> str:
     return f"lacks {', '.join(lacks)}" if lacks else "ready"
 
 
-def _progress(line: str) -> None:
-    print(logged(line), file=sys.stderr, flush=True)
-
-
 @app.command("verify")
 def data_verify(
     source: Source,
     options: Options = None,
     limit: Annotated[int, typer.Option(min=0, help="only the first so many tasks; 0: all")] = 0,
-    sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
-    sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    sandbox: SandboxName = "auto",
+    sandbox_option: SandboxOptions = None,
     repeat: Annotated[int, typer.Option(min=1, help="run the checks so often, to find flaky tests")] = 1,
     reward: Annotated[list[str] | None, typer.Option(help="a reward to ask; may be repeated")] = None,
     output: Annotated[
@@ -96,22 +91,18 @@ def data_verify(
 ) -> None:
     """Ask each task: does its check fail, does its reference mend that, do rewards know one from the other?"""
     from coderepairrl import config
-    from coderepairrl import sandbox as sandboxes
     from coderepairrl.certify import data
 
     made = data.load(source, config.parse_options(options or [], "path"))
-    choice = sandboxes.choose(sandbox)
-    if choice.fix:  # checks may fail there that pass elsewhere
-        print(logged(str(choice)), file=sys.stderr)
-    backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
-    verdicts = run(data.verify(made, backend, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
+    place = backend(sandbox, sandbox_option)
+    verdicts = run(data.verify(made, place, limit=limit, repeat=repeat, reward=dict.fromkeys(reward or (), 1.0)))
     if output is not None:
         count = data.export([entry.settled for entry in verdicts if entry.settled is not None], output)
         why = "; ".join(f"{number} {reason}" for reason, number in data.left_out(verdicts).items())
-        _progress(f"{output}: {counted(count, 'task')}; left out: {why or 'none'}")
+        note(f"{output}: {counted(count, 'task')}; left out: {why or 'none'}")
     if quarantine is not None:
         kept = data.write_quarantine(data.apart(verdicts, made), quarantine)
-        _progress(f"{quarantine}: {counted(kept, 'task')}")
+        note(f"{quarantine}: {counted(kept, 'task')}")
     show(json.dumps([entry.as_json() for entry in verdicts]) if as_json else data.table(verdicts))
     if any(entry.lacks for entry in verdicts):
         raise typer.Exit(ExitCode.PREREQUISITE)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, run, show
+from coderepairrl.cli.output import Json, Options, SandboxName, SandboxOptions, backend, note, run, show
 from coderepairrl.errors import ExitCode, UsageError
-from coderepairrl.printable import counted, logged
+from coderepairrl.printable import counted
 
 
 def eval(
@@ -44,7 +43,7 @@ def eval(
     from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.assembly.model import relayed
 
-    asked = evaluating.asked(
+    planned = evaluating.plan(
         what,
         [*(given or []), *relayed(model_name, key_env)],
         policy=policy,
@@ -56,8 +55,8 @@ def eval(
         shard=shard,
         prices=prices,
     )
-    found = asyncio.run(evaluating.evaluate(asked, resume=resume))
-    show(json.dumps(found) if as_json else evaluating.as_text(found, asked.plan.config))
+    found = asyncio.run(evaluating.evaluate(planned, resume=resume))
+    show(json.dumps(found) if as_json else evaluating.as_text(found, planned.plan.config))
 
 
 def merge(
@@ -93,15 +92,14 @@ def grade(
     skip_unknown: Annotated[
         bool, typer.Option("--skip-unknown", help="leave out patches for what is no task of SOURCE")
     ] = False,
-    sandbox: Annotated[str, typer.Option(help="where the checks run")] = "auto",
-    sandbox_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="of the sandbox")] = None,
+    sandbox: SandboxName = "auto",
+    sandbox_option: SandboxOptions = None,
     harness: Annotated[Literal["swebench"] | None, typer.Option(help="let it judge itself, in its containers")] = None,
     shard: Annotated[str, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = "1/1",
     as_json: Json = False,
 ) -> None:
     """Judge anybody's patches by the checks of a benchmark, natively or in its images, by its own rules."""
     from coderepairrl import config
-    from coderepairrl import sandbox as sandboxes
     from coderepairrl.certify import data
     from coderepairrl.runs import foreign
     from coderepairrl.stages import grade as grading
@@ -123,14 +121,11 @@ def grade(
             made, official.tasks_of(rows), part, skip_unknown=skip_unknown, checks=False
         )
         seconds = int(given.get("seconds", official.SECONDS))
-        job = official.grade(known, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=_say)
+        job = official.grade(known, rows, inside, target, resume=resume, jobs=jobs, seconds=seconds, say=note)
     else:
         tasks, known, unknown = grading.chosen(made, data.load(source, given), part, skip_unknown=skip_unknown)
-        choice = sandboxes.choose(sandbox)
-        if choice.fix:  # checks may fail there that pass elsewhere
-            _say(str(choice))
-        backend = sandboxes.make(choice.name, **config.parse_options(sandbox_option or []))
-        job = grading.grade(known, tasks, backend, target, resume=resume, jobs=jobs, say=_say)
+        place = backend(sandbox, sandbox_option)
+        job = grading.grade(known, tasks, place, target, resume=resume, jobs=jobs, say=note)
     verdicts = run(job)
     found = grading.totals(verdicts, tasks)
     if as_json:
@@ -139,9 +134,5 @@ def grade(
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
         show("\n".join([grading.table(found), *left_out, f"verdicts: {target}"]))
     if faults := sum(len(each.faults) for each in found):
-        _say(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
+        note(f"{counted(faults, 'prediction')} without a verdict: mend the cause, and go on with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)
-
-
-def _say(line: str) -> None:
-    print(logged(line), file=sys.stderr, flush=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from coderepairrl.printable import logged, printable, rounded, visible
+
+if TYPE_CHECKING:
+    from coderepairrl.protocols import SandboxBackend
 
 T = TypeVar("T")
 Overrides = Annotated[
@@ -16,11 +20,34 @@ Overrides = Annotated[
 ]
 Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example path=tasks.jsonl")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
+Format = Annotated[
+    Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")
+]
+SandboxName = Annotated[str, typer.Option("--sandbox", help="where the checks run")]
+SandboxOptions = Annotated[
+    list[str] | None, typer.Option("--sandbox-option", metavar="KEY=VALUE", help="of the sandbox")
+]
 
 
 def show(text: object) -> None:
     """Print what may be somebody else's words; JSON has its own escapes."""
     print(visible(str(text)), flush=True)
+
+
+def note(line: str) -> None:
+    """A line of progress, which may have somebody else's words in it, to stderr."""
+    print(logged(line), file=sys.stderr, flush=True)
+
+
+def backend(name: str, options: list[str] | None) -> SandboxBackend:
+    """Where checks run; a choice that is not the best there is, where checks may fail that pass elsewhere, is noted.
+    Raises what `sandbox.choose` and `make` raise."""
+    from coderepairrl import config, sandbox
+
+    choice = sandbox.choose(name)
+    if choice.fix:
+        note(str(choice))
+    return sandbox.make(choice.name, **config.parse_options(options or []))
 
 
 def counts(splits: dict[str, int]) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, run, show
+from coderepairrl.cli.output import Format, Json, note, run, show
 from coderepairrl.errors import RunError, UsageError
-from coderepairrl.printable import logged
 
 
 def study(
@@ -24,7 +22,7 @@ def study(
     ] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="write the jobs, and print how to submit them")] = False,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="on this Ray cluster; `local` is one here")] = None,
-    form: Annotated[str, typer.Option("--format", help="text, markdown, latex or json")] = "text",
+    form: Format = "text",
     as_json: Json = False,
 ) -> None:
     """Arms and seeds from one file: train and evaluate what is not done yet, and answer its questions in a table."""
@@ -33,45 +31,39 @@ def study(
     from coderepairrl.stages import study as studies
     from coderepairrl.stages import study_run
 
-    if form not in verdict.FORMATS:
-        raise UsageError(f"no format {form!r}", fix=f"--format {', '.join(verdict.FORMATS)}")
     if sum([dry_run, table, number is not None, slurm, ray is not None]) > 1:
         raise UsageError("these options exclude each other", fix="one of --dry-run, --table, --run, --slurm, --ray")
     form = "json" if as_json else form
-    asked = studies.read(file)
+    planned = studies.read(file)
     if slurm:
-        show(study_run.slurm(asked, _say))
+        show(study_run.slurm(planned, note))
         return
     if dry_run:
-        costs, problem = study_run.check(asked)
-        data = verdict.Result([], [study_run.costs_table(asked, costs), asked.arms()], [], {})
+        costs, problem = study_run.check(planned)
+        data = verdict.Result([], [study_run.costs_table(planned, costs), planned.arms()], [], {})
         show(json.dumps([asdict(each) for each in costs]) if form == "json" else verdict.render(data, form).strip())
         if problem is not None:
             raise problem
         return
     error: RunError | None = None
-    units = asked.units()
+    units = planned.units()
     if number is not None:
         if number > len(units):
             raise UsageError(f"the study has {len(units)} policies to run", fix=f"--run 1 to --run {len(units)}")
-        if failures := run(study_run.run([units[number - 1]], 1, _say)):
-            raise study_run.failed(failures, asked)
+        if failures := run(study_run.run([units[number - 1]], 1, note)):
+            raise study_run.failed(failures, planned)
         return
     if ray is not None:
-        if lines := study_run.on_ray(asked, ray, _say):
+        if lines := study_run.on_ray(planned, ray, note):
             error = RunError("\n".join(lines), fix="the same command goes on with what is not done")
     elif not table:
-        study_run.require(asked)
-        if failures := run(study_run.run(units, slots, _say)):
-            error = study_run.failed(failures, asked)
-    found = study_run.table(asked)
+        study_run.require(planned)
+        if failures := run(study_run.run(units, slots, note)):
+            error = study_run.failed(failures, planned)
+    found = study_run.table(planned)
     if not table:
         for name, text in (("report.md", "markdown"), ("report.json", "json")):
-            write_atomic(asked.folder / name, f"{verdict.render(found, text)}\n")
+            write_atomic(planned.folder / name, f"{verdict.render(found, text)}\n")
     show(verdict.render(found, form))
     if error is not None:
         raise error
-
-
-def _say(line: str) -> None:
-    print(logged(line), file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ Script = Callable[[Sequence[int], Sampling, int], Sequence[int]] | Sequence[Sequ
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Request:
     """A request that the engine received."""
 
     ids: tuple[int, ...]
@@ -42,7 +42,7 @@ class ScriptedEngine(Engine):
     def __init__(self, script: Script, *, context: int = 4096, chunk: int = 4, delay: float = 0.0) -> None:
         self.context = context
         self.version = 0
-        self.requests: list[Asked] = []
+        self.requests: list[Request] = []
         self.aborted = 0
         self._script = script
         self._chunk = chunk
@@ -57,7 +57,7 @@ class ScriptedEngine(Engine):
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         self._alive()
         number = len(self.requests)
-        self.requests.append(Asked(tuple(ids), sampling, seed))
+        self.requests.append(Request(tuple(ids), sampling, seed))
         reply = self._reply(number, ids, sampling, seed)
         self._running += 1
         at = 0

@@ -56,15 +56,15 @@ def stoppable() -> Iterator[list[str]]:
             signal.signal(number, before[number] or signal.SIG_DFL)  # asyncio would leave the default
 
 
-async def until_interrupted(job: Coroutine[Any, Any, T]) -> T:
-    """The result of `job`. Raises `Interrupted` when one of `STOPPING` cancelled it."""
+async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
+    """The result of `job`. Raises `Interrupted` when one of `STOPPING` cancelled it; `fix` says how to go on."""
     with stoppable() as received:
         try:
             return await job
         except asyncio.CancelledError:
             if not received:
                 raise
-            raise Interrupted(f"{received[0]}: stopped") from None
+            raise Interrupted(f"{received[0]}: stopped", fix=fix) from None
 
 
 def _silence(descriptor: int) -> None:

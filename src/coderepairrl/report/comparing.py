@@ -1,4 +1,4 @@
-"""What `crrl compare` does: from what was asked to what is printed."""
+"""What `crrl compare` does: from its arguments to what is printed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from coderepairrl.stats.power import ALPHA, POWER
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Arguments:
     """The arguments of the command; margins and effects of shares in points, hundredths."""
 
     policies: Sequence[str]
@@ -44,12 +44,12 @@ class Asked:
     pairs: bool = False
 
 
-def answer(asked: Asked) -> Result:
+def answer(given: Arguments) -> Result:
     """What is asked for. Raises `UsageError` for what cannot be, or may not be compared."""
-    if not asked.published:
-        return _answer(asked)
+    if not given.published:
+        return _answer(given)
     listed, lines = _published(), list(published.table().values())
-    there = _answer(asked) if asked.policies or asked.plan is not None else Result([], [], [], {})
+    there = _answer(given) if given.policies or given.plan is not None else Result([], [], [], {})
     numbers = {**there.numbers, "published": [as_json(asdict(each)) for each in lines]}
     return Result(there.verdicts, [*there.tables, listed], [*dict.fromkeys([*there.notes, _OF_OTHERS])], numbers)
 
@@ -77,64 +77,64 @@ def _published() -> Table:
     return Table(published.MARK, heads, rows)
 
 
-def _answer(asked: Asked) -> Result:
-    if not ALPHA < asked.power < 1:
-        raise UsageError(f"a power of {asked.power:g} is none", fix="it is above 0.05 and below 1: --power 0.8")
-    if asked.plan is not None and not 0 < asked.plan <= 100:
-        raise UsageError(f"{asked.plan:g} points cannot be planned for", fix="more than 0 and at most 100: --plan 3")
-    if asked.discordance is not None and asked.plan is None:
+def _answer(given: Arguments) -> Result:
+    if not ALPHA < given.power < 1:
+        raise UsageError(f"a power of {given.power:g} is none", fix="it is above 0.05 and below 1: --power 0.8")
+    if given.plan is not None and not 0 < given.plan <= 100:
+        raise UsageError(f"{given.plan:g} points cannot be planned for", fix="more than 0 and at most 100: --plan 3")
+    if given.discordance is not None and given.plan is None:
         raise UsageError("--discordance is of a plan", fix="say how many points are to be shown: --plan 3")
-    if asked.cluster not in ("repository", "task"):
-        raise UsageError(f"no clusters are called {asked.cluster!r}", fix="--cluster repository, or --cluster task")
-    if asked.tasks is not None and asked.metric != RESOLVED:
+    if given.cluster not in ("repository", "task"):
+        raise UsageError(f"no clusters are called {given.cluster!r}", fix="--cluster repository, or --cluster task")
+    if given.tasks is not None and given.metric != RESOLVED:
         raise UsageError(
-            f"--tasks says which tasks are unresolved, and nothing of {asked.metric!r}", fix="leave out --tasks"
+            f"--tasks says which tasks are unresolved, and nothing of {given.metric!r}", fix="leave out --tasks"
         )
     found: list[Comparison | Unpaired] = []
     settings, remarks = {}, list[str]()
-    if len(asked.policies) == 1 or (not asked.policies and (asked.plan is None or asked.discordance is None)):
+    if len(given.policies) == 1 or (not given.policies and (given.plan is None or given.discordance is None)):
         raise UsageError(
             "a comparison takes two policies",
             fix="crrl compare A B; without any a plan takes a discordance: crrl compare --plan 3 --discordance 0.13",
         )
-    if asked.policies:
-        read = [read_outcomes(source, asked.metric, asked.tasks) for source in asked.policies]
+    if given.policies:
+        read = [read_outcomes(source, given.metric, given.tasks) for source in given.policies]
         outcomes = [each for each in read if isinstance(each, Outcomes)]
         if len(outcomes) == len(read):
-            compared = compare(outcomes, _question(asked, outcomes))
+            compared = compare(outcomes, _question(given, outcomes))
             found += compared
             settings, remarks = settings_that_differ(outcomes), notes(outcomes, compared)
         else:
-            found += _counts(asked, read)
-            remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in asked.policies) else []
+            found += _counts(given, read)
+            remarks += [_OF_OTHERS] if any(each.startswith(published.PREFIX) for each in given.policies) else []
     planned = None
-    if asked.plan is not None:
+    if given.plan is not None:
         first = found[0] if found else None
-        if asked.discordance is None and not isinstance(first, Comparison):
+        if given.discordance is None and not isinstance(first, Comparison):
             raise UsageError("counts do not say how often policies differ", fix="assume it: --discordance 0.13")
-        by = first if isinstance(first, Comparison) and asked.discordance is None else float(asked.discordance or 0)
-        planned = plan(asked.plan / 100, by, asked.power)
+        by = first if isinstance(first, Comparison) and given.discordance is None else float(given.discordance or 0)
+        planned = plan(given.plan / 100, by, given.power)
     return result(found, planned, settings, remarks)
 
 
-def _question(asked: Asked, outcomes: Sequence[Outcomes]) -> Question:
-    margin = asked.margin
+def _question(given: Arguments, outcomes: Sequence[Outcomes]) -> Question:
+    margin = given.margin
     if margin is not None:
         if margin <= 0:
             raise UsageError(f"a margin of {margin:g} is none", fix="two policies within 3 points: --margin 3")
         margin /= 100 if all(0 <= v <= 1 for each in outcomes for own in each.values.values() for v in own) else 1
     try:
-        ks = [int(k) for k in asked.pass_at.split(",") if k.strip()]
+        ks = [int(k) for k in given.pass_at.split(",") if k.strip()]
     except ValueError:
-        raise UsageError(f"--pass-at {asked.pass_at} is no list of numbers", fix="--pass-at 1,2,4,8") from None
-    return Question(asked.common, asked.other_conditions, asked.cluster == "task", margin, ks, asked.power, asked.pairs)
+        raise UsageError(f"--pass-at {given.pass_at} is no list of numbers", fix="--pass-at 1,2,4,8") from None
+    return Question(given.common, given.other_conditions, given.cluster == "task", margin, ks, given.power, given.pairs)
 
 
-def _counts(asked: Asked, read: Sequence[Outcomes | Counts]) -> list[Unpaired]:
-    if asked.metric != RESOLVED or asked.margin is not None or asked.pass_at or asked.pairs:
+def _counts(given: Arguments, read: Sequence[Outcomes | Counts]) -> list[Unpaired]:
+    if given.metric != RESOLVED or given.margin is not None or given.pass_at or given.pairs:
         raise UsageError(
             "a count says how many tasks are resolved, and nothing else",
             fix="leave out --metric, --margin, --pass-at and --all-pairs, or name what says which tasks are",
         )
     first, *others = (each if isinstance(each, Counts) else counted_only(each) for each in read)
-    return [compare_counts(first, other, asked.power) for other in others]
+    return [compare_counts(first, other, given.power) for other in others]

@@ -18,7 +18,6 @@ from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.runs.storage import difference, digests
 from coderepairrl.stages.history import read_history
@@ -71,25 +70,6 @@ def resolve(
     """The evaluations of `model` by its settings, or those of `settings_of`, and `overrides`. Raises what
     `resolve_evaluation` raises."""
     return resolve_evaluation(model, overrides, USE, settings_of=settings_of, by_tasks=by_tasks)
-
-
-async def run(
-    plan: AgentPlan,
-    folder: RunFolder,
-    *,
-    resume: bool = False,
-    shard: Shard = WHOLE,
-    prices: Prices | None = None,
-    quiet: bool = False,
-) -> dict[str, Any]:
-    """As `measure`. Raises `Interrupted`, which says how to go on, after one of `signals.STOPPING`."""
-    with stoppable() as received:
-        try:
-            return await measure(plan, folder, resume=resume, shard=shard, prices=prices, quiet=quiet)
-        except asyncio.CancelledError:
-            if not received:
-                raise
-            raise Interrupted(f"{received[0]}: stopped", fix=f"crrl eval {folder.path} --resume") from None
 
 
 async def measure(

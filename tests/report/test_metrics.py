@@ -243,3 +243,19 @@ def test_every_number_is_finite_and_in_its_range(
 
 def test_worked_examples() -> None:
     assert [doctest.testmod(module).failed for module in (localisation, metrics, medians)] == [0, 0, 0]
+
+
+def test_a_patch_too_long_to_be_a_repair_keeps_nobody_waiting_and_changes_few_files_of_none() -> None:
+    huge = REFERENCE + diff(("big.txt", 1, "", "x\n" * (16 << 20)))
+    found = row(attempt(huge))
+    assert found["exact"] == found["file_recall"] == found["patch_edits"] == 0 and found["completed"] == 1
+    assert not {"changed_files", "changed_lines", "changed_lines_per_patch"} & found.keys()
+
+
+def test_tools_that_a_policy_makes_up_are_one_metric() -> None:
+    given, said = TokenSpan((1,), Origin.GIVEN), TokenSpan((2,), Origin.POLICY, (-0.1,))
+    calls = [ToolCall(0, "shell", "{}", True), *(ToolCall(0, f"made\nup/{n}", "{}", False) for n in range(50))]
+    turns = (Turn(0, None, given, said, tools=("shell",)),)
+    found = row(attempt(turns=turns, tool_calls=tuple(calls), calls_known=True))
+    rates = {name: value for name, value in found.items() if name.startswith("tool_success/")}
+    assert rates == {"tool_success/shell": 1.0, "tool_success/not_offered": 0.0}

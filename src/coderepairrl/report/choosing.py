@@ -15,6 +15,7 @@ from typing import Any
 
 from coderepairrl import rewards
 from coderepairrl.errors import CodeRepairError, UsageError
+from coderepairrl.report.localisation import LARGEST
 from coderepairrl.report.outcomes import episodes_of
 from coderepairrl.rewards.parse import MalformedPatch
 from coderepairrl.rewards.verified import identity
@@ -119,9 +120,9 @@ def _majority(own: Sequence[Episode]) -> Episode:
 
 
 def _made(patch: bytes) -> Any:
-    """What `patch` makes of the files; None of one that is empty or no diff."""
+    """What `patch` makes of the files; None of one that is empty, no diff, or no repair by its length."""
     try:
-        return identity(patch) or None
+        return identity(patch) or None if len(patch) <= LARGEST else None
     except MalformedPatch:
         return None
 

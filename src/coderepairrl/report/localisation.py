@@ -21,12 +21,16 @@ from functools import lru_cache
 
 from coderepairrl.rewards.beside import is_test
 from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
-from coderepairrl.rewards.text import LARGEST_PATCH
 from coderepairrl.rewards.thesis.matches import enclosing
 
 Line = tuple[str, int]
 _PYTHON = (".py", ".pyi")
+LARGEST = 1 << 20
+"""Bytes of a patch; a longer one is no repair and changes no place: a policy can write as many as it likes, of which
+each takes 20 s and 100 MB for every MiB."""
 _LARGEST_SOURCE = 1 << 20
+_KNOWN = 8
+"""Patches and files that are kept parsed: those of an attempt, each of which is asked for several times."""
 
 
 def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
@@ -38,11 +42,11 @@ def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
     return frozenset(line for file in parsed(patch) if tests or not is_test(file.path) for line in _lines(file))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KNOWN)
 def parsed(patch: bytes) -> tuple[FilePatch, ...]:
-    """The files of `patch`; none of what is no diff, or beyond `LARGEST_PATCH`."""
+    """The files of `patch`; none of what is no diff, or beyond `LARGEST`."""
     try:
-        return parse(patch) if len(patch) <= LARGEST_PATCH else ()
+        return parse(patch) if len(patch) <= LARGEST else ()
     except MalformedPatch:
         return ()
 
@@ -98,7 +102,7 @@ def python_files(*patches: bytes) -> set[str]:
     return {path for patch in patches for path in files_of(lines(patch, tests=True)) if path.endswith(_PYTHON)}
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KNOWN)
 def _tree(source: bytes) -> ast.Module | None:
     if len(source) > _LARGEST_SOURCE:
         return None

@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 from coderepairrl import rewards
 from coderepairrl.report import localisation
 from coderepairrl.rewards import MalformedPatch
-from coderepairrl.rewards.text import LARGEST_PATCH
 from coderepairrl.rewards.verified import identity
 from coderepairrl.stats import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats import Interval, measures, resolved
@@ -39,6 +38,8 @@ _READERS = frozenset({"awk", "cat", "diff", "egrep", "grep", "head", "less", "mo
 _FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")
 _WORDS = 10_000
 """Characters of a command line that are looked at."""
+_KNOWN = 8
+"""Patches of which results are kept: attempts are measured one after the other, and hold a policy's patches."""
 _ALIKE = 5e-4
 """A similarity below it is none: an edit of a wrong place earns 1e-9."""
 
@@ -100,11 +101,11 @@ def exact(attempt: Attempt) -> float | None:
     return None if wanted is None else float(_makes(attempt.episode.patch) == wanted)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KNOWN)
 def _makes(patch: bytes) -> object:
-    """What `patch` makes of the files; None of one that is empty or no diff."""
+    """What `patch` makes of the files; None of one that is empty, no diff, or too long."""
     try:
-        return identity(patch) or None
+        return identity(patch) or None if len(patch) <= localisation.LARGEST else None
     except MalformedPatch:
         return None
 
@@ -117,7 +118,7 @@ def partial(attempt: Attempt) -> float | None:
 
 def similarity(name: str) -> Value:
     """The reward `name` of patch and reference: what it has scored, else as it compares two diffs. 0 for an empty
-    patch, and for what is no diff."""
+    patch, one longer than `localisation.LARGEST`, and what is no diff."""
 
     def value(attempt: Attempt) -> float | None:
         if (scored := next((s.value for s in attempt.episode.scores if s.name == name), None)) is not None:
@@ -130,22 +131,26 @@ def similarity(name: str) -> Value:
     return value
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KNOWN)
 def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
     [(reward, _)] = rewards.make(name)
     try:
-        return reward.compare(reference, patch, language) if len(patch) <= LARGEST_PATCH else 0.0
+        return reward.compare(reference, patch, language) if len(patch) <= localisation.LARGEST else 0.0
     except MalformedPatch:
         return 0.0
 
 
-def changed_files(attempt: Attempt) -> float:
-    """Files in the patch."""
+def changed_files(attempt: Attempt) -> float | None:
+    """Files in the patch; None where it is too long to be read, which is not few."""
+    if len(attempt.episode.patch) > localisation.LARGEST:
+        return None
     return float(len({file.path for file in localisation.parsed(attempt.episode.patch)}))
 
 
-def changed_lines(attempt: Attempt) -> float:
-    """Lines that the patch removes and adds."""
+def changed_lines(attempt: Attempt) -> float | None:
+    """Lines that the patch removes and adds; None where it is too long to be read."""
+    if len(attempt.episode.patch) > localisation.LARGEST:
+        return None
     files = localisation.parsed(attempt.episode.patch)
     return float(sum(len(block.removed) + len(block.added) for file in files for block in file.blocks))
 
@@ -246,10 +251,13 @@ def _viewed(call: ToolCall) -> Iterator[str]:
 
 
 def per_tool(attempt: Attempt) -> dict[str, float]:
-    """Of each tool that was called, the share of its calls that succeeded, as ``tool_success/NAME``."""
+    """Of each tool that was called, the share of its calls that succeeded, as ``tool_success/NAME``; of tools that the
+    policy made up, which may be any number, together as ``tool_success/not_offered``."""
+    offered = {tool for turn in attempt.episode.turns for tool in turn.tools}
     outcomes: dict[str, list[bool]] = {}
     for call in attempt.episode.tool_calls:
-        outcomes.setdefault(call.name, []).append(call.ok)
+        name = call.name if call.name in offered or not offered else "not_offered"
+        outcomes.setdefault(name, []).append(call.ok)
     return {f"{PER_TOOL}{name}": sum(own) / len(own) for name, own in sorted(outcomes.items())}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from coderepairrl.report import localisation, metrics
@@ -58,15 +58,19 @@ def conclude(
 
 def _attempts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], known: Mapping[str, object]
-) -> list[metrics.Attempt]:
-    """Those that are not `known` yet, each with the Python files that patch and reference change."""
-    asked: dict[str, set[str]] = {}
-    new = [each for each in episodes if each.id not in known]
-    for each in new:
-        if (task := tasks.get(each.task_id)) is not None and task.reference.strip():
-            asked.setdefault(task.id, set()).update(localisation.python_files(task.reference, each.patch))
-    sources = {name: files_at_hand(tasks[name].workspace, sorted(paths)) for name, paths in asked.items()}
-    return [metrics.Attempt(each, tasks.get(each.task_id), sources.get(each.task_id)) for each in new]
+) -> Iterator[metrics.Attempt]:
+    """Those that are not `known` yet, task by task, each with the Python files that patch and reference change: only
+    those of one task are held, since a patch may change all files of a project."""
+    by_task: dict[str, list[Episode]] = {}
+    for each in episodes:
+        if each.id not in known:
+            by_task.setdefault(each.task_id, []).append(each)
+    for name, own in by_task.items():
+        task, sources = tasks.get(name), None
+        if task is not None and task.reference.strip():
+            paths = localisation.python_files(task.reference, *(each.patch for each in own))
+            sources = files_at_hand(task.workspace, sorted(paths))
+        yield from (metrics.Attempt(each, task, sources) for each in own)
 
 
 def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> dict[str, Interval]:

@@ -19,8 +19,9 @@ import pytest
 from coderepairrl.apps import export
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
-from coderepairrl.report.trajectories import table
+from coderepairrl.report.trajectories import atif, table, write_atif
 from coderepairrl.runs import RunFolder
+from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, TokenSpan, Turn, VersionRange, sequence
 
 KEY = "sk-live0123456789abcdefghij"
@@ -237,3 +238,28 @@ def test_without_pyarrow_the_extra_is_named(run: Path, tmp_path: Path, monkeypat
     with pytest.raises(PrerequisiteError) as caught:
         export.episodes(run, tmp_path / "x.parquet", "parquet")
     assert caught.value.fix == "pip install 'coderepairrl[hub]'"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ['{"a": 1e999, "b": -1e999}', '{"a":' * 990 + "1" + "}" * 990, '{"a": "sk-\\u006cive0123456789abcdefghij"}'],
+)
+def test_no_arguments_of_a_policy_break_the_file_or_carry_a_secret_into_it(arguments: str, tmp_path: Path) -> None:
+    turns = (turn(0, None, USER, said("", {**call("shell", arguments), "id": "\ud800"})),)
+    patch = f"+{KEY}\n".encode() + b"\xff"
+    episode = Episode("train-1", "toy/1", "train", 1, "g", 0, Ending.DONE, turns=turns, patch=patch)
+    write_atif(atif.Origin("r", {"": "nano"}, "1", "m"), [episode], tmp_path / "atif")
+    text = (tmp_path / "atif/train-1.json").read_text()
+
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    [step] = [each for each in json.loads(text, parse_constant=refused)["steps"] if each["source"] == "agent"]
+    exported = table.row("r", episode)
+    row = exported["messages"][-1]["tool_calls"][0]
+    assert text_to_bytes(exported["patch"]) == b"+***\n\xff"
+    assert KEY not in text + str(step["tool_calls"]) + row["function"]["arguments"]
+    if "sk-" in arguments:
+        assert json.loads(row["function"]["arguments"]) == {"a": "***"}
+    assert ("sk-" in arguments) == ("completion_token_ids" not in step["metrics"])
+    str(row).encode()

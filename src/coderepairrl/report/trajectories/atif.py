@@ -6,18 +6,21 @@ The format is that of harborframework.com/docs/trajectory-format, version 1.7.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from coderepairrl.report.trajectories.chats import Chat, Said, chats, clean, has_secrets, message
+from coderepairrl.report.trajectories.chats import Chat, Said, chats, clean, clean_patch, has_secrets, message
 from coderepairrl.runs import codec
 from coderepairrl.runs.storage import replace_folder
 from coderepairrl.types import Ending, Episode, Turn, sequence
 
 VERSION = "ATIF-v1.7"
+_DEEPEST = 100
+"""Levels of a tool call's arguments: a policy can nest them so deep that they are read, and cannot be written again."""
 
 
 class Origin(NamedTuple):
@@ -71,7 +74,7 @@ def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
         "reason": clean(episode.reason),
         "reward": None if episode.ending is Ending.VOID else episode.reward,
         "scores": scores,
-        "patch": clean(codec.bytes_to_text(episode.patch)),
+        "patch": clean_patch(episode.patch),
     }
     if others:
         main["subagent_trajectories"] = others
@@ -124,10 +127,11 @@ def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: 
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that are no JSON object are kept as ``text``."""
+    """Arguments that are no JSON object, or one that readers would refuse, are kept as ``text``."""
     written = call["function"]["arguments"]
     try:
-        arguments = json.loads(written, parse_constant=str)
+        arguments = json.loads(written, parse_constant=str, parse_float=_float)
+        arguments = arguments if _depth(arguments) <= _DEEPEST else None
     except (ValueError, RecursionError):
         arguments = None
     return {
@@ -135,6 +139,17 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
         "function_name": call["function"]["name"],
         "arguments": arguments if isinstance(arguments, dict) else {"text": written},
     }
+
+
+def _float(written: str) -> float | str:
+    """``1e999`` is JSON, and what Python makes of it is none."""
+    value = float(written)
+    return value if math.isfinite(value) else written
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _sampled(turns: Sequence[Turn], turn: Turn, shown: Mapping[str, Any], *, ids: bool) -> dict[str, Any]:

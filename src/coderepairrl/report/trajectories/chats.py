@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coderepairrl.config.secrets import without_secrets
+from coderepairrl.runs import codec
 from coderepairrl.types import Episode, Turn, leaves, replies
 
 Said = tuple[Mapping[str, Any], Turn | None]
@@ -35,7 +37,15 @@ def has_secrets(chat: Chat) -> bool:
 def _texts(said: Mapping[str, Any]) -> Iterator[str]:
     yield from (said["content"], said.get("reasoning_content") or "")
     for call in said.get("tool_calls", ()):
-        yield from (call["function"]["name"], call["function"]["arguments"])
+        yield from (call["function"]["name"], call["function"]["arguments"], _unescaped(call["function"]["arguments"]))
+
+
+def _unescaped(arguments: str) -> str:
+    r"""JSON without escapes of letters: behind ``\u006b`` a secret would be one again for those who parse it."""
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def clean(text: str) -> str:
@@ -45,6 +55,12 @@ def clean(text: str) -> str:
     'half: ?'
     """
     return without_secrets(text).encode(errors="replace").decode()
+
+
+def clean_patch(patch: bytes) -> str:
+    """`patch` without secrets, as `codec.bytes_to_text` writes it: in base64 nobody would find them."""
+    text = without_secrets(patch.decode("utf-8", "surrogateescape"))
+    return codec.bytes_to_text(text.encode("utf-8", "surrogateescape"))
 
 
 def message(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,10 +75,13 @@ def message(said: Mapping[str, Any]) -> dict[str, Any]:
         "content": clean(said["content"]),
         "reasoning_content": clean(said["reasoning_content"]) if said.get("reasoning_content") else None,
         "tool_calls": [_call(call) for call in calls] if calls else None,
-        "tool_call_id": said.get("tool_call_id"),
+        "tool_call_id": clean(said["tool_call_id"]) if said.get("tool_call_id") is not None else None,
     }
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = {"name": clean(call["function"]["name"]), "arguments": clean(call["function"]["arguments"])}
-    return {"id": call["id"], "type": "function", "function": function}
+    written = call["function"]["arguments"]
+    shown = _unescaped(written)
+    arguments = clean(written if without_secrets(shown) == shown else shown)
+    function = {"name": clean(call["function"]["name"]), "arguments": arguments}
+    return {"id": clean(call["id"]), "type": "function", "function": function}

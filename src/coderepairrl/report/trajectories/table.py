@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.report.trajectories.chats import chats, clean, message
+from coderepairrl.report.trajectories.chats import chats, clean, clean_patch, message
 from coderepairrl.runs import codec
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.stats import resolved
@@ -56,7 +56,7 @@ def row(run: str, episode: Episode) -> dict[str, Any]:
         "run": run,
         "ending": str(episode.ending),
         "reason": clean(episode.reason),
-        "patch": clean(codec.bytes_to_text(episode.patch)),
+        "patch": clean_patch(episode.patch),
         "scores": [{**codec.dump(score), "note": clean(score.note)} for score in episode.scores],
         "offered_tools": sorted({tool for turn in episode.turns for tool in turn.tools}),
         "sampled_tokens": episode.sampled,

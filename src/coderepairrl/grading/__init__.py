@@ -5,12 +5,13 @@ run in Python cannot end early and be taken for one that passed; `harness` judge
 benchmark's own rules instead.
 """
 
-from coderepairrl.grading.checks import Verdict, apply, grade, judge, judged_in, reported
+from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, judge, judged_in, tried
 from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
 from coderepairrl.grading.witness import results_of
 
 __all__ = [
+    "CANNOT",
     "RESULTS",
     "RULES",
     "Outcome",
@@ -21,7 +22,7 @@ __all__ = [
     "judge",
     "judged_in",
     "lacking",
-    "reported",
     "results_of",
     "rules_of",
+    "tried",
 ]

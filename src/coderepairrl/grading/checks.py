@@ -42,7 +42,7 @@ _LOG_BYTES = 16 << 20
 """Of a command whose output is parsed for outcomes. Tests reported beyond count as missing, and fail."""
 _NAMED = 3
 
-_CANNOT = (126, 127)
+CANNOT = (126, 127)
 """Exit codes, a shell's and the guest's, of a program that is not there or is no program."""
 _LACKING = re.compile(
     r"No module named|not found|No such file or directory|can't open file|cannot find|could not find|not installed|"
@@ -156,7 +156,7 @@ async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
     for command in checks.commands:
         if harness.rules_of(command.results) is not None:
             return await _by_harness(sandbox, command, checks)
-        ran = await _run(sandbox, command, checks)
+        ran = await tried(sandbox, command, checks)
         outcomes = worst(outcomes.items(), ran.outcomes.items())
         if ran.problem:
             return Verdict(_problem(command, ran), outcomes, ran.doubtful)
@@ -184,35 +184,42 @@ async def _by_harness(sandbox: Sandbox, command: Command, checks: Checks) -> Ver
     return Verdict(silent + problem, report.outcomes, doubtful=not report.found)
 
 
-class _Ran(NamedTuple):
-    """How a command failed as a whole, or nothing; the outcomes of its tests; its last line; `Verdict.doubtful`."""
+class Ran(NamedTuple):
+    """A command of the checks that was run: how it failed as a whole, or nothing; the outcomes of its tests; how it
+    ended and what it printed; `Verdict.doubtful`."""
 
     problem: str
     outcomes: Outcomes
-    last: str
+    result: ExecResult
     doubtful: bool = False
 
+    @property
+    def last(self) -> str:
+        """The last line of what it printed."""
+        return _text(self.result).rpartition("\n")[2]
 
-async def _run(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran:
+
+async def tried(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
+    """Run one command of `checks` that its runner's reports or its exit code judge. Raises `SandboxFault`."""
     results = command.results or witness.results_of(command.argv)
     if not results:
         return await _run_plain(sandbox, command, checks)
     result, report = await reported(sandbox, replace(command, results=results), checks)
-    outcomes, last = report.outcomes, _text(result).rpartition("\n")[2]
+    outcomes = report.outcomes
     tests_decide = bool(command.results and checks.named)
     if result.timed_out:
-        return _Ran(_how(result, command), {}, last)
+        return Ran(_how(result, command), {}, result)
     if not outcomes:
-        return _Ran("" if tests_decide else "no test reported a result", {}, last, doubtful=True)
+        return Ran("" if tests_decide else "no test reported a result", {}, result, doubtful=True)
     if tests_decide:
-        return _Ran("", outcomes, last)
+        return Ran("", outcomes, result)
     failed = [name for name, outcome in outcomes.items() if outcome is Outcome.FAILED]
     if failed or not report.ok:
-        return _Ran(f"{failed[0]} failed" if failed else _how(result, command), outcomes, last)
-    return _Ran("" if Outcome.PASSED in outcomes.values() else "no test passed", outcomes, last)
+        return Ran(f"{failed[0]} failed" if failed else _how(result, command), outcomes, result)
+    return Ran("" if Outcome.PASSED in outcomes.values() else "no test passed", outcomes, result)
 
 
-async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran:
+async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> Ran:
     """A command that is judged by its exit code and, if it is a Python script, by reaching its last line."""
     word, argv = witness.new_word(), witness.script(command.argv)
     stdin = witness.facts(sandbox, checks, word) if argv else b""
@@ -223,9 +230,9 @@ async def _run_plain(sandbox: Sandbox, command: Command, checks: Checks) -> _Ran
         problem = _how(result, command)
     elif argv and word not in text:  # threads and what runs at exit may print after it
         problem = "it printed too much" if result.truncated else "it ended before its last line"
-    doubtful = result.exit_code in _CANNOT or bool(_LACKING.search(text[-_LAST:]))
-    last = text.replace(word, "").strip().rpartition("\n")[2]
-    return _Ran(problem, {}, last, bool(problem) and not result.timed_out and doubtful)
+    doubtful = result.exit_code in CANNOT or bool(_LACKING.search(text[-_LAST:]))
+    result = replace(result, output=result.output.replace(word.encode(), b""))
+    return Ran(problem, {}, result, bool(problem) and not result.timed_out and doubtful)
 
 
 async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[ExecResult, witness.Report]:
@@ -256,7 +263,7 @@ async def _exec(sandbox: Sandbox, command: Command, argv: list[str], stdin: byte
     return await sandbox.exec(argv, stdin=stdin, timeout=command.timeout, max_bytes=_LOG_BYTES)
 
 
-def _problem(command: Command, ran: _Ran) -> str:
+def _problem(command: Command, ran: Ran) -> str:
     return f"check failed ({ran.problem}): {' '.join(command.argv)}" + (f": {ran.last[:_SHOWN]}" if ran.last else "")
 
 

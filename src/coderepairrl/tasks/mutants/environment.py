@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
+from typing import Any, TypeVar
 
 from coderepairrl import environments
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -22,12 +23,14 @@ from coderepairrl.sandbox.workspace import built_for
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
 
+T = TypeVar("T")
 _ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
 _EXTRA = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
 from email.parser import Parser
 from pathlib import Path
+from typing import Any, TypeVar
 import sysconfig
 
 for record in Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info"):
@@ -68,7 +71,7 @@ def build(
         return None
     specification = _specified(files, needs, root)
     try:
-        made = _waited_for(specification)
+        made = waited_for(environments.build(specification))
     except (PrerequisiteError, TaskError) as error:
         message = str(error).replace(specification.workspace or "these packages", "the project")
         raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
@@ -112,9 +115,8 @@ def _digest(files: Mapping[str, bytes]) -> str:
     return hashlib.sha256(json.dumps(matter).encode()).hexdigest()
 
 
-def _waited_for(specification: environments.Specification) -> environments.Environment:
-    """What was built, also where an event loop runs, which waits."""
-    job = environments.build(specification)
+def waited_for(job: Coroutine[Any, Any, T]) -> T:
+    """What `job` returns, also where an event loop runs, which waits."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

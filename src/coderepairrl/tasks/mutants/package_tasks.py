@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shlex
-import subprocess
-import tempfile
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, TypeVar, cast
+from types import MappingProxyType
+from typing import NamedTuple
 
 from coderepairrl.errors import TaskError
-from coderepairrl.grading import Outcome, Outcomes, reported, results_of
+from coderepairrl.grading import CANNOT, Outcome, results_of, tried
 from coderepairrl.processes import hostgit
-from coderepairrl.processes.children import run
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Sandbox
+from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.folders import write_tree
 from coderepairrl.tasks.mutants.mutations import Mutation, mutations
-from coderepairrl.types import Checks, Command, ExecResult
-
-T = TypeVar("T")
+from coderepairrl.types import Checks, Command, Task
 
 SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", "build", "dist", ".tox"})
 _DESELECTED = 20
@@ -108,122 +103,88 @@ def candidates(
     return found
 
 
-def bugs(
+async def bugs(
     files: Mapping[str, bytes],
     command: Sequence[str],
+    sandbox: SandboxBackend,
     *,
+    most: int,
     only: str,
     seed: int,
     timeout: float,
-    attempts: int,
-    environment: Path | None = None,
+    environment: str = "",
     modules: Collection[str] = (),
     leave_out: bool = False,
-) -> Iterator[Bug]:
-    """Verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
+) -> list[Bug]:
+    """Up to `most` verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
 
-    The command runs on this machine, in a temporary copy, with the programs of the virtual environment `environment` if
-    there is one. Where it reports single tests it first runs twice without any bug, in two folders: only tests that
-    pass both times are counted on. At most `attempts` mutations are tried (`candidates`). With
+    Each run has a fresh sandbox, with the task's `environment`, and is judged as repairs are (`grading.tried`). Where
+    the command reports single tests it first runs twice without any bug: only tests that pass both times are counted
+    on. At most four mutations for each bug that is asked for are tried (`candidates`). With
     `leave_out`, a few tests of pytest that fail without any bug are left out of the command. Raises `TaskError` when
-    the tests already fail without any bug, when the command runs none, and when nothing at all makes them fail.
+    the tests already fail without any bug, when the command runs none, and when nothing at all makes them fail;
+    `SandboxFault` and `PrerequisiteError`.
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
+    found: dict[str, Bug] = {}
     with scratch("mutants") as folder:
-        tree = folder / "tree"
-        runner, steady = _healthy(_Runner(command, timeout, environment), files, folder, leave_out)
-        found = 0
-        for path, source, mutation in pool[:attempts]:
+        write_tree(folder / "tree", files)
+        healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
+        runner, steady = await _healthy(_Runner(command, timeout, sandbox, healthy), leave_out)
+        tries = pool[: 4 * most]
+        for path, source, mutation in tries:
             broken = mutation.apply(source)
-            (tree / path).write_bytes(broken.encode())
-            ran = runner.run(tree)
-            (tree / path).write_bytes(files[path])
+            ran = await runner.run({path: broken.encode()})
             failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
-            if ran.passed is False and (failing or not runner.results):
-                found += 1
-                yield Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
-        if not found:
-            tried = min(attempts, len(pool))
-            raise TaskError(
-                f"the tests notice none of {tried} injected bugs: {' '.join(command)}",
-                fix="give the command that runs them (the option command), or choose a package with better tests",
-            )
+            if ran.problem and not ran.late and (failing or not runner.results):
+                bug = Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
+                found.setdefault(bug.key, bug)
+            if len(found) == most:
+                break
+    if not found:
+        raise TaskError(
+            f"the tests notice none of {len(tries)} injected bugs: {' '.join(command)}",
+            fix="give the command that runs them (the option command), or choose a package with better tests",
+        )
+    return list(found.values())
 
 
-def _healthy(
-    runner: _Runner, files: Mapping[str, bytes], folder: Path, leave_out: bool
-) -> tuple[_Runner, frozenset[str]]:
-    """Write `files` below ``folder / "tree"``; the runner to use, and the tests that pass there each time."""
-    tree = folder / "tree"
-    write_tree(tree, files)
-    ran = runner.run(tree)
-    if leave_out and not ran.passed and ran.failing and (less := runner.without_failing(tree)):
+async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
+    """The runner to use, and the tests that pass each time without any bug."""
+    ran = await runner.run()
+    if leave_out and ran.problem and ran.failing and (less := await runner.without_failing()):
         runner = runner.with_command(less)
-        ran = runner.run(tree)
+        ran = await runner.run()
     steady = ran.passing
-    if runner.results and ran.passed:
-        again = folder / "again"
-        write_tree(again, files)
-        ran = runner.run(again)
+    if runner.results and not ran.problem:
+        ran = await runner.run()
         steady &= ran.passing
-    if not ran.passed:
-        raise runner.refusal(ran, tree)
+    if ran.problem:
+        raise await runner.refusal(ran)
     if runner.results and not steady:
         raise TaskError(
-            f"no test reports that it passes: {' '.join(runner.command)}\n{ran.shown}",
+            f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.shown}",
             fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
         )
     return runner, steady
 
 
-class _Here:
-    """A folder of this machine, where the user asked for the tests to be run, in the place of a sandbox."""
-
-    def __init__(self, tree: Path, environment: Path | None) -> None:
-        self.workdir = str(tree)
-        self._environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(tree)}
-        self._environment.pop("PYTEST_ADDOPTS", None)
-        if environment is not None:
-            self._environment["PATH"] = f"{environment}/bin:{os.environ.get('PATH', os.defpath)}"
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout: float = 60.0,
-        max_bytes: int = 1 << 20,
-        cwd: str | None = None,
-    ) -> ExecResult:
-        """As `Sandbox.exec`, and never waits for anything in the event loop. Raises OSError without the program."""
-        environment = {**self._environment, **(env or {})}
-        with tempfile.TemporaryFile() as given:
-            given.write(stdin)
-            given.seek(0)
-            try:
-                done = run(
-                    argv,
-                    stdin=given,
-                    stdout=subprocess.PIPE,
-                    timeout=timeout,
-                    cwd=cwd or self.workdir,
-                    env=environment,
-                )
-            except subprocess.TimeoutExpired:
-                return ExecResult(124, b"", timed_out=True)
-        return ExecResult(done.returncode, done.stdout[:max_bytes], truncated=len(done.stdout) > max_bytes)
-
-
 class _Ran(NamedTuple):
-    """Whether the tests pass (None: they did not end in time), what they print, its end, and which of them pass."""
+    """Why the tests do not pass, or nothing; whether they did not end in time; what they print; which pass or fail."""
 
-    passed: bool | None
-    output: str = ""
-    shown: str = ""
-    passing: frozenset[str] = frozenset()
-    failing: tuple[str, ...] = ()
+    problem: str
+    late: bool
+    output: str
+    passing: frozenset[str]
+    failing: tuple[str, ...]
+    missing: bool
+    """Whether there may be no such program."""
+
+    @property
+    def shown(self) -> str:
+        """The end of what they print."""
+        return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
 
 
 _MODULE = re.compile(r"(?:No module named|cannot import name .* from) '?([A-Za-z0-9_]+)")
@@ -236,53 +197,56 @@ _NAME_IT = "name its package in the option requirements, as in requirements='pyt
 
 
 class _Runner:
-    """Runs the tests by `command`, which may take `timeout` seconds."""
+    """Runs the tests by `command`, which may take `timeout` seconds, in sandboxes of the task `healthy`."""
 
-    def __init__(self, command: Sequence[str], timeout: float, environment: Path | None) -> None:
+    def __init__(self, command: Sequence[str], timeout: float, sandbox: SandboxBackend, healthy: Task) -> None:
         self.command = tuple(command)
         self.results = results_of(command)
         self._timeout = timeout
-        self._environment = environment
+        self._sandbox = sandbox
+        self._healthy = healthy
 
     def with_command(self, command: Sequence[str]) -> _Runner:
         """The same with another command."""
-        return _Runner(command, self._timeout, self._environment)
+        return _Runner(command, self._timeout, self._sandbox, self._healthy)
 
-    def run(self, tree: Path, command: Sequence[str] = ()) -> _Ran:
-        """The tests in the folder `tree`. Raises `TaskError` where the command cannot be run."""
+    async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
+        """The tests with the files `changed`."""
         asked = Command(tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout)
-        try:
-            done, outcomes = _at_once(_tested(_Here(tree, self._environment), asked))
-        except OSError as error:
-            raise TaskError(
-                f"{' '.join(asked.argv)} cannot be run: {error}", fix="name a program in the option command"
-            ) from error
-        if done.timed_out:
-            return _Ran(None)
-        output = done.output.decode("utf-8", "replace").replace(f"{tree}/", "").strip()
-        passing = frozenset(name for name, outcome in outcomes.items() if outcome is Outcome.PASSED)
-        failing = tuple(name for name, outcome in outcomes.items() if outcome is Outcome.FAILED)
-        return _Ran(done.exit_code == 0, output, "\n".join(output.splitlines()[-SHOWN_LINES:]), passing, failing)
+        async with self._sandbox.open(self._healthy) as fresh:
+            for path, content in changed.items():
+                await fresh.write(path, content)
+            ran = await tried(fresh, asked, Checks())
+            workdir = fresh.workdir
+        output = ran.result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
+        passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
+        failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
+        missing = ran.result.exit_code in CANNOT and not ran.outcomes
+        return _Ran(ran.problem, ran.result.timed_out, output, passing, failing, missing)
 
-    def without_failing(self, tree: Path) -> tuple[str, ...]:
+    async def without_failing(self) -> tuple[str, ...]:
         """The command without the tests that fail; nothing if that is none of pytest, or too many fail for that."""
         if self.results != "pytest":
             return ()
-        ran = self.run(tree, [word for word in self.command if word not in ("-x", "--exitfirst")])
+        ran = await self.run(command=[word for word in self.command if word not in ("-x", "--exitfirst")])
         few = 0 < len(ran.failing) <= min(_DESELECTED, len(ran.passing))
         return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
 
-    def refusal(self, ran: _Ran, tree: Path) -> TaskError:
+    async def refusal(self, ran: _Ran) -> TaskError:
         """Why tests that do not pass without any bug cannot be used, and what to do."""
         command = " ".join(self.command)
-        if ran.passed is None:
+        if ran.late:
             return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
         if re.search(r"no tests ran|collected 0 items|Ran 0 tests", ran.output) and not ran.failing:
             return TaskError(
                 f"there are no tests: {command}\n{ran.shown}",
                 fix="name the repository (archives of a release may come without tests), or the command that runs them",
             )
-        problem = f"the tests fail before any bug is injected: {command}\n{ran.shown}"
+        if ran.missing:
+            return TaskError(
+                f"{command} cannot be run in the sandbox: {ran.shown}", fix="name a program in the option command"
+            )
+        problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.shown}"
         if lacking := _MODULE.search(ran.output):
             return TaskError(
                 problem,
@@ -293,30 +257,13 @@ class _Runner:
         for pattern, words in _CAUSES:
             if found := pattern.search(ran.output):
                 return TaskError(problem, fix=words.format(found[1], name_it=_NAME_IT))
-        if ran.failing and (less := self.without_failing(tree)):
+        if ran.failing and (less := await self.without_failing()):
             left_out = len(less) - len(self.command)
             return TaskError(
                 f"{left_out} tests fail before any bug is injected: {command}\n{ran.shown}",
                 fix=f"leave them out, if they should fail here: command={shlex.quote(shlex.join(less))}",
             )
-        return TaskError(problem, fix="give the command that passes, here and in the sandbox: the option command")
-
-
-async def _tested(here: _Here, command: Command) -> tuple[ExecResult, Outcomes]:
-    if not command.results:
-        return await here.exec(command.argv, timeout=command.timeout), {}
-    done, report = await reported(cast(Sandbox, here), command, Checks())
-    return done, report.outcomes
-
-
-def _at_once(asked: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing: bugs are looked for where an event loop may be running."""
-    try:
-        asked.send(None)
-    except StopIteration as end:
-        found: T = end.value
-        return found
-    raise RuntimeError("it waited")
+        return TaskError(problem, fix="give the command that passes in the sandbox: the option command")
 
 
 def _is_test(path: str) -> bool:

@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Any, get_args
 
 from coderepairrl import __version__
+from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
-from coderepairrl.tasks.mutants.environment import Environment, build, source_folder
+from coderepairrl.tasks.mutants.environment import Environment, build, source_folder, waited_for
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
 from coderepairrl.tasks.needs import PYTEST
@@ -32,8 +34,8 @@ BUGS = 16
 LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"
-_KIND = "bugs with their command and the names of their tests"
-"""Part of the cache's key: bugs that an earlier version found without these names are searched for again."""
+_KIND = "bugs that were verified in a sandbox"
+"""Part of the cache's key: bugs that an earlier version found in another way are searched for again."""
 
 
 class MutantSource(TaskSource):
@@ -45,15 +47,16 @@ class MutantSource(TaskSource):
     With ``both`` every pair comes twice, once quoted and once not, one after the other.
 
     With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (`PYTEST`,
-    if not given; run on this machine to verify, within `timeout` seconds each); `only` is a glob of the files to break.
+    if not given; within `timeout` seconds each); `only` is a glob of the files to break. Bugs are verified in the
+    sandbox `sandbox` (``auto``: the strongest that works here), made with `sandbox_options`.
     What the tests need, and `requirements` besides, is built into an environment that sandboxes are shown
     (`environment.build`), unless `environment` is false. The first quarter of the verified bugs is ``test``, the rest
     ``train``.
 
     Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; what stands before the last slash is
     the function, by which intervals are clustered. Workspaces are plain folders in the cache.
-    Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used, and what
-    `environment.build` does.
+    Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used, `SandboxFault`,
+    `PrerequisiteError` where no sandbox works, and what `environment.build` does.
     """
 
     name = "mutants"
@@ -71,6 +74,8 @@ class MutantSource(TaskSource):
         environment: bool = True,
         only: str = "*",
         timeout: float = 60.0,
+        sandbox: str = "auto",
+        sandbox_options: Mapping[str, Any] = MappingProxyType({}),
         cache: str = "",
     ) -> None:
         if split not in (None, *get_args(Split)) or (path and split == "unseen"):
@@ -91,6 +96,8 @@ class MutantSource(TaskSource):
         self.environment = environment
         self.only = only
         self.timeout = timeout
+        self.sandbox = sandbox
+        self.sandbox_options = dict(sandbox_options)
         self.cache = (Path(cache).expanduser() if cache else user_cache()) / "mutants"
         self._workspaces = self.cache / "workspaces"
         self._tasks: list[Task] | None = None
@@ -164,24 +171,26 @@ class MutantSource(TaskSource):
 
     def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
         """Bugs that the tests notice, cached: each costs a run of the tests, and training needs them three times."""
-        folder, modules = (there.specification.folder, there.modules) if there else (None, ())
-        asked = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, str(folder))
+        environment, modules = (str(there.specification), there.modules) if there else ("", ())
+        folder = there.specification.folder.name if there else ""
+        where = (self.sandbox, self.sandbox_options)
+        asked = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
         known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
         if known.exists():
             entries = json.loads(known.read_text(encoding="utf-8"))
             return [_bug(entry) for entry in entries]
-        seen: dict[str, Bug] = {}
-        options: dict[str, Any] = {"only": self.only, "seed": self.seed, "timeout": self.timeout}
-        options |= {"environment": folder, "modules": modules, "leave_out": self.command == list(PYTEST)}
-        for bug in bugs(files, command, attempts=4 * self.n, **options):
-            seen.setdefault(bug.key, bug)
-            if len(seen) == self.n:
-                break
+        options: dict[str, Any] = {"most": self.n, "only": self.only, "seed": self.seed, "timeout": self.timeout}
+        options |= {"environment": environment, "modules": modules, "leave_out": self.command == list(PYTEST)}
+        backend = sandboxes.make(sandboxes.choose(self.sandbox).name, **self.sandbox_options)
+        try:
+            found = waited_for(bugs(files, command, backend, **options))
+        finally:
+            backend.close()
         known.parent.mkdir(parents=True, exist_ok=True)
         making = known.with_suffix(f".{os.getpid()}")
-        making.write_text(json.dumps([asdict(bug) for bug in seen.values()]), encoding="utf-8")
+        making.write_text(json.dumps([asdict(bug) for bug in found]), encoding="utf-8")
         making.replace(known)
-        return list(seen.values())
+        return found
 
     def _bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coderepairrl.errors import RunError
 from coderepairrl.runs import codec
 from coderepairrl.runs.log import Record
 from coderepairrl.types import Episode, Turn
 
+T = TypeVar("T")
 _TURN = re.compile(rb'\{"type":"turn","time":[-+.\deE]+,"episode":("(?:[^"\\]|\\.)*"),')
 _TURN_BEGINS, _MESSAGES = b'{"type":"turn",', b',"messages":['
+_DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
+"""What reading a record raises that is none, or one of another version."""
 _VERSIONS, _END = b',"versions":[', re.compile(rb'"end":(\d+)\}')
 
 
@@ -35,7 +38,7 @@ class Follower:
         self.notice = ""
         """Which damage keeps the rest of the log from being read; empty if there is none."""
         self._places: dict[str, _Place] = {}
-        self._offset = 0
+        self._offset = self._last = 0
 
     def records(self) -> Iterator[Record]:
         """The records that were appended since this was last called, oldest first.
@@ -53,15 +56,24 @@ class Follower:
                 try:
                     record = _record(line)
                     self._keep(record, (self._offset, len(line)))
-                except (ValueError, TypeError, LookupError) as error:
-                    self.notice = f"the log is damaged at byte {self._offset:,}; what follows is not shown ({error})"
+                except _DAMAGE as error:
+                    self._last = self._offset
+                    self.refuse(error)
                     return
-                self._offset += len(line)
+                self._last, self._offset = self._offset, self._offset + len(line)
                 yield record
+
+    def refuse(self, error: Exception) -> None:
+        """Read nothing more, since the last record is not what it should be; as if it were not there."""
+        for place in self._places.values():
+            if place.verdict is not None and place.verdict[0] == self._last:
+                place.verdict = None
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({what})"
 
     def turns(self, episode: str) -> tuple[Turn, ...]:
         """The turns of an episode so far, tokens and all. Raises KeyError and `RunError`."""
-        found = (codec.load(Turn, record["turn"]) for record in self._read(self._places[episode].turns))
+        found = self._read(self._places[episode].turns, lambda record: codec.load(Turn, record["turn"]))
         return tuple(sorted(found, key=lambda turn: turn.index))
 
     def episode(self, episode: str) -> Episode | None:
@@ -72,7 +84,9 @@ class Follower:
     def verdict(self, episode: str) -> Episode | None:
         """The same without its turns."""
         place = self._places[episode].verdict
-        return None if place is None else codec.load(Episode, next(self._read([place]))["verdict"])
+        if place is None:
+            return None
+        return next(self._read([place], lambda record: codec.load(Episode, record["verdict"])))
 
     def search(self, text: str) -> list[str]:
         """Episodes in whose messages or verdict `text` stands, whatever the case of ASCII letters."""
@@ -102,14 +116,17 @@ class Follower:
             case "verdict":
                 self._places.setdefault(record["verdict"]["id"], _Place()).verdict = place
 
-    def _read(self, places: list[tuple[int, int]]) -> Iterator[Record]:
-        try:
-            with self.path.open("rb") as log:
-                for offset, length in places:
+    def _read(self, places: list[tuple[int, int]], loaded: Callable[[Record], T]) -> Iterator[T]:
+        for offset, length in places:
+            try:
+                with self.path.open("rb") as log:
                     log.seek(offset)
-                    yield json.loads(log.read(length))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.path} is no longer what it was: {error}", fix="open it again") from error
+                    yield loaded(json.loads(log.read(length)))
+            except (OSError, *_DAMAGE) as error:
+                raise RunError(
+                    f"{self.path} is no longer what it was, or damaged, at byte {offset:,}: {error}",
+                    fix="open it again; if it says so then, too, restore the log from a copy",
+                ) from error
 
 
 def _record(line: bytes) -> dict[str, Any]:

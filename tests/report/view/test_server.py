@@ -18,6 +18,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.report.view import Site
 from coderepairrl.report.view.rows import CELLS
 from coderepairrl.report.view.server import Server
+from coderepairrl.report.view.text import diff_lines
 from report.runs import Maker
 
 
@@ -109,3 +110,39 @@ async def test_the_command_serves_until_it_is_interrupted(maker: Maker) -> None:
     os.kill(process.pid, signal.SIGINT)
     assert await process.wait() == 0
     maker.log.close()
+
+
+VERDICT = (
+    '{"type":"verdict","verdict":{"id":"x","task_id":"t","phase":"train","step":1,"group":"first","attempt":1,%s}}'
+)
+FOREIGN = {
+    "an episode without its group": '{"type":"episode","id":"x"}',
+    "scores that are none": VERDICT % '"ending":"done","scores":null',
+    "a score that is not finite": VERDICT % '"ending":"done","scores":[{"name":"a","value":NaN}]',
+    "an ending of another version": VERDICT % '"ending":"exploded","scores":[]',
+    "a step without a number": '{"type":"step","episodes":[]}',
+    "nested too deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("record", FOREIGN.values(), ids=FOREIGN)
+async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks_no_page(
+    record: str, url: str, maker: Maker
+) -> None:
+    with maker.folder.log.open("a") as log:
+        log.write(f"{record}\n")
+    status, page, _ = await get(url)
+    assert status == 200 and "The log is damaged at byte" in page and "first-00" in page
+    assert (await get(f"{url}/run/group/first.html"))[0] == 200
+    assert Site([maker.folder.path]).write(maker.folder.path / "pages").is_file()
+
+
+async def test_a_log_that_is_gone_is_said(url: str, maker: Maker) -> None:
+    maker.folder.log.unlink()
+    status, text, _ = await get(f"{url}/run/search.json?text=a")
+    assert status == 503 and "cannot be read" in text
+
+
+def test_no_page_has_all_of_a_patch_without_end() -> None:
+    lines = diff_lines(b"@@ -0,0 +1 @@\n" + b"+x\n" * (1 << 20))
+    assert len(lines) < 100_000 and lines[-1].text == "(2,883,598 bytes more are not shown)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from coderepairrl.printable import visible
 from coderepairrl.runs.codec import text_to_bytes
 from coderepairrl.runs.following import Follower
+from coderepairrl.types import Ending
 
 OPEN, UNFINISHED = "open", "unfinished"
 """Instead of an ending: no verdict yet; and none that will come, since its process has ended."""
@@ -108,29 +110,32 @@ class Rows:
         touched: dict[str, None] = {}
         self.state += 1
         for record in self._follower.records():
-            match record["type"]:
-                case "episode":
-                    self._begin(record)
-                case "turn":
-                    self._turn(record)
-                case "verdict":
-                    touched[self._judge(record["verdict"])] = None
-                case "step":
-                    self.consumed |= dict.fromkeys(record.get("episodes", ()), record["step"])
-                case "start" | "stop" | "end":
-                    self.last = record["type"]
-                    for row in self.by_id.values():
-                        if row.ending == OPEN:
-                            row.ending, row.changed = UNFINISHED, self.state
+            try:
+                self._take(record, touched)
+            except (ValueError, TypeError, LookupError, AttributeError) as error:  # of another version, or edited
+                self._follower.refuse(error)
         for group in touched:
             self._compare(group)
 
+    def _take(self, record: Mapping[str, Any], touched: dict[str, None]) -> None:
+        match record["type"]:
+            case "episode":
+                self._begin(record)
+            case "turn":
+                self._turn(record)
+            case "verdict":
+                touched[self._judge(record["verdict"])] = None
+            case "step":
+                self.consumed |= dict.fromkeys(record.get("episodes", ()), record["step"])
+            case "start" | "stop" | "end":
+                self.last = record["type"]
+                for row in self.by_id.values():
+                    if row.ending == OPEN:
+                        row.ending, row.changed = UNFINISHED, self.state
+
     def _begin(self, record: Mapping[str, Any]) -> None:
         name = record["id"]
-        if name not in self.by_id:
-            self.groups.setdefault(record["group"], []).append(name)
-            self.tasks.setdefault(record["task"], []).append(name)
-        self.by_id[name] = Row(
+        row = Row(
             name,
             record["phase"],
             record["step"],
@@ -140,6 +145,10 @@ class Rows:
             kind=record.get("kind", ""),
             changed=self.state,
         )
+        if name not in self.by_id:
+            self.groups.setdefault(row.group, []).append(name)
+            self.tasks.setdefault(row.task, []).append(name)
+        self.by_id[name] = row
 
     def _turn(self, record: Mapping[str, Any]) -> None:
         if row := self.by_id.get(record["episode"]):
@@ -155,9 +164,12 @@ class Rows:
         calls = verdict.get("tool_calls", ())
         scores = verdict.get("scores", ())
         row.language, row.kind = verdict.get("language", ""), verdict.get("kind", "")
-        row.ending, row.reason = verdict["ending"], verdict.get("reason", "")
+        row.ending, row.reason = str(Ending(verdict["ending"])), verdict.get("reason", "")
         void = row.ending == "void"
-        row.reward = None if void else float(sum(score["value"] * score.get("weight", 1.0) for score in scores))
+        reward = float(sum(score["value"] * score.get("weight", 1.0) for score in scores))
+        if not math.isfinite(reward):
+            raise ValueError("a score that is not finite")
+        row.reward = None if void else reward
         row.scores = {score["name"]: score["value"] for score in scores}
         row.calls, row.failed = len(calls), sum(not call["ok"] for call in calls)
         row.tools = tuple(dict.fromkeys(call["name"] for call in calls))

@@ -70,6 +70,8 @@ class Server:
             return web.Response(status=404, text="there is no such page\n", headers=_HEADERS)
         except RunError as error:
             return web.Response(status=503, text=f"{error}\n{error.fix}\n", headers=_HEADERS)
+        except OSError as error:  # the run is removed, or its disk is away
+            return web.Response(status=503, text=f"the run cannot be read: {error.strerror}\n", headers=_HEADERS)
         return web.Response(text=text, content_type=kind, charset="utf-8", headers=_HEADERS)
 
     def _read(self, path: str, asked: dict[str, str]) -> str:

@@ -9,6 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from coderepairrl.printable import visible
 
+_SHOWN = 256 << 10
+"""Bytes of a patch on a page: a policy can write any number, and no browser shows them."""
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
 
 
@@ -58,14 +60,15 @@ class DiffLine(NamedTuple):
 
 
 def diff_lines(patch: bytes) -> list[DiffLine]:
-    r"""The lines of a unified diff.
+    r"""The lines of a unified diff, or the first of a long one, and how much is left out.
 
     >>> [line.kind for line in diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
     ['file', 'file', 'file', 'hunk', 'del', 'add']
     """
     lines: list[DiffLine] = []
     body = False
-    for text in patch.decode("utf-8", "replace").removesuffix("\n").split("\n") if patch else ():
+    shown = patch[:_SHOWN]
+    for text in shown.decode("utf-8", "replace").removesuffix("\n").split("\n") if patch else ():
         if text.startswith("diff --git "):
             body = False
         elif text.startswith("@@ "):
@@ -77,4 +80,6 @@ def diff_lines(patch: bytes) -> list[DiffLine]:
         else:
             kind = {"+": "add", "-": "del"}.get(text[:1], "same")
         lines.append(DiffLine(kind, visible(text)))
+    if left_out := len(patch) - len(shown):
+        lines.append(DiffLine("file", f"({left_out:,} bytes more are not shown)"))
     return lines

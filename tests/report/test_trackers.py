@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
+from coderepairrl.errors import UsageError
 from coderepairrl.report.trackers import send, sending
 from coderepairrl.runs import RunFolder
 
@@ -204,3 +205,16 @@ def test_a_tracker_that_is_not_installed_is_named_with_its_extra(
         "log=wandb needs the package wandb",
     ]
     assert "wandb" in dry.stdout
+
+
+@pytest.mark.parametrize("mark", [b"half\0", b"-3", b"99999999"])
+def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_path: Path) -> None:
+    needs("tensorboard")
+    run = written(tmp_path / "run", steps=2)
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard/sent").write_bytes(mark)
+    with pytest.raises(UsageError, match="sent does not say up to which byte"):
+        send(run, "tensorboard")
+    assert (run / "tensorboard/sent").read_bytes() == mark
+    (run / "tensorboard/sent").unlink()
+    assert send(run, "tensorboard") > 0 == send(run, "tensorboard")

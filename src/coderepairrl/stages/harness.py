@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ SECONDS = 1_800
 """For the tests of an instance, as its own default."""
 _POLL = 2.0
 _STOPPING = 30.0
+_LONGEST_NAME = 200
+_RENAME = "name models apart, in model_name_or_path"
 _RUNTIME = re.compile(r"Test runtime: ([\d_.]+) seconds")
 _VERDICTS = {
     ">>>>> Patch Apply Failed": "the patch does not apply, not even with fuzz",
@@ -105,9 +107,10 @@ async def grade(
     ``OUTPUT.harness``, where its logs and reports stay: with `resume` it goes on there. Where it leaves no report and
     its log tells no verdict, there is a fault instead (no such image, a daemon that broke).
 
-    Raises `UsageError` for a place that is taken, or (with `resume`) has verdicts on other patches, and `RunError`
-    where the harness itself breaks.
+    Raises `UsageError` for a place that is taken, or (with `resume`) has verdicts on other patches, and for names of
+    models of which the harness would make one folder, or none; `RunError` where the harness itself breaks.
     """
+    _require_folders({each.model for each in predictions})
     place = output.with_name(f"{output.name}.harness")
     if not resume and (output.exists() or place.exists()):
         raise UsageError(f"{output} exists already", fix="continue it with --resume, or name another file with -o")
@@ -120,7 +123,7 @@ async def grade(
     for model, own in by_model.items():
         logs = place / "logs/run_evaluation" / run_id / _folder(model)
         _require_the_same(logs, own)
-        asked = place / f"{_folder(model)}.jsonl"
+        asked = place / f"predictions-{_folder(model)}.jsonl"
         write_atomic(asked, "".join(json.dumps(_row(each)) + "\n" for each in own))
         if any(not each.empty for each in own):
             arguments = ["--predictions_path", asked.name, "--max_workers", str(jobs), "--timeout", str(seconds)]
@@ -133,6 +136,17 @@ async def grade(
 def _folder(model: str) -> str:
     """As the harness calls it."""
     return model.replace("/", "__")
+
+
+def _require_folders(models: Collection[str]) -> None:
+    """Raise `UsageError` where the harness would keep two models' reports in one place, or one outside of its own."""
+    known: dict[str, str] = {}
+    for model in sorted(models):
+        folder = _folder(model)
+        if not folder.strip(".") or "\0" in folder or len(folder.encode(errors="replace")) > _LONGEST_NAME:
+            raise UsageError(f"{model[:80]!r} is no name that the harness can keep reports under", fix=_RENAME)
+        if known.setdefault(folder, model) != model:
+            raise UsageError(f"{known[folder]!r} and {model!r} would be one folder of the harness", fix=_RENAME)
 
 
 def _row(made: Prediction) -> dict[str, str]:

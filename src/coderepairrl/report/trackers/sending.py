@@ -26,13 +26,11 @@ def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait
     folder = open_run(run)
     place = run / name
     place.mkdir(exist_ok=True)
-    with (place / "sent").open("a+") as mark:
+    with os.fdopen(os.open(place / "sent", os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as mark:
         _lock(mark, f"{name} is being sent the metrics of {run}", wait=wait)
-        mark.seek(0)
-        written = mark.read()
-        sent = 0
+        sent, start = 0, _start(mark.read(), place / "sent", folder.log.stat().st_size)
         with (
-            closing(Tail(folder.log, int(written or 0))) as log,
+            closing(Tail(folder.log, start)) as log,
             closing(TRACKERS[name](_tracked(run, folder.about()))) as tracker,
         ):
             while True:
@@ -72,16 +70,23 @@ def _tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
     return Tracked(run, str(about.get("name") or run.name), began, about.get("config") or {})
 
 
-def _lock(file: IO[str], what: str, *, wait: bool) -> None:
+def _lock(file: IO[bytes], what: str, *, wait: bool) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UsageError(f"{what} by another process", fix="wait for the run, which sends them itself") from None
 
 
-def _note(mark: IO[str], end: int) -> None:
-    mark.seek(0)
-    mark.truncate()
-    mark.write(str(end))
-    mark.flush()
+def _start(written: bytes, mark: Path, size: int) -> int:
+    if written.strip() and (not written.strip().isdigit() or int(written) > size):
+        raise UsageError(
+            f"{mark} does not say up to which byte of the log its tracker has it: {written[:30]!r}",
+            fix="write that number into it, or remove it: everything is sent again",
+        )
+    return int(written.strip() or 0)
+
+
+def _note(mark: IO[bytes], end: int) -> None:
+    """In one write, of always the same length: at no moment is it empty, which would send everything again."""
+    os.pwrite(mark.fileno(), b"%-20d" % end, 0)
     os.fsync(mark.fileno())

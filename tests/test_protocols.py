@@ -142,15 +142,14 @@ def failed(findings: list[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.ok]
 
 
-@pytest.mark.parametrize("name", ["nano", "nano4"])
+@pytest.mark.parametrize("name", ["nano", "nano4", "direct"])
 async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> None:
     assert not failed(await exam("agent", name))
 
 
-@pytest.mark.parametrize("name", ["direct", "scripted"])
-async def test_the_exam_of_agents_that_call_no_tool_uses_no_more(made: list[str], name: str) -> None:
-    """They do not pass: they ask once at most."""
-    assert failed(await exam("agent", name))
+async def test_the_exam_of_an_agent_without_a_policy_uses_no_more(made: list[str]) -> None:
+    """It does not pass: it calls no model."""
+    assert failed(await exam("agent", "scripted"))
 
 
 PROGRAM = """

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.types import AgentReport, Endpoint, Episode, ExecResult, Sampling, Score, SideCalls, Task
+from coderepairrl.types import AgentReport, Checks, Endpoint, Episode, ExecResult, Sampling, Score, SideCalls, Task
 
 
 @runtime_checkable
@@ -37,6 +37,11 @@ class TaskSource(Protocol):
         """Fetch and cache what the tasks need. Raises `TaskError` naming the task and the fix."""
 
     def __iter__(self) -> Iterator[Task]: ...
+
+    def oracle(self, task_id: str) -> Checks | None:
+        """For a task without a reference: its checks after its solution, which is a program; None where there is none.
+        Raises KeyError."""
+        return None
 
 
 @runtime_checkable

@@ -185,7 +185,7 @@ def protocol_members(protocol: type) -> frozenset[str]:
 
     >>> from coderepairrl.protocols import TaskSource
     >>> sorted(protocol_members(TaskSource))
-    ['__iter__', 'evaluation_set', 'name', 'prepare']
+    ['__iter__', 'evaluation_set', 'name', 'oracle', 'prepare']
     """
     functions = {name for name, value in vars(protocol).items() if inspect.isfunction(value)}
     properties = {name for name, value in vars(protocol).items() if isinstance(value, property)}

@@ -29,7 +29,7 @@ async def prepare_environments(
                 made = await build(asked)
             except CodeRepairError as error:
                 problems.append(error)
-                say(f"environment {number} of {len(wanted)}: {error}")
+                say(f"environment {number} of {len(wanted)}: not built")
                 return None
             say(f"environment {number} of {len(wanted)}: {made.folder.name}, {time.monotonic() - began:.1f} s")
             return made

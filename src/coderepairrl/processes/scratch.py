@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,12 +24,12 @@ _OWNER = ".owner"
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """A new temporary folder, removed on leaving; abandoned ones of killed processes are removed first.
+    """A new temporary folder, removed on leaving; abandoned ones of killed processes are removed beside that.
 
     Raises `UsageError` when it cannot be made.
     """
     base = Path(tempfile.gettempdir())
-    sweep(base)
+    sweep_aside(base)
     path = base / f"{PREFIX}{kind}-{secrets.token_hex(8)}"
     with owned(path):
         yield path
@@ -59,6 +60,11 @@ def sweep(base: Path) -> None:
                 shutil.rmtree(path)
             finally:
                 os.close(owner)
+
+
+def sweep_aside(base: Path) -> None:
+    """`sweep` in a thread: nobody waits while a large folder that a killed process left is removed."""
+    threading.Thread(target=sweep, args=(base,), name="sweep").start()
 
 
 def _claim(path: Path) -> int:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
-from coderepairrl.processes.scratch import sweep as sweep_scratch
+from coderepairrl.processes.scratch import sweep_aside
 from coderepairrl.protocols import SandboxBackend, SandboxInfo
 from coderepairrl.sandbox.cgroups import DELEGATE, Group, Groups, find, sweep
 from coderepairrl.sandbox.guesthost import STARTUP_SECONDS, GuestProcess
@@ -74,8 +74,8 @@ class StateFolder:
         )  # held before it can be swept
         self._pid = os.getpid()
         atexit.register(self.remove)
-        for work in (_sweep, sweep_scratch):
-            threading.Thread(target=work, args=(self.path.parent,), name="sweep").start()
+        sweep_aside(self.path.parent)
+        threading.Thread(target=_sweep, args=(self.path.parent,), name="sweep").start()
 
     def find_groups(self) -> Groups:
         """Where control groups named after this folder can be made; noted in it, for a later `_sweep`."""

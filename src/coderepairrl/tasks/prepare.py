@@ -101,7 +101,7 @@ class _Commits:
                 self._some(url, some)
             except CodeRepairError as error:  # it would be the same with the others
                 self._problems.append(error)
-                self._say(f"{len(some) + len(lacking)} commits not fetched: {error}")
+                self._say(f"{counted(len(some) + len(lacking), 'commit')} of {without_login(url)} not fetched")
                 break
         return commits_at_hand(url, commits)
 
@@ -111,7 +111,7 @@ class _Commits:
         except TaskError as error:
             if len(commits) == 1:
                 self._problems.append(error)
-                self._say(f"{error}")
+                self._say(f"1 commit of {without_login(url)} not fetched")
                 return
             half = len(commits) // 2
             self._some(url, commits[:half])

@@ -142,15 +142,14 @@ class Selected(TaskSource):
         return iter(self._tasks or ())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
-        """The row of a task, of a source that has rows (`benchmark.Benchmark.row`)."""
-        found: Mapping[str, Any] = getattr(self.source, "row")(task_id)  # noqa: B009 - not every source has it
-        return found
+        """The row of a task of a benchmark. Raises KeyError, and `TaskError` for a source without rows."""
+        if not isinstance(self.source, Benchmark):
+            raise TaskError(f"{self.name} has no rows", fix="read what its tasks hold")
+        return self.source.row(task_id)
 
     def oracle(self, task_id: str) -> Checks | None:
-        """The checks that run a task's solution first, of a source that has solutions (`sources.harbor.Harbor`)."""
-        asked = getattr(self.source, "oracle", None)
-        found: Checks | None = asked(task_id) if asked is not None else None
-        return found
+        """As the source has it."""
+        return self.source.oracle(task_id)
 
 
 def held_out(task_id: str, share: float) -> bool:

@@ -32,9 +32,9 @@ FLAKY = """import pathlib
 from m import middle
 counter = pathlib.Path({!r})
 counter.write_text(counter.read_text() + "x")
-assert middle(2, 4, 9) == 4 and len(counter.read_text()) % 3
+assert middle(2, 4, 9) == 4 and len(counter.read_text()) % 2
 """
-SETTINGS = auditing.Settings("planted", "unsafe-local", repeat=3, mutants=8)
+SETTINGS = auditing.Settings("planted", "unsafe-local", repeat=2, mutants=3)
 
 
 def task(folder: Path, name: str, check: str, **fields: Any) -> Task:
@@ -84,7 +84,7 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
     assert "no checks" in by["unchecked"].faults["reference"] and "no reference" in by["question"].faults["reference"]
     assert by["unchecked"].history is not None and by["question"].history is None
     accepted = {name: [one.wrong.what for one in each.wrong if one.accepted] for name, each in by.items()}
-    assert accepted["weak"] and not accepted["strong"] and len(by["strong"].wrong) == 8
+    assert accepted["weak"] and not accepted["strong"] and len(by["strong"].wrong) == 3
     assert all(not each.wrong and each.no_wrong for name, each in by.items() if name not in ("weak", "strong"))
 
     rates = {each.name: each for each in auditing.rates(found)}
@@ -96,7 +96,7 @@ async def test_planted_faults_are_found_and_nothing_else(planted: list[Task], tm
         assert (rate.hits, rate.measured, rate.measured + rate.unmeasured) == (hits, measured, 9), name
         assert rate.independent is not None and rate.independent.low is not None and rate.independent.high is not None
         assert rate.independent.low <= hits / measured <= rate.independent.high and rate.independent.high > 0.3
-    assert rates["mutants accepted"].measured == 16 and rates["mutants accepted"].independent is None
+    assert rates["mutants accepted"].measured == 6 and rates["mutants accepted"].independent is None
 
     assert data.write_quarantine(auditing.apart(found), tmp_path / "q.jsonl") == 3
     apart = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
@@ -137,7 +137,7 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
     assert not auditing.apart(none)
     assert "NaN" not in auditing.dumps(auditing.as_json(SETTINGS, none)) and auditing.render(SETTINGS, none)
     assert len(file.read_text().splitlines()) == 1
-    some = await again(Failing(14))
+    some = await again(Failing(8))
     assert any(one.accepted is None for each in some for one in each.wrong)
     with file.open("a") as lines:
         lines.write('{"task": "strong", "wh')  # as a kill leaves it
@@ -202,14 +202,13 @@ def rows(file: Path) -> Iterator[str]:
 
 
 def test_a_killed_audit_goes_on_to_the_same_result(tmp_path: Path, isolating: None) -> None:
-    words = "audit handmade split=train --limit 2 --mutants 2 --jobs 2 -o"
+    words = "audit handmade split=train --limit 2 --mutants 1 --jobs 2 -o"
     command = [sys.executable, "-m", "coderepairrl.cli", *words.split()]
     environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache")}
 
-    def crrl(*more: str, code: int = 0) -> str:
+    def crrl(*more: str) -> None:
         done = subprocess.run([*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
-        return done.stderr
+        assert done.returncode == 0, done.stderr
 
     crrl("whole")
     killed = subprocess.Popen([*command, "part"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
@@ -221,7 +220,6 @@ def test_a_killed_audit_goes_on_to_the_same_result(tmp_path: Path, isolating: No
     finally:
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-    assert "exists already" in crrl("part", code=2)
     crrl("part", "--resume")
     for name in ("audit.json", "index.html"):
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -229,4 +227,4 @@ def test_a_killed_audit_goes_on_to_the_same_result(tmp_path: Path, isolating: No
         sorted((row["task"], row["what"], row["run"]) for row in map(json.loads, [*rows(tmp_path / name)][1:]))
         for name in ("part/trials.jsonl", "whole/trials.jsonl")
     ]
-    assert tried[0] == tried[1] and len(set(tried[0])) == len(tried[0]) == 2 * (3 + 2)
+    assert tried[0] == tried[1] and len(set(tried[0])) == len(tried[0]) == 2 * (3 + 1)

@@ -201,13 +201,13 @@ class _Trials:
         slots: asyncio.Semaphore,
         say: Say,
     ) -> None:
-        self._oracle: Callable[[str], Checks | None] = getattr(source, "oracle", lambda _: None)
+        self._source = source
         self._sandbox, self._settings, self._lines = sandbox, settings, lines
         self._known, self._slots, self._say = known, slots, say
 
     async def of(self, task: Task) -> Audited:
         """All that is asked of a task."""
-        solution = None if task.reference else self._oracle(task.id)
+        solution = None if task.reference else self._source.oracle(task.id)
         faults: dict[str, str] = {}
         if not task.reference and solution is None:
             faults["reference"] = "it has no reference, and its source no solution"

@@ -77,7 +77,7 @@ async def verify(
     with _progress(len(chosen), quiet) as on_task:
         for task in chosen:
             on_task(task)
-            solution = None if task.reference else getattr(source, "oracle", lambda _: None)(task.id)
+            solution = None if task.reference else source.oracle(task.id)
             if solution is not None:
                 studied = await task_source.solved(task, solution, sandbox, repeat)
             else:

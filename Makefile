@@ -21,7 +21,7 @@ hello-short: .venv/.base  ## two seeds, a few steps, quoted issues: has anything
 	$(BIN)/python -m workshop.tiny.bar --short --seeds 0 1
 
 study: .venv/.base  ## the four questions of the thesis in miniature: two arms and a harness, two seeds, one table
-	$(BIN)/crrl study miniature --slots 2
+	$(BIN)/crrl study miniature --jobs 2
 
 test-protocols: .venv/.dev  ## the exams of engines, each part held to its protocol (of sandboxes: make test-slow)
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/test_protocols.py

@@ -78,14 +78,14 @@ async def test_killed_at_any_moment_it_comes_to_the_same_table(
 ) -> None:
     written(project, miniature, "study1")
     written(project, miniature, "study2")
-    undisturbed = numbers(project.crrl("study", "study1.toml", "--slots", "2", "--json").stdout)
+    undisturbed = numbers(project.crrl("study", "study1.toml", "--jobs", "2", "--json").stdout)
     folder = project.path / "studies" / "study2"
 
     def logged(run: str, what: str) -> bool:
         log = folder / run / "log.jsonl"
         return log.is_file() and what.encode() in log.read_bytes()
 
-    with project.started("study", "study2.toml", "--slots", "2") as process:
+    with project.started("study", "study2.toml", "--jobs", "2") as process:
         await until(process, lambda: logged("rl/seed-0", '"type":"turn"'))
         process.send_signal(signal.SIGKILL)
     with project.started("study", "study2.toml") as process:
@@ -99,7 +99,7 @@ async def test_killed_at_any_moment_it_comes_to_the_same_table(
 
 @pytest.mark.slow
 def test_the_shipped_miniature_answers_every_question_by_name(project: Project, isolating: None) -> None:
-    done = project.crrl("study", "miniature", "--slots", "2", "--json")
+    done = project.crrl("study", "miniature", "--jobs", "2", "--json")
     found = json.loads(done.stdout)
     assert [each.partition(":")[0] for each in found["verdicts"]] == ["RQ0", "RQ1", "RQ2", "RQ3"]
     for question in found["questions"]:

@@ -16,7 +16,7 @@ def study(
     file: Annotated[str, typer.Argument(help="a TOML file with arms and seeds, or a shipped study")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check all arms, and say what they cost")] = False,
     table: Annotated[bool, typer.Option("--table", help="what the runs that are done say; starts nothing")] = False,
-    slots: Annotated[int, typer.Option(min=1, help="runs at a time")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 1,
     number: Annotated[
         int | None, typer.Option("--run", min=1, help="only so many-th policy of the grid: a task of an array")
     ] = None,
@@ -58,7 +58,7 @@ def study(
             error = RunError("\n".join(lines), fix="the same command goes on with what is not done")
     elif not table:
         study_run.require(planned)
-        if failures := run(study_run.run(units, slots, note)):
+        if failures := run(study_run.run(units, jobs, note)):
             error = study_run.failed(failures, planned)
     found = study_run.table(planned)
     if not table:

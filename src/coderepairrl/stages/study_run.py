@@ -213,7 +213,7 @@ class Failure:
     reason: str
 
 
-async def run(units: Sequence[Sequence[Job]], slots: int, say: Say) -> list[Failure]:
+async def run(units: Sequence[Sequence[Job]], at_once: int, say: Say) -> list[Failure]:
     """Run what is not done of `units`, so many at a time; what did not end well.
 
     Cancelling it stops the runs, in order; the kernel kills them where this process is killed.
@@ -233,7 +233,7 @@ async def run(units: Sequence[Sequence[Job]], slots: int, say: Say) -> list[Fail
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(slots, len(queue))):
+            for _ in range(min(at_once, len(queue))):
                 group.create_task(work())
     except* CodeRepairError as errors:
         raise several([each for each in errors.exceptions if isinstance(each, CodeRepairError)]) from None

@@ -516,6 +516,7 @@ def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Pat
     assert (latex.count(r"\begin{tabular}{lll}"), latex.count(r"\end{tabular}")) == (2, 3), (
         "the third: parts of the tasks"
     )
+    assert "points [$-$" in latex and re.search(r"[ \[]-\d", latex) is None, "a minus, no hyphen"
     assert r"my\_a" in latex and re.search(r"(?<!\\)[%_#]", latex.replace(r"\begin", "")) is None
     assert json.loads(crrl(*words, "--format", "json").stdout) == numbers(*words)
     assert crrl(*files, "--format", "html").exception is not None

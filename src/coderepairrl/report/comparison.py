@@ -396,7 +396,8 @@ def counted_only(outcomes: Outcomes) -> Counts:
     values = [value for own in outcomes.values.values() for value in own]
     if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
         raise UsageError(
-            f"{outcomes.name} is more than a count of solved tasks", fix="compare one attempt at each task with a count"
+            f"{outcomes.name} is more than a count of solved tasks",
+            fix="a count has one attempt at each task: compare an evaluation by resolved, with --attempts 1",
         )
     return Counts(outcomes.name, int(sum(values)), len(values))
 

@@ -186,7 +186,7 @@ def _sentence(found: Answer, each: Contrast, planned: int) -> str:
         claim = f"{each.arm} is {side} {question.arms[0]}: {what}{better}, p {_p(each.adjusted)}{corrected}, {of}."
     else:
         seen = (
-            f"{of} could have shown no difference at all"
+            f"no difference, however large, could have been claimed of {of}"
             if change.seen is None
             else f"the smallest difference that {of} could have shown is {least(change.seen, found.share)}"
         )

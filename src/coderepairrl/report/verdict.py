@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -119,7 +120,7 @@ def _corrected(found: Comparison) -> str:
 def _seen(found: Comparison) -> str:
     tasks = counted(found.tasks, "task")
     if found.seen is None:
-        return f"{tasks} could have shown no difference at all"
+        return f"no difference, however large, could have been claimed of {tasks}"
     return f"the smallest difference that {tasks} could have shown is {least(found.seen, found.share)}"
 
 
@@ -131,7 +132,7 @@ def _unpaired_verdict(found: Unpaired) -> str:
     if found.claimed:
         return f"A difference can be claimed: {what}."
     could = (
-        f"{found.before.tasks} tasks could have shown no difference at all"
+        f"no difference, however large, could have been claimed of {found.before.tasks} tasks"
         if found.seen is None
         else f"the smallest difference that {found.before.tasks} tasks could have shown is "
         f"{_ends(*found.seen, True)} points, by the overlap"
@@ -450,7 +451,8 @@ def _latex(result: Result) -> str:
 
 def escaped(text: str) -> str:
     """`text` as LaTeX sets it."""
-    return "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
+    plain = "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
+    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", plain)  # a minus, no hyphen
 
 
 def _json(result: Result) -> str:

@@ -106,7 +106,7 @@ def analyse(data: RunData) -> Report:
     steps = [_step(record, by_step[record["step"]]) for record in data.steps]
     evaluations, comparisons, last = _evaluations(data)
     tools, commands = _most_used(data.rows.values())
-    planned = data.config.get("run.steps")
+    planned = None if "policy" in data.about else data.config.get("run.steps")  # an evaluation has no steps
     notices = [*data.notices, *_alarms(data), *_changes(data), *_missing(data, steps, evaluations, planned)]
     return Report(
         name=str(data.about.get("name") or data.folder.path.name),

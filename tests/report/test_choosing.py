@@ -57,6 +57,8 @@ def test_each_rule_chooses(tmp_path: Path) -> None:
     assert {each.rule: each.outcomes for each in choose(source, 1)}["any"] == {"a": 0, "b": 1, "c": 0}
     with pytest.raises(UsageError, match="3 valid attempts, and 4"):
         choose(source, 4)
+    with pytest.raises(UsageError, match="nothing to choose from"):
+        choose(run(tmp_path / "once", attempt("a", 0, "good", True, 0.0)))
     with pytest.raises(UsageError, match="its checks were not run"):
         choose(run(tmp_path / "unjudged", replace(attempt("a", 0, "good", True, 0.0), scores=())))
 

@@ -62,6 +62,10 @@ def choose(source: str, attempts: int | None = None) -> list[Chosen]:
             fix="evaluate with a reward that runs them: eval.reward={tests=1.0, patch_edits=0.0}",
         )
     fewest = min(map(len, by_task.values()))
+    if attempts is None and fewest == 1:
+        raise UsageError(
+            f"{source} has one valid attempt at a task, and nothing to choose from", fix="crrl eval ... --attempts 8"
+        )
     wanted = fewest if attempts is None else attempts
     if not 1 <= wanted <= fewest:
         raise UsageError(

@@ -83,6 +83,8 @@ class Watch:
         verdict = resolved(episode)
         how = f"reward {episode.reward:.3f}" if verdict is None else "resolved" if verdict else "not resolved"
         how += ", empty patch" if not episode.patch.strip() else ""
+        if episode.ending is not Ending.DONE:
+            how += f", {episode.ending.value} ({episode.reason}){'' if episode.turns else ' before the first reply'}"
         parts = [f"[{len(self._valid)}/{self._attempts}] {episode.task_id} #{episode.attempt}: {how}"]
         parts.append(f"{own.prompt_tokens:,} + {own.sampled_tokens:,} tokens, {own.attempt_seconds:.1f} s")
         parts.append(f"so far {self._so_far()}")

@@ -122,7 +122,7 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
     with maker.folder.log.open("ab") as log:
         log.write(torn)
     first = crrl("export", run, "--to", tracker)
-    assert first.returncode == 0 and first.stdout.splitlines()[-1] == "3 records", first
+    assert first.returncode == 0 and first.stdout.splitlines()[-1] == f"3 records sent to {tracker}", first
     maker.log = maker.folder.writer()  # which cuts it off
     maker.start()
     maker.evaluate(2)
@@ -130,8 +130,8 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
     maker.step(3)
     maker.log.close()
     second = crrl("export", run, "--to", tracker)
-    assert second.returncode == 0 and second.stdout.splitlines()[-1] == "3 records", second
-    assert crrl("export", run, "--to", tracker).stdout.splitlines()[-1] == "0 records"
+    assert second.returncode == 0 and second.stdout.splitlines()[-1] == f"3 records sent to {tracker}", second
+    assert crrl("export", run, "--to", tracker).stdout.splitlines()[-1] == f"0 records sent to {tracker}"
     wanted, found = logged(run), READERS[tracker](run)
     assert found.keys() == wanted.keys() and {"train/reward", "eval/reward_low", "greedy/reward"} <= found.keys()
     for name, points in wanted.items():

@@ -103,18 +103,19 @@ def export(
     if precision is not None and to != "model":
         raise UsageError("--precision is that of a model's weights", fix="leave it out")
     if to == "model":
-        show(run(exports.model(source, _new(target), precision)))
+        show(run(exports.model(source, _new(target, f"crrl export {source} FOLDER"), precision)))
     elif to in ("parquet", "atif"):
-        count = exports.episodes(Path(source), _new(target), to)
+        new = "FILE.parquet" if to == "parquet" else "FOLDER"
+        count = exports.episodes(Path(source), _new(target, f"crrl export {source} {new} --to {to}"), to)
         print(counted(count, "episode"), file=sys.stderr)
         show(target)
     else:
         if target is not None:
             raise UsageError(f"{to} has a place of its own", fix=f"crrl export {source} --to {to}")
-        show(counted(exports.metrics(Path(source), to), "record"))
+        show(f"{counted(exports.metrics(Path(source), to), 'record')} sent to {to}")
 
 
-def _new(target: Path | None) -> Path:
+def _new(target: Path | None, fix: str) -> Path:
     if target is None:
-        raise UsageError("nothing says where to write it", fix="crrl export RUN TARGET")
+        raise UsageError("nothing says where to write it", fix=fix)
     return target

@@ -44,6 +44,8 @@ def named(path: str) -> Named:
     if (found / _RUN).is_file():
         saved = sorted((each for each in found.glob("checkpoints/[0-9]*") if each.name.isdigit()), key=_step)
         if not saved:
+            if "policy" in json.loads((found / _RUN).read_text("utf-8")):
+                raise UsageError(f"{found} is an evaluation: it has trained no model", fix="name the run that has")
             raise UsageError(
                 f"{found} has no checkpoint yet", fix="let it train on (run.checkpoint_every says how far)"
             )

@@ -26,6 +26,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.grading import RESULTS, RULES, results_of, rules_of
 from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import nearest
+from coderepairrl.runs import open_run
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.sandbox.rootfs import pinned
 from coderepairrl.types import Checks, Command, Task
@@ -151,7 +152,10 @@ _PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
 
 
 class JsonlSource(TaskSource):
-    """Tasks of the file `path`, those of `split` only if it is given. Relative paths start at the file's folder."""
+    """Tasks of the file `path`, those of `split` only if it is given. Relative paths start at the file's folder.
+
+    The file of a run, ``RUN/tasks.jsonl``, is read as the run has it.
+    """
 
     name = "jsonl"
 
@@ -163,7 +167,9 @@ class JsonlSource(TaskSource):
     def prepare(self) -> None:
         """Read and validate the whole file. Raises `TaskError` that names the file, the line, the field and the fix."""
         if self._tasks is None:
-            self._tasks = self._select(tuple(_read(self.path)))
+            run = self.path.parent
+            kept = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
+            self._tasks = self._select(tuple(open_run(run).tasks().values() if kept else _read(self.path)))
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()

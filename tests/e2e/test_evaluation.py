@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from coderepairrl import learn
+from coderepairrl import learn, models
 from coderepairrl.apps import evaluate as evaluate_app
 from coderepairrl.apps.evaluate import as_text
 from coderepairrl.assembly.plan import AgentPlan
@@ -18,6 +18,7 @@ from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
+from coderepairrl.tasks import JsonlSource
 
 AGENT = 'agent.options={ system = "compact", tools = "compact", user_template = "{prompt}" }'
 SETTINGS = (
@@ -50,6 +51,9 @@ async def test_a_model_is_measured_on_two_sources_without_a_learner(
     assert found["cwe"]["tasks"] == 3 and found["cwe"]["values"].keys() >= {"classification"}
     assert found["eval"]["tasks"] == 2 and found["eval"]["values"].keys() >= {"patch_edits"}
     assert open_run(folder.path).tasks().keys() >= {"cwe/0", "cwe/1", "cwe/2"}
+    assert {task.id: task for task in JsonlSource(folder.path / "tasks.jsonl")} == open_run(folder.path).tasks()
+    with pytest.raises(UsageError, match="is an evaluation: it has trained no model"):
+        models.named(str(folder.path))
     with pytest.raises(UsageError, match="already holds a run"):
         await evaluation.measure(chosen(miniature, *more), folder, quiet=True)
     episodes = [record for record in folder.records() if record["type"] == "episode"]
@@ -104,3 +108,16 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
     with pytest.raises(ConfigError, match="unknown agent .dirct."):
         chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')
+
+
+def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: None) -> None:
+    """The tiny policy knows the short prompt alone: by the long one no request would fit."""
+    named = evaluate_app.plan("hello", ["eval.tasks=1"], policy="builtin:tiny", agents=["direct", "nano"])
+    plain = evaluate_app.plan("hello", ["eval.tasks=1"], policy="builtin:tiny")
+    other = named.plan.config.eval.each["nano"].agent
+    assert other == plain.plan.config.agent and other.options["tools"] == "compact"
+    assert (named.plan.config.agent.name, named.plan.config.agent.options) == ("direct", {})
+    assert evaluate_app.plan("hello", [], policy="builtin:tiny", limit=3).plan.config.eval.tasks == 3
+    with pytest.raises(UsageError, match="helo is no .*run or task source") as refused:
+        evaluate_app.plan("helo", [], policy="builtin:tiny")
+    assert "'hello'" in refused.value.fix

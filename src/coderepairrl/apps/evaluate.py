@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
+from coderepairrl import tasks
+from coderepairrl.assembly.model import named
 from coderepairrl.assembly.plan import AgentPlan
+from coderepairrl.assembly.problems import Problems
 from coderepairrl.config import Config
+from coderepairrl.config.schema import Agent
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.processes.signals import until_interrupted
-from coderepairrl.registry import nearest
+from coderepairrl.registry import nearest, nearest_run
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stages import evaluation, predictions, shards
@@ -43,6 +47,7 @@ def plan(
     *,
     policy: str | None = None,
     preset: str | None = None,
+    limit: int | None = None,
     attempts: int | None = None,
     agents: Sequence[str] = (),
     output: Path | None = None,
@@ -60,34 +65,47 @@ def plan(
     Raises what `evaluation.resolve` raises, and `UsageError` for what makes no sense together.
     """
     extra = [*(PRESETS[_known(preset)] if preset else ()), *given]
+    extra += [] if limit is None else [f"eval.tasks={limit}"]
     extra += [] if attempts is None else [f"eval.attempts={attempts}"]
-    extra += _side_by_side(agents)
     own = _evaluation(Path(what)) if resume else None
     if own is not None:
         if policy is not None or output is not None:
             raise UsageError(f"{what} has its policy and its place", fix=f"crrl eval {what} --resume")
         about = own.about()
-        resolved = evaluation.resolve(str(own.config), extra)
+        resolved = _resolve(str(own.config), extra, agents)
         known = about.get("prices")
         return Evaluation(
             resolved, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None
         )
-    resolved = _plan(what, extra, policy)
+    resolved = _plan(what, extra, policy, agents)
     part = shards.parse(shard) if shard else WHOLE
     return Evaluation(resolved, _folder(resolved.config, output, part, resume=resume), part, _prices(prices, resolved))
 
 
-def _side_by_side(agents: Sequence[str]) -> list[str]:
+def _resolve(
+    model: str, given: Sequence[str], agents: Sequence[str], *, settings_of: Path | None = None, by_tasks: bool = False
+) -> AgentPlan:
+    """As `evaluation.resolve`, with `agents` instead of that of the settings. One that is there by that name keeps its
+    options."""
+    if agents:
+        config, _ = named(model, given, evaluation.USE, Problems(), settings_of=settings_of)
+        there = config.value.agent if config else Agent()  # what is wrong is told below
+        given = [*given, *_side_by_side(agents, there)]
+    return evaluation.resolve(model, given, settings_of=settings_of, by_tasks=by_tasks)
+
+
+def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
     """Settings with which each of `agents` has an evaluation, the first one that is called ``eval``.
 
-    >>> _side_by_side(["nano", "claude-code"])
-    ['agent="nano"', 'eval.also.claude_code={agent="claude-code"}']
+    >>> _side_by_side(["claude-code", "nano"], Agent(options={"tools": "compact"}))
+    ['agent={"name" = "claude-code"}', 'eval.also.nano={agent={"name" = "nano", "options" = {"tools" = "compact"}}}']
     """
     if twice := [name for name in agents if agents.count(name) > 1]:
         raise UsageError(f"--agent {twice[0]} is there twice", fix="--attempts N has it attempt each task N times")
+    own = {there.name: there.model_dump()} if there.options else {}
+    first, *others = [_toml(own.get(name, {"name": name})) for name in agents]
     labels = [re.sub(r"\W", "_", Path(name.rpartition(":")[2]).stem.lower()) for name in agents[1:]]
-    others = [f"eval.also.{label}={{agent={json.dumps(name)}}}" for label, name in zip(labels, agents[1:], strict=True)]
-    return [*(f"agent={json.dumps(name)}" for name in agents[:1]), *others]
+    return [f"agent={first}", *(f"eval.also.{label}={{agent={it}}}" for label, it in zip(labels, others, strict=True))]
 
 
 def _known(preset: str) -> str:
@@ -101,18 +119,18 @@ def _evaluation(path: Path) -> RunFolder | None:
     return RunFolder(path) if (path / "run.json").is_file() and "policy" in open_run(path).about() else None
 
 
-def _plan(what: str, given: Sequence[str], policy: str | None) -> AgentPlan:
+def _plan(what: str, given: Sequence[str], policy: str | None, agents: Sequence[str]) -> AgentPlan:
     run, file = configs.run_of(what), _file(what)
     if run is None and file is None:
-        return _of_source(what, given, policy)
+        return _of_source(what, given, policy, agents)
     given = [f"run.name={_named(what)}", *given]
     if policy is None:
-        return evaluation.resolve(str(file or run), given)
+        return _resolve(str(file or run), given, agents)
     if policy.endswith(".toml"):
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    return evaluation.resolve(policy, given, settings_of=file or run)
+    return _resolve(policy, given, agents, settings_of=file or run)
 
 
 def _file(what: str) -> Path | None:
@@ -121,10 +139,16 @@ def _file(what: str) -> Path | None:
     return Path(what).expanduser() if what.endswith(".toml") and configs.run_of(what) is None else None
 
 
-def _of_source(source: str, given: Sequence[str], policy: str | None) -> AgentPlan:
+def _of_source(source: str, given: Sequence[str], policy: str | None, agents: Sequence[str]) -> AgentPlan:
     """All that the settings of the policy say of tasks and what is measured is replaced; the rest holds."""
     if policy is None:
         raise UsageError("no policy is named", fix=f"crrl eval {source} --policy RUN|FOLDER|builtin:tiny|URL")
+    if source not in tasks.SHIPPED and ":" not in source:
+        there = nearest_run(Path(source)) if "/" in source else ""
+        raise UsageError(
+            f"{source} is no TOML file, shipped config, run or task source",
+            fix=there or nearest(source, [*configs.shipped(), *tasks.SHIPPED]),
+        )
     settings, options = list[str](), list[str]()
     for each in given:
         (settings if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields else options).append(each)
@@ -135,7 +159,7 @@ def _of_source(source: str, given: Sequence[str], policy: str | None) -> AgentPl
         *(f"eval.source={json.dumps(source)}", 'eval.split="test"'),
         *(f"eval.options.{key}={_toml(value)}" for key, value in chosen.items()),
     )
-    return evaluation.resolve(policy, [*own, *settings], by_tasks=not measured)
+    return _resolve(policy, [*own, *settings], agents, by_tasks=not measured)
 
 
 def _toml(value: Any) -> str:
@@ -292,7 +316,9 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
         f"crrl report {run}": "the numbers on one page",
         f"crrl view {run}": "every attempt, token by token",
     }
-    if result["shard"] == str(WHOLE):
+    if result["shard"] != str(WHOLE):
+        commands["crrl merge SHARD... -o FOLDER"] = "all shards as one run folder"
+    else:
         commands[f"crrl compare {run} OTHER_RUN"] = "is another policy better on the same tasks?"
     if len(set(result["agents"].values())) > 1:
         names = " ".join(f"{run}@{name}" for name in result["agents"])

@@ -25,6 +25,7 @@ def eval(
         str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
     ] = None,
     preset: Annotated[str | None, typer.Option(help="greedy, thesis, or long: docs/guides/evaluate.md")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="so many tasks, drawn by run.seed; else all")] = None,
     attempts: Annotated[int | None, typer.Option(help="at each task; for pass@k")] = None,
     agent: Annotated[
         list[str] | None, typer.Option(help="who works on the tasks; several times: side by side, same limits")
@@ -48,6 +49,7 @@ def eval(
         [*(given or []), *relayed(model_name, key_env)],
         policy=policy,
         preset=preset,
+        limit=limit,
         attempts=attempts,
         agents=agent or [],
         output=output,

@@ -8,7 +8,6 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -258,8 +257,7 @@ def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
     """Limits that were others when the evaluation after `step` was made: the run was resumed with new ones since."""
     if not folder.log.is_file():
         return {}
-    with closing(Tail(folder.log)) as log:
-        changes = [change for change, _ in log.records("change")]
+    changes = [change for change, _ in Tail(folder.log).records("change")]
     old = [change for change in changes if change["step"] >= step and _is_limit(change["key"])]
     return {change["key"]: change["old"] for change in reversed(old)}
 

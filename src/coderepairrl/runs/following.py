@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from coderepairrl.errors import RunError
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Record
+from coderepairrl.runs.log import Record, whole_lines
 from coderepairrl.types import Episode, Turn
 
 T = TypeVar("T")
@@ -48,20 +48,16 @@ class Follower:
         """
         if self.notice or not self.path.is_file():
             return
-        with self.path.open("rb") as log:
-            log.seek(self._offset)
-            for line in log:
-                if not line.endswith(b"\n"):
-                    return
-                try:
-                    record = _record(line)
-                    self._keep(record, (self._offset, len(line)))
-                except _DAMAGE as error:
-                    self._last = self._offset
-                    self.refuse(error)
-                    return
-                self._last, self._offset = self._offset, self._offset + len(line)
-                yield record
+        for line, end in whole_lines(self.path, self._offset):
+            try:
+                record = _record(line)
+                self._keep(record, (self._offset, len(line)))
+            except _DAMAGE as error:
+                self._last = self._offset
+                self.refuse(error)
+                return
+            self._last, self._offset = self._offset, end
+            yield record
 
     def refuse(self, error: Exception) -> None:
         """Read nothing more, since the last record is not what it should be; as if it were not there."""

@@ -111,38 +111,42 @@ def read(path: Path) -> Iterator[Record]:
     """The records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (a broken line inside)."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist", fix="name the folder of a run: it holds config.toml and log.jsonl")
+    for number, (line, _) in enumerate(whole_lines(path), 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise RunError(f"{path}:{number} is not JSON", fix=_DAMAGED) from None
+        if not isinstance(record, dict) or "type" not in record:
+            raise RunError(f"{path}:{number} is no record", fix=_DAMAGED)
+        yield record
+
+
+def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
+    """The lines from byte `start` on, each with the byte after it, but for a last one without its end: it is being
+    written, or was torn by a crash (`repair` removes it before anything is appended). Raises OSError."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        file.seek(start)
+        for line in file:
             if not line.endswith(b"\n"):
-                return  # torn by a crash; `repair` removes it before anything is appended
-            try:
-                record = json.loads(line)
-            except ValueError:
-                raise RunError(f"{path}:{number} is not JSON", fix=_DAMAGED) from None
-            if not isinstance(record, dict) or "type" not in record:
-                raise RunError(f"{path}:{number} is no record", fix=_DAMAGED)
-            yield record
+                return
+            start += len(line)
+            yield line, start
 
 
 class Tail:
-    """Reads a log while it is written, from byte `start` on. Raises OSError where there is none."""
+    """Reads a log while it is written, from byte `start` on."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
-        self._file = path.open("rb")
-        self._file.seek(start)
+        self._path, self._at = path, start
 
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
         """The records of these `types` that were written since the last call, each with the byte after it. Others are
-        not parsed: most of a log are turns. Raises `ValueError` for a line that is no JSON."""
+        not parsed: most of a log are turns. Raises OSError, and `ValueError` for a line that is no JSON."""
         wanted = tuple(f'{{"type":"{type}"'.encode() for type in types)
-        while (line := self._file.readline()).endswith(b"\n"):
+        for line, end in whole_lines(self._path, self._at):
+            self._at = end
             if line.startswith(wanted):
-                yield json.loads(line), self._file.tell()
-        self._file.seek(-len(line), os.SEEK_CUR)  # it is being written, or a crash tore it
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+                yield json.loads(line), end
 
 
 def repair(path: Path) -> int:

@@ -29,10 +29,8 @@ def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait
     with os.fdopen(os.open(place / "sent", os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as mark:
         _lock(mark, f"{name} is being sent the metrics of {run}", wait=wait)
         sent, start = 0, _start(mark.read(), place / "sent", folder.log.stat().st_size)
-        with (
-            closing(Tail(folder.log, start)) as log,
-            closing(TRACKERS[name](_tracked(run, folder.about()))) as tracker,
-        ):
+        log = Tail(folder.log, start)
+        with closing(TRACKERS[name](_tracked(run, folder.about()))) as tracker:
             while True:
                 last = not more()  # before the log is read: what is written by now is sent
                 for record, end in log.records("step", "eval"):

@@ -92,7 +92,10 @@ def test_seeds_and_arms_that_are_missing_are_said_to_be(tmp_path: Path) -> None:
     assert "Not known yet" in said({"rl": runs["rl"]}), "nothing without the baseline"
     del runs["rl"][1], runs["other"]
     text = said(runs)
-    assert "2 seeds x 24 tasks (of 3 seeds)" in text and "other" not in text
+    assert "2 seeds x 24 tasks (of 3 seeds)" in text
+    assert text.endswith("Not known yet: no seed of base and other is finished.")
+    [rl] = answer(QUESTION, runs).contrasts
+    assert rl.adjusted == pytest.approx(2 * (rl.change.p or 0)), "an arm that failed makes no other one more certain"
     table = result([QUESTION], runs, range(3), ARMS).tables[0]
     assert [row[:2] for row in table.rows] == [("base", "3 of 3"), ("rl", "2 of 3"), ("other", "0 of 3")]
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.config import load
-from coderepairrl.errors import CodeRepairError, ExitCode, Several
+from coderepairrl.errors import CodeRepairError, ExitCode, RunError, Several
 from coderepairrl.stages import study, study_run
 
 CONFIG = """
@@ -228,3 +228,18 @@ def test_slurm_jobs_run_each_policy_go_on_after_their_time_and_end_in_the_table(
 def test_what_the_command_line_cannot_mean(file: Path, words: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["study", str(file), *words])
     assert isinstance(done.exception, CodeRepairError) and message in str(done.exception)
+
+
+async def test_a_log_that_cannot_be_read_or_written_is_one_failed_run(file: Path) -> None:
+    made = study.read(str(file))
+    train = next(job for job in made.jobs() if job.kind == "train")
+    train.folder.mkdir(parents=True)
+    log = train.folder / "log.jsonl"
+    for line in (b'{"type":"end"}\n', b'{"type":"end",\xff\n'):
+        log.write_bytes(line)
+        with pytest.raises(RunError, match="is no end of a run"):
+            train.state()
+    log.unlink()
+    train.folder.with_name(f"{train.folder.name}.log").mkdir()
+    failures = await study_run.run([[train]], 1, lambda line: None)
+    assert [(each.job, "Is a directory" in each.reason) for each in failures] == [(train, True)]

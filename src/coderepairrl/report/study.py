@@ -96,7 +96,9 @@ def answer(question: Question, runs: Runs) -> Answer:
             before, after = ([values[side, seed] for seed in both] for side in (arms[0], arm))
             change = replicated_difference(before, after, clusters, share=share)
             contrasts.append(Contrast(arm, change, change.p))
-    adjusted = iter(holm([each.adjusted for each in contrasts if each.adjusted is not None]))
+    asked = [each.adjusted for each in contrasts if each.adjusted is not None]
+    # an arm that has failed was asked about, too: that it did makes no difference of another one more certain
+    adjusted = iter(holm([*asked, *[1.0] * (len(question.arms) - 1 - len(asked))]))
     return Answer(
         question,
         share,
@@ -168,7 +170,10 @@ def _asked(question: Question) -> str:
 def _sentences(found: Answer, planned: int) -> str:
     question = found.question
     said = [_sentence(found, each, planned) for each in found.contrasts]
-    said = said or [f"Not known yet: no seed of {question.arms[0]} and another arm is finished."]
+    there = {each.arm for each in found.contrasts}
+    if missing := [arm for arm in question.arms[1:] if arm not in there]:
+        both = f"{question.arms[0]} and {' or '.join(missing) if said else 'another arm'}"
+        said.append(f"Not known yet: no seed of {both} is finished.")
     return " ".join([_asked(question), *said])
 
 
@@ -181,7 +186,8 @@ def _sentence(found: Answer, each: Contrast, planned: int) -> str:
         return f"Nothing can be claimed: {what}; {of} are too few for an interval."
     if each.claimed:
         side = "above" if change.interval.value > 0 else "below"
-        corrected = f", corrected for {len(found.contrasts)} arms" if len(found.contrasts) > 1 else ""
+        arms = len(question.arms) - 1
+        corrected = f", corrected for {arms} arms" if arms > 1 else ""
         better = ", where less is better" if question.metric.removesuffix("_per_patch") in LESS_IS_BETTER else ""
         claim = f"{each.arm} is {side} {question.arms[0]}: {what}{better}, p {_p(each.adjusted)}{corrected}, {of}."
     else:

@@ -7,6 +7,7 @@ What is done is read from these folders, so there is no other state that a crash
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from coderepairrl import models
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
-from coderepairrl.errors import CodeRepairError, ConfigError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, RunError, several
 from coderepairrl.registry import nearest
 from coderepairrl.report.study import Question
 from coderepairrl.report.verdict import Table
@@ -122,7 +123,7 @@ class Job:
         return configs.load(self.source, self.overrides)
 
     def state(self) -> State:
-        """How far it is, by its log."""
+        """How far it is, by its log. Raises `RunError` where its last line is none."""
         log = self.folder / "log.jsonl"
         if not log.is_file() or not log.stat().st_size:
             return "new"
@@ -131,7 +132,15 @@ class Job:
             *_, last, rest = b"\n", *file.read().rsplit(b"\n", 2)[-2:]
         if rest or not last.startswith(b'{"type":"end"'):
             return "begun"
-        return "done" if self.kind == "eval" or json.loads(last)["step"] >= self.config().run.steps else "begun"
+        if self.kind == "eval":
+            return "done"
+        try:
+            return "done" if json.loads(last)["step"] >= self.config().run.steps else "begun"
+        except (ValueError, LookupError, TypeError) as error:
+            raise RunError(
+                f"the last line of {log} is no end of a run: {error!r}",
+                fix=f"restore the log from a copy, or: rm -r {shlex.quote(str(self.folder))}",
+            ) from error
 
     def changed(self) -> list[str]:
         """How what was run in its folder differs from what the study says now."""

@@ -224,19 +224,20 @@ async def run(units: Sequence[Sequence[Job]], at_once: int, say: Say) -> list[Fa
     async def work() -> None:
         while queue:
             for job in (unit := queue.pop(0)):
-                if reason := await _until_done(job, counter):
+                try:
+                    reason = await _until_done(job, counter)
+                except (CodeRepairError, OSError) as error:  # of this one alone: its log, its folder
+                    reason = str(error)
+                if reason:
                     failures.append(Failure(job, reason))
                     say(f"{job} failed: {reason}\n{job.log}")
                     if job.kind == "train":
                         failures.extend(Failure(each, "its policy was not trained") for each in unit if each != job)
                         break
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(at_once, len(queue))):
-                group.create_task(work())
-    except* CodeRepairError as errors:
-        raise several([each for each in errors.exceptions if isinstance(each, CodeRepairError)]) from None
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(at_once, len(queue))):
+            group.create_task(work())
     return failures
 
 

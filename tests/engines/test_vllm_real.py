@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 from collections.abc import AsyncIterator
@@ -15,10 +16,12 @@ import pytest
 import pytest_asyncio
 import torch
 
+from coderepairrl.apps import evaluate
 from coderepairrl.certify import engine as exam
 from coderepairrl.certify.engine import QUESTIONS, TOLERANCE, Reference, examine
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault
+from coderepairrl.runs import RunFolder
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
@@ -129,3 +132,34 @@ async def test_a_killed_worker_is_a_fault_and_leaves_nothing(real: VllmEngine, t
     await real.close()
     assert psutil.wait_procs(family, timeout=60)[1] == []
     shutil.rmtree(tmp_path)
+
+
+async def test_policies_side_by_side_are_measured_as_each_alone(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model and two adapters on it by one server, started once, greedily; then the last by a server of its own."""
+    require_vllm()
+    monkeypatch.chdir(tmp_path)
+    rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(3)]
+    (tmp_path / "labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = [
+        *("path=labels.jsonl", "eval.split=train", "eval.reward=classification", "agent=direct"),
+        *('agent.options={ system = "" }', "rollout.calls=1", "rollout.tokens=400", "rollout.turn_tokens=16"),
+        *("engine=vllm", "engine.options={ context = 512, start_seconds = 1500 }", "eval.temperature=0"),
+    ]
+    for seed, rank in enumerate((4, 8)):
+        adapted(miniature, tmp_path / f"adapter{seed}", seed, rank)
+    policies = [str(miniature), "adapter0", "adapter1"]
+    planned = evaluate.plan_each(policies, "jsonl", given, output=tmp_path / "found")
+    results = await evaluate.evaluate_each(planned)
+    logs = [Path(result["run"]) / "logs" / "engine.log" for result in results]
+    assert [log.exists() for log in logs] == [True, False, False]
+    alone = await evaluate.evaluate(evaluate.plan("jsonl", given, policy="adapter1", output=tmp_path / "alone"))
+
+    def replies(run: str) -> list[tuple[int, ...]]:
+        episodes = sorted(RunFolder(Path(run)).episodes("eval-00000"), key=lambda each: each.task_id)
+        return [turn.output.ids for episode in episodes for turn in episode.turns]
+
+    found = [replies(result["run"]) for result in results]
+    assert len({repr(each) for each in found}) == 3
+    assert replies(alone["run"]) == found[2]

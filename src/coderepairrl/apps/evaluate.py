@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from coderepairrl import tasks
 from coderepairrl.assembly.model import named
 from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.assembly.problems import Problems
+from coderepairrl.assembly.replying import InTurn
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent
 from coderepairrl.errors import UsageError, as_called
@@ -80,6 +81,32 @@ def plan(
     resolved = _plan(what, extra, policy, agents)
     part = shards.parse(shard) if shard else WHOLE
     return Evaluation(resolved, _folder(resolved.config, output, part, resume=resume), part, _prices(prices, resolved))
+
+
+def plan_each(policies: Sequence[str], what: str, given: Sequence[str], **more: Any) -> list[Evaluation]:
+    """As `plan`, of each of `policies`: the folder then holds a run folder for each, named by it.
+
+    Raises what `plan` raises, and `UsageError` for two of one name.
+    """
+    labels = [_label(policy) for policy in policies]
+    if twice := [policy for policy, label in zip(policies, labels, strict=True) if labels.count(label) > 1]:
+        raise UsageError(
+            f"--policy {' and '.join(twice)} have one name, {_label(twice[0])}", fix="measure each in a call of its own"
+        )
+    planned = [plan(what, given, policy=policy, **more) for policy in policies]
+    home = planned[0].folder.path
+    return [replace(each, folder=RunFolder(home / label)) for each, label in zip(planned, labels, strict=True)]
+
+
+def _label(policy: str) -> str:
+    """What the folder of `policy` is called beside those of others.
+
+    >>> _label("runs/mine"), _label("runs/mine/checkpoints/00010"), _label("builtin:tiny"), _label("https://a.org/v1")
+    ('mine', 'mine-00010', 'builtin-tiny', 'a.org-v1')
+    """
+    parts = [part for part in Path(policy.partition("://")[2] or policy).parts if part != "checkpoints"]
+    wide = 2 if "checkpoints" in Path(policy).parts or "://" in policy else 1
+    return re.sub(r"[^\w.]+", "-", "-".join(parts[-wide:])).strip("-.") or "policy"
 
 
 def _resolve(
@@ -216,6 +243,26 @@ async def evaluate(planned: Evaluation, *, resume: bool = False) -> dict[str, An
     return found(planned.folder)
 
 
+async def evaluate_each(planned: Sequence[Evaluation], *, resume: bool = False) -> list[dict[str, Any]]:
+    """As `evaluate`, of each of `planned`, one after the other; their models share engines (`InTurn`). With `resume`,
+    those that were begun go on."""
+
+    async def all_of_them() -> None:
+        async with InTurn([each.plan for each in planned]) as models:
+            for each in (planned[number] for number in models.order):
+                await evaluation.measure(
+                    each.plan,
+                    each.folder,
+                    resume=resume and (each.folder.path / "run.json").is_file(),
+                    shard=each.shard,
+                    prices=each.prices,
+                    opens=models.replying,
+                )
+
+    await until_interrupted(all_of_them(), fix=f"the same command with -o {planned[0].folder.path.parent} --resume")
+    return [found(each.folder) for each in planned]
+
+
 def found(folder: RunFolder) -> dict[str, Any]:
     """What the evaluation in `folder` has come to."""
     about = folder.about()
@@ -265,6 +312,13 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
         *_next(result, config),
     ]
     return "\n".join(lines)
+
+
+def each_as_text(results: Sequence[Mapping[str, Any]], planned: Sequence[Evaluation]) -> str:
+    """The results of several policies for people, and the command that compares them."""
+    texts = [as_text(result, each.plan.config) for result, each in zip(results, planned, strict=True)]
+    command = as_called(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
+    return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
 
 
 def _by_agent(result: Mapping[str, Any]) -> list[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from coderepairrl.assembly.model import RemoteModel
+from coderepairrl.assembly.model import LocalModel, RemoteModel, engine_of
 from coderepairrl.assembly.plan import ServingPlan
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import merge
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Engine
+from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.sync import weights
 
@@ -39,11 +39,87 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
             await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
             folder, adapter = home, None
 
-        async def start() -> Engine:
-            return await model.engine.start(folder, log_dir=log_dir)
-
-        engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
+        engine = await _started(model.engine, folder, plan, log_dir)
         parts.push_async_callback(engine.close)
         if adapter is not None:
             await engine.load(adapter, 1, await asyncio.to_thread(weights.checksum, adapter))
         yield PolicySource(model.codec, engine, config.rollout.history_policy)
+
+
+async def _started(spec: EngineSpec, folder: Path, plan: ServingPlan, log_dir: Path) -> SupervisedEngine:
+    async def start() -> Engine:
+        return await spec.start(folder, log_dir=log_dir)
+
+    return SupervisedEngine(await start(), start, restarts=plan.config.run.retries)
+
+
+class InTurn:
+    """Opens the models of several plans, one after the other: adapters on the same weights share an engine that takes
+    them, started once with room for the largest, and so do those weights themselves. Leaving it ends that engine."""
+
+    def __init__(self, plans: Sequence[ServingPlan]) -> None:
+        self._plans = plans
+        self._engine: SupervisedEngine | None = None
+        self._of: ServingPlan | None = None
+        """The plan that the engine was started for."""
+        self._loaded = 0
+        """Adapters that it was given, each as the next version."""
+
+    async def __aenter__(self) -> InTurn:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    @property
+    def order(self) -> list[int]:
+        """Of the plans, by their numbers: those that share an engine after one another, adapters after their model."""
+
+        def key(number: int) -> tuple[int, bool]:
+            plan = self._plans[number]
+            first = next(at for at, other in enumerate(self._plans) if other is plan or _alike(plan, other))
+            return first, isinstance(plan.model, LocalModel) and plan.model.adapter is not None
+
+        return sorted(range(len(self._plans)), key=key)
+
+    @asynccontextmanager
+    async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
+        """As `replying`; the log of an engine that is shared is in the `log_dir` of its first plan."""
+        spec = self._shared(plan)
+        if spec is None or not isinstance(plan.model, LocalModel):
+            await self._end()
+            async with replying(plan, log_dir) as source:
+                yield source
+            return
+        adapter = plan.model.adapter
+        if self._of is None or not _alike(plan, self._of) or (adapter is None and self._loaded):
+            await self._end()
+            self._engine = await _started(spec, plan.model.folder, plan, log_dir)
+            self._of = plan
+        assert self._engine is not None
+        if adapter is not None:
+            checksum = await asyncio.to_thread(weights.checksum, adapter)
+            await self._engine.load(adapter, self._loaded + 1, checksum)
+            self._loaded += 1
+        yield PolicySource(plan.model.codec, self._engine, plan.config.rollout.history_policy)
+
+    def _shared(self, plan: ServingPlan) -> EngineSpec | None:
+        """The engine that `plan` shares with others, if it does."""
+        alike = [other for other in self._plans if other is plan or _alike(plan, other)]
+        places = [each.model.adapter for each in alike if isinstance(each.model, LocalModel)]
+        ranks = [weights.adapter_rank(place) for place in places if place is not None]
+        spec = engine_of(plan.config, max(ranks)) if ranks and len(alike) > 1 else None
+        return spec if spec is not None and spec.adapters else None
+
+    async def _end(self) -> None:
+        engine, self._engine, self._of, self._loaded = self._engine, None, None, 0
+        if engine is not None:
+            await engine.close()
+
+
+def _alike(one: ServingPlan, other: ServingPlan) -> bool:
+    """Whether an engine for the model of `one`, without its adapters, is one for that of `other`."""
+    here, there = one.model, other.model
+    if not (isinstance(here, LocalModel) and isinstance(there, LocalModel)):
+        return False
+    return here.folder.resolve() == there.folder.resolve() and one.config.engine == other.config.engine

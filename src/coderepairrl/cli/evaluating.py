@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,7 +22,10 @@ def eval(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
     ] = None,
     policy: Annotated[
-        str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
+        list[str] | None,
+        typer.Option(
+            help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's; several times: each"
+        ),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="greedy, thesis, or long: docs/guides/evaluate.md")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="so many tasks, drawn by run.seed; else all")] = None,
@@ -44,19 +47,15 @@ def eval(
     from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.assembly.model import relayed
 
-    planned = evaluating.plan(
-        what,
-        [*(given or []), *relayed(model_name, key_env)],
-        policy=policy,
-        preset=preset,
-        limit=limit,
-        attempts=attempts,
-        agents=agent or [],
-        output=output,
-        resume=resume,
-        shard=shard,
-        prices=prices,
-    )
+    settings = [*(given or []), *relayed(model_name, key_env)]
+    more: dict[str, Any] = {"preset": preset, "limit": limit, "attempts": attempts, "agents": agent or []}
+    more |= {"output": output, "resume": resume, "shard": shard, "prices": prices}
+    if policy and len(policy) > 1:
+        several = evaluating.plan_each(policy, what, settings, **more)
+        results = asyncio.run(evaluating.evaluate_each(several, resume=resume))
+        show(json.dumps(results) if as_json else evaluating.each_as_text(results, several))
+        return
+    planned = evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)
     found = asyncio.run(evaluating.evaluate(planned, resume=resume))
     show(json.dumps(found) if as_json else evaluating.as_text(found, planned.plan.config))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 from coderepairrl import models
 from coderepairrl.assembly.conditions import TRAINING, Difference, conditions, differences
 from coderepairrl.assembly.model import LocalModel, Use
-from coderepairrl.assembly.plan import AgentPlan, resolve_evaluation
+from coderepairrl.assembly.plan import AgentPlan, ServingPlan, resolve_evaluation
 from coderepairrl.assembly.replying import replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Gateway
+from coderepairrl.gateway import Gateway, ReplySource
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
@@ -31,6 +32,8 @@ from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
 from coderepairrl.types import Episode, Sampling
 
+Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
+"""As `assembly.replying.replying`."""
 USE = Use(
     "crrl eval",
     used=(
@@ -79,13 +82,14 @@ async def measure(
     resume: bool = False,
     shard: Shard = WHOLE,
     prices: Prices | None = None,
+    opens: Opens = replying,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Every evaluation that `plan` names, of its model as it is; their summaries by name. Of each the tasks of `shard`.
 
     There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
     and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`. `prices` are for the
-    cost so far, which is printed with each attempt.
+    cost so far, which is printed with each attempt; `opens` opens the model.
 
     Raises what `replying` raises, `UsageError` for a folder that is taken or, with `resume`,
     that measured something else, `HealthGateError` where too many episodes are void, and `RunError` where a server's
@@ -131,7 +135,7 @@ async def measure(
                 watch(episode)
 
             async with (
-                replying(plan, folder.logs) as source,
+                opens(plan, folder.logs) as source,
                 Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept).listening(
                     socket=home / "gateway.sock"
                 ) as gateway,

@@ -102,3 +102,12 @@ def test_numbers_of_others_are_cited_and_marked() -> None:
     for wrong in ("swe-rle", "nano-qwen3-14b", "agentless-lite"):  # nobody, another measure, another benchmark
         refused = CliRunner().invoke(app, ["compare", "36/500", f"published:{wrong}"])
         assert isinstance(refused.exception, UsageError)
+
+
+def test_episodes_of_another_shape_are_damage_that_is_named(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("", {"name": "run"})
+    run.write_evaluation("eval-00000", {"step": 0})
+    (run.path / "episodes/eval-00000.jsonl").write_text("[]\n")
+    with pytest.raises(UsageError, match="eval-00000.jsonl is damaged"):
+        choose(str(run.path))

@@ -63,6 +63,8 @@ def _load(kind: Any, data: Any) -> Any:
     if kind is bytes:
         return text_to_bytes(data)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if not isinstance(data, Mapping):
+            raise TypeError(f"{kind.__name__} is a {type(data).__name__}")
         fields = _fields(kind)
         unknown = set(data) - set(fields)
         if unknown:

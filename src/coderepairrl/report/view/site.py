@@ -19,7 +19,7 @@ class Site:
         found = [run for path in paths for run in _runs(path)]
         self.runs: dict[str, Run] = {}
         """By the name of their folder of pages."""
-        for run in map(Run, dict.fromkeys(path.resolve() for path in found)):
+        for run in map(Run, {path.resolve(): path for path in found}.values()):
             name, number = file_name(run.name), 2
             while name in self.runs or name == "assets":
                 name, number = f"{file_name(run.name)}-{number}", number + 1

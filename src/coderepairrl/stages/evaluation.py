@@ -103,21 +103,7 @@ async def measure(
     if resume:
         await _require_the_same(open_run(folder.path), plan, shard)
     else:
-        found = await asyncio.to_thread(conditions, plan)
-        differing = differences(found, trained) if (trained := _training_of(plan)) else []
-        about = {
-            "name": folder.path.name,
-            "seed": config.run.seed,
-            "policy": config.model.path,
-            "shard": str(shard),
-            "prices": prices,
-            "rewards": plan.reward_versions,
-            "config": config.model_dump(mode="json"),
-            **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
-            "conditions": found,
-            "differences": [each._asdict() for each in differing],
-        }
-        folder.create(to_toml(config), about)
+        differing = await _begin(folder, plan, shard, prices)
     log = folder.writer()
     try:
         folder.add_tasks(chain(*plan.eval_tasks.values()))
@@ -160,6 +146,26 @@ async def measure(
     finally:
         log.close()
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
+
+
+async def _begin(folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None) -> list[Difference]:
+    """Make `folder`; returns how its conditions differ from those of training. Raises `UsageError` if it is taken."""
+    found = await asyncio.to_thread(conditions, plan)
+    differing = differences(found, trained) if (trained := _training_of(plan)) else []
+    about = {
+        "name": folder.path.name,
+        "seed": plan.config.run.seed,
+        "policy": plan.config.model.path,
+        "shard": str(shard),
+        "prices": prices,
+        "rewards": plan.reward_versions,
+        "config": plan.config.model_dump(mode="json"),
+        **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
+        "conditions": found,
+        "differences": [each._asdict() for each in differing],
+    }
+    folder.create(to_toml(plan.config), about)
+    return differing
 
 
 def _training_of(plan: AgentPlan) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Fault:
 
 
 class Engine(ScriptedEngine):
-    """Sure of everything, or slow, where the fault says so."""
+    """Sure of everything, or of nothing, or slow, where the fault says so."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(lambda ids, sampling, seed: [65] * (1 + seed % 5) + list(sampling.stop_ids[:1]))
@@ -59,8 +59,8 @@ class Engine(ScriptedEngine):
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         self._delay = 1.0 if self.fault.of("throughput") else 0.0
         async for chunk in super().generate(ids, sampling, seed):
-            sure = self.fault.of("entropy")
-            yield chunk._replace(logprobs=tuple(p / 1000 for p in chunk.logprobs)) if sure else chunk
+            scale = 1e-3 if self.fault.of("entropy") else 10.0 if self.fault.of("perplexity") else 1.0
+            yield chunk._replace(logprobs=tuple(p * scale for p in chunk.logprobs))
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, Overrides, run, show, table
+from coderepairrl.cli.output import Json, Overrides, note, run, show, table
 from coderepairrl.errors import ExitCode, UsageError
-from coderepairrl.printable import counted, logged
+from coderepairrl.printable import counted
 
 
 def fix(
@@ -28,7 +28,7 @@ def fix(
     as_json: Json = False,
 ) -> None:
     """Let a model repair your own repository: its work on stderr, the diff on stdout."""
-    print(logged(f"{'reading':<12}{repo}, {issue}, {model}"), file=sys.stderr, flush=True)  # imports take a while, too
+    note(f"{'reading':<12}{repo}, {issue}, {model}")  # imports take a while, too
     from coderepairrl.apps import fix
     from coderepairrl.assembly.model import relayed
 
@@ -77,11 +77,8 @@ def serve(
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else table(where))
 
-    def say(text: str) -> None:
-        print(logged(text), file=sys.stderr)
-
     places = served.Places(host, port, socket, admin, admin_port, chat)
-    asyncio.run(served.serve(plan, places, log=log, ready=ready, say=say))
+    asyncio.run(served.serve(plan, places, log=log, ready=ready, say=note))
 
 
 def export(
@@ -107,7 +104,7 @@ def export(
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"
         count = exports.episodes(Path(source), _new(target, f"crrl export {source} {new} --to {to}"), to)
-        print(counted(count, "episode"), file=sys.stderr)
+        note(counted(count, "episode"))
         show(target)
     else:
         if target is not None:

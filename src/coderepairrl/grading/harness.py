@@ -27,7 +27,7 @@ _SWEBENCH = (
 )
 """SWE-bench's attempts at a patch, in its order; after each that fails the tree is put back."""
 _SWE_SMITH = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
-_TRYING = ("git", "patch", "mktemp")
+_TRYING = "git patch mktemp"
 _RESET = "git checkout -- . ; git clean -fd"
 _PRESENT = 'for name in {}; do command -v $name >/dev/null || {{ echo "it has no $name"; exit 2; }}; done\n'
 """What judging needs is looked for before a patch can take it away: its lack is no verdict."""
@@ -50,8 +50,8 @@ class Rules(NamedTuple):
     apply: str = ""
     """A script that applies the patch in its standard input, when it has found what is `needed`: exit code 1 where it
     does not apply. Without one, patches are applied as for other checks, but for files that match `left_out`."""
-    needed: tuple[str, ...] = ("git",)
-    """Programs of the image, beside bash, that this script and those of the checks run."""
+    needed: str = "git"
+    """Programs of the image, beside bash, with spaces between them, that this script and those of the checks run."""
     left_out: tuple[str, ...] = ()
     binary: bool = True
     """Whether changes of binary files are applied, too."""
@@ -70,7 +70,7 @@ RULES = {
     ),
     "multi_swe_bench": Rules(packages.MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
     "swe_smith": Rules(packages.SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _TRYING),
-    "swe_bench_pro": Rules(rules.swe_bench_pro, "git apply -v - || exit 1", ("git", "mktemp", "python"), binary=False),
+    "swe_bench_pro": Rules(rules.swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False),
     "r2e_gym": Rules(rules.r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
     "defects4j": Rules(
         rules.defects4j, left_out=(*_TEST_FOLDERS, ".defects4j.config", "defects4j.build.properties", "failing_tests")
@@ -105,13 +105,13 @@ async def apply(sandbox: Sandbox, patch: bytes, chosen: Rules) -> str:
     if not chosen.binary:
         parts = re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE)
         patch = b"".join(part for part in parts if not _BINARY.search(part))
-    script = _PRESENT.format(" ".join(chosen.needed)) + chosen.apply
+    script = _PRESENT.format(chosen.needed) + chosen.apply
     done = await sandbox.exec(["bash", "-c", script], stdin=patch, timeout=_APPLY_SECONDS)
     if done.timed_out:  # a patch can be made to take long
         return f"the patch could not be tried within {_APPLY_SECONDS:g} s"
     if done.exit_code not in (0, 1):
         why = done.output[-200:].decode("utf-8", "replace").strip()
-        needed = f"the sandbox, so the image if it has one, needs bash, {', '.join(chosen.needed)}"
+        needed = f"the sandbox, so the image if it has one, needs bash, {', '.join(chosen.needed.split())}"
         raise SandboxFault(f"the patch could not be tried in the sandbox: {why}", fix=needed)
     return "" if done.ok else "the patch does not apply, not even with fuzz"
 

@@ -22,7 +22,7 @@ MUTANTS = """
 name = "stopped"
 [tasks]
 source = "mutants"
-options = {{ path = "{path}", n = 1, command = "{hanging}" }}
+options = {{ path = "{path}", n = 1, command = "{hanging}", sandbox = "unsafe-local" }}
 [reward]
 patch_lines = 1.0
 """
@@ -73,7 +73,7 @@ def test_a_program_ends_with_us(home: Path, command: str, number: signal.Signals
     arguments = {
         "agents install": ["recipe.toml"],
         "train": ["run.toml"],
-        "check tasks": ["mutants", "path=package", "n=1", f"command={hanging}"],
+        "check tasks": ["mutants", "path=package", "n=1", f"command={hanging}", "sandbox=unsafe-local"],
     }
     process = crrl(home, [*command.split(), *arguments[command]])
     with process, (home / "pipe").open("rb") as held:  # which waits until the program runs

@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import json
 import shlex
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from coderepairrl import environments
 from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.sandbox.workspace import built_for
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
@@ -116,10 +117,24 @@ def _digest(files: Mapping[str, bytes]) -> str:
 
 
 def waited_for(job: Coroutine[Any, Any, T]) -> T:
-    """What `job` returns, also where an event loop runs, which waits."""
+    """What `job` returns, also where an event loop runs, which waits. Raises `Interrupted` on a signal."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(job)
+        return asyncio.run(until_interrupted(job))
+    begun: Future[Callable[[], object]] = Future()
+
+    async def cancellable() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await job
+
     with ThreadPoolExecutor(1) as beside:
-        return beside.submit(asyncio.run, job).result()
+        done = beside.submit(asyncio.run, cancellable())
+        try:
+            return done.result()
+        except BaseException:  # a signal, which this thread alone is given: what is under way is brought in order first
+            if not done.done():
+                begun.result()()
+            raise

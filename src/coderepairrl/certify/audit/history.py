@@ -28,7 +28,15 @@ tags() { g for-each-ref --merged=HEAD --format='%(objectname)' refs/tags; }
 )
 """Exit code 3: no repository, or one without a commit; 4: programs are missing."""
 _NAMES = _GIT + "g for-each-ref --no-merged=HEAD --format='%(refname:short)'; g reflog --all --format=%gd"
-_GREP = _GIT + 'g cat-file --batch | grep -a -c -F -e "$1"'
+_COUNT = (
+    _GIT
+    + """
+exec 3>&1
+ended=$({ { g cat-file --batch; echo $? >&4; } | grep -a -c -F -e "$1" >&3; } 4>&1)
+[ "$ended" = 0 ] || { echo "git cat-file: exit code $ended"; exit 2; }
+"""
+)
+"""How many lines of objects contain a text; exit code 2 where git failed, whose code a pipe would hide."""
 _SECONDS = 600.0
 _BYTES = 256 << 20
 _NAMED = 3
@@ -100,10 +108,10 @@ async def _repair(
     blobs = "".join(f"{name}\n" for name, kind in there.items() if kind == "blob").encode()
     if not line or not blobs:
         return ""
-    found = await sandbox.exec(["sh", "-c", _GREP, "sh", line], stdin=blobs, timeout=_SECONDS)
-    if found.timed_out or found.exit_code not in (0, 1):
+    found = await sandbox.exec(["sh", "-c", _COUNT, "sh", line], stdin=blobs, timeout=_SECONDS)
+    if not found.ok:
         raise SandboxFault(f"the objects of the repository cannot be read: {found.output[-200:]!r}")
-    return f"a line of the reference: {line}" if found.ok else ""
+    return f"a line of the reference: {line}" if found.output.strip() != b"0" else ""
 
 
 def _telling(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:

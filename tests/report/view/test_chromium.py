@@ -224,7 +224,7 @@ async def test_a_list_is_filtered_sorted_and_walked_by_keys(tab: chromium.Tab, t
     )
     await tab.press("Enter")
     await tab.until(f"location.pathname.endsWith('/episode/{order[2].id}.html')")
-    assert await tab.js("document.querySelector('#walk .num').textContent") == f"3 of {len(order)}"
+    await tab.until(f"document.querySelector('#walk .num')?.textContent === '3 of {len(order)}'")
     await tab.press("]")
     await tab.until(f"location.pathname.endsWith('/episode/{order[3].id}.html')")
     entries = (await tab.send("Page.getNavigationHistory"))["entries"]

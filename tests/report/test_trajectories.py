@@ -18,7 +18,7 @@ import pytest
 
 from coderepairrl.apps import export
 from coderepairrl.config import Config, to_toml
-from coderepairrl.errors import PrerequisiteError, RunError, UsageError
+from coderepairrl.errors import RunError, UsageError
 from coderepairrl.report.trajectories import atif, table, write_atif
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.codec import text_to_bytes
@@ -231,13 +231,6 @@ def test_episodes_are_written_as_they_are_read(tmp_path: Path, monkeypatch: pyte
     assert table.write_parquet("run", made(), tmp_path / "x.parquet") == 20
     assert parquet.ParquetFile(tmp_path / "x.parquet").num_row_groups == 5
     assert most <= 5
-
-
-def test_without_pyarrow_the_extra_is_named(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(PrerequisiteError) as caught:
-        export.episodes(run, tmp_path / "x.parquet", "parquet")
-    assert caught.value.fix == "pip install 'coderepairrl[hub]'"
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
     """Write the episodes of `run` that have a verdict to `target`, which must be new; returns how many these are.
 
     A process that is killed leaves no half of it. Raises `UsageError` for what is no run or a `target` that is there,
-    `PrerequisiteError` without pyarrow, `RunError` for a damaged log or where writing fails.
+    `RunError` for a damaged log or where writing fails.
     """
     folder = open_run(run)
     if target.exists() and (not target.is_dir() or form == "parquet" or any(target.iterdir())):

@@ -20,7 +20,6 @@ from coderepairrl.runs import foreign
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 """Of the files that rows are read from. A ``.json`` file is a list of objects, or one object per line."""
-TO_INSTALL = "pip install 'coderepairrl[hub]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class Row:
 def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
     """Rows of a file, or of a folder's files in the order of their names; only those of `split` if files are named so.
 
-    Raises `TaskError` for what cannot be read, and `PrerequisiteError` for a Parquet file without pyarrow.
+    Raises `TaskError` for what cannot be read.
     """
     files = _files(path, split)
     if not files:
@@ -133,7 +132,13 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
 
     Raises `PrerequisiteError` without the package ``datasets``, and `TaskError` where the rows cannot be had.
     """
-    datasets = _module("datasets", f"{benchmark} is read from the hub")
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise PrerequisiteError(
+            f"{benchmark} is read from the hub, and the package datasets is missing",
+            fix="pip install 'coderepairrl[hub]'",
+        ) from error
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:  # of every layer below: network, hub, cache, format
@@ -166,18 +171,9 @@ def _json(benchmark: str, path: Path) -> Sequence[Any]:
 
 
 def _parquet(benchmark: str, path: Path) -> Sequence[Any]:
-    parquet = _module("pyarrow.parquet", f"{path.name} is a Parquet file")
+    parquet = importlib.import_module("pyarrow.parquet")
     try:
         rows: list[Any] = parquet.read_table(path).to_pylist()
     except Exception as error:  # pyarrow has a family of its own, beside OSError
         raise TaskError(f"{benchmark}: {path}: {error}", fix="name a readable Parquet file") from error
     return rows
-
-
-def _module(name: str, why: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise PrerequisiteError(
-            f"{why}, and the package {name.partition('.')[0]} is missing", fix=TO_INSTALL
-        ) from error

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.report.trajectories.chats import chats, clean, clean_patch, message
 from coderepairrl.runs import codec
 from coderepairrl.runs.storage import replace_file
@@ -22,12 +21,9 @@ _ROWS = 128
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
     """Write `episodes` of the run called `run` to `path`, which is there whole or not at all; returns how many.
 
-    Raises `PrerequisiteError` without pyarrow, OSError where it cannot be written, and what `episodes` raises.
+    Raises OSError where it cannot be written, and what `episodes` raises.
     """
-    try:
-        arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    except ModuleNotFoundError:
-        raise PrerequisiteError("Parquet needs pyarrow", fix="pip install 'coderepairrl[hub]'") from None
+    arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count = _schema(arrow), 0
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
         made = (row(run, episode) for episode in episodes)

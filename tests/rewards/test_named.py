@@ -370,6 +370,25 @@ async def test_hybrid_tests_whole_groups(task: Task, repository: Repository, bac
     assert len(backend.opened) == 1
 
 
+@pytest.mark.parametrize(
+    ("calls", "count"),
+    [
+        ("", 0),
+        ("a- a-", 1),
+        ("a- b- a- b- a-", 3),
+        ("cat+ a- cat+ a- cat+ a-", 2),  # what has been read before is no progress
+        ("test- edit+ test-", 0),
+        ("test- edit+ test- edit+ test-", 1),  # the same edit twice changes nothing new
+        ("a+ a+ a+", 0),
+    ],
+)
+async def test_a_failing_call_is_repeated_while_nothing_new_succeeds(
+    calls: str, count: int, task: Task, backend: Local
+) -> None:
+    made = [ToolCall(0, "shell", word[:-1], word[-1] == "+") for word in calls.split()]
+    assert (await value("repeats", task, said(task, calls=made), backend)).value == -count
+
+
 async def test_costs(task: Task, backend: Local) -> None:
     episode = said(task, "one", "two", calls=[ToolCall(0, "shell", "{}", True, seconds=60.0)])
     assert (await value("length", task, episode, backend)).value == -1.0

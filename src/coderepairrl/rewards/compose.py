@@ -44,6 +44,7 @@ SHIPPED = {
     "build": "coderepairrl.rewards.hybrid:BuildReward",
     "hybrid": "coderepairrl.rewards.hybrid:HybridReward",
     "length": "coderepairrl.rewards.costs:LengthPenalty",
+    "repeats": "coderepairrl.rewards.costs:RepeatPenalty",
     "time": "coderepairrl.rewards.costs:TimePenalty",
     "terminal_habits": "coderepairrl.rewards.thesis.habits:TerminalHabits",
     "exploration_depth": "coderepairrl.rewards.thesis.habits:ExplorationDepth",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from coderepairrl.protocols import Reward, SandboxBackend
-from coderepairrl.types import Episode, Score, Task
+from coderepairrl.types import Episode, Score, Task, ToolCall
 
 
 class LengthPenalty(Reward):
@@ -37,3 +39,36 @@ class TimePenalty(Reward):
         seconds = sum(turn.ended - turn.started for turn in episode.turns)
         seconds += sum(call.seconds for call in episode.tool_calls)
         return Score(self.name, -seconds / 60)
+
+
+class RepeatPenalty(Reward):
+    """Minus the number of calls that repeat one that has failed, in (-inf, 0].
+
+    A call counts if it fails, and one of the same tool with the same arguments failed before, and nothing new has
+    succeeded since: tests that are run again after an edit may fail again. ``reward = { tests = 1.0, repeats = 0.05 }``
+    takes 0.05 for each.
+
+    Unit: calls. Source: the penalty on repeated failures of the thesis' reward for exploration. Known weaknesses: an
+    agent that varies its failing call slightly repeats nothing; of an agent that does not say which tools it called,
+    nothing is counted.
+    """
+
+    name = "repeats"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """The penalty."""
+        return Score(self.name, -repeated_failures(episode.tool_calls))
+
+
+def repeated_failures(calls: Iterable[ToolCall]) -> int:
+    """How many of `calls`, in their order, fail as they have failed before, with no new success in between."""
+    repeats, failed, succeeded = 0, set[tuple[str, str]](), set[tuple[str, str]]()
+    for call in calls:
+        what = (call.name, call.arguments)
+        if not call.ok:
+            repeats += what in failed
+            failed.add(what)
+        elif what not in succeeded:
+            succeeded.add(what)
+            failed.clear()
+    return repeats

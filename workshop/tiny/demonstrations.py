@@ -16,7 +16,7 @@ from typing import Any
 
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tokens import Codec
+from coderepairrl.tokens import Codec, rows
 from workshop.tiny import prompt
 from workshop.tiny.workspace import Workspace
 
@@ -92,20 +92,14 @@ def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool
 
     Not the scaffolding, and not the calls that replaced a text by itself.
     """
-    rendered = codec.renderer.render(list(messages), tools=prompt.TOOLS)
-    ids, said = list(rendered.token_ids), list(rendered.sampled_mask)
-    opened = codec.encode("\n\n")[0]
-    think = codec.tokenizer.convert_tokens_to_ids("<think>")
-    for index, token in enumerate(ids):
-        if token == think:  # prefilled by the generation prompt: <think> \n\n </think> \n\n
-            assert ids[index + 1] == ids[index + 3] == opened
-            said[index : index + 4] = [False] * 4
+    ((ids, trained),) = rows(codec, messages, prompt.TOOLS)
+    said = list(trained)
     answers = [b for a, b in pairwise([*messages, {}]) if a["role"] == "assistant"]
     turns = [[*turn] for own, turn in groupby(range(len(ids)), lambda at: said[at]) if own]
     for turn, answer in zip(turns, answers, strict=True):
         if answer.get("content") == prompt.TEXTS.identical:
             said[turn[0] : turn[-1] + 1] = [False] * len(turn)
-    return ids[:-1], said[:-1]  # the template's newline after the last reply is never reached
+    return list(ids), said
 
 
 def _slip(exercise: Exercise, rng: Random) -> str:

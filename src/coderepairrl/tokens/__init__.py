@@ -6,6 +6,8 @@ It loads neither torch nor transformers.
 from __future__ import annotations
 
 from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom
+from coderepairrl.tokens.conversation import Row, rows
+from coderepairrl.tokens.digest import digest
 from coderepairrl.tokens.inert import TooLong
 from coderepairrl.tokens.loading import load
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
@@ -19,6 +21,9 @@ __all__ = [
     "LoadedFrom",
     "Reply",
     "ReplyStream",
+    "Row",
     "TooLong",
+    "digest",
     "load",
+    "rows",
 ]

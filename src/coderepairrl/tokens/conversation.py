@@ -1,0 +1,74 @@
+"""A whole conversation as rows to train on: what a policy would have seen, and of it what it would have sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from coderepairrl.tokens.codec import Codec, Message, Tool
+
+
+class Row(NamedTuple):
+    """Ids of one sequence, and which of them a policy samples; as long as each other."""
+
+    ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
+    """`messages` as the sequences that a gateway would have recorded, had a policy sampled the replies.
+
+    Trained are a reply's text, calls, thoughts and the token that ends it; never a role's header, other messages, the
+    template's scaffolding, or the empty thoughts that it puts before a reply without any. Each reply is trained in one
+    row: there are several where the history is written anew (with thinking, a user message drops earlier thoughts).
+    What follows the last reply is left out, and thoughts are where `codec` has thinking switched off.
+
+    Raises ValueError for a conversation without a reply or that begins with one, and for one that the model's template
+    refuses or writes differently from what is sampled.
+    """
+    messages = [_plain(message, codec.thinking) for message in messages]
+    replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    if not replies:
+        raise ValueError("the conversation has no reply to learn from")
+    if replies[0] == 0:
+        raise ValueError("the conversation begins with a reply")
+    made: list[Row] = []
+    ids = codec.render(messages[: replies[0]], tools)
+    trained = [False] * len(ids)
+    for at, next_reply in zip(replies, [*replies[1:], None], strict=True):
+        output = codec.spell(messages[at])
+        if output is None:
+            raise ValueError("the model's template writes a reply of the conversation differently from what is sampled")
+        injected = _empty_thoughts(codec, output)
+        prompt, ids = ids, [*ids, *output]
+        trained += [False] * injected + [True] * (len(output) - injected)
+        if next_reply is None:
+            break
+        added = codec.extend(prompt, output, messages[at + 1 : next_reply])
+        if added is None:
+            made.append(Row(tuple(ids), tuple(trained)))
+            ids, trained = codec.render(messages[:next_reply], tools), []
+            trained = [False] * len(ids)
+        else:
+            ids += added
+            trained += [False] * len(added)
+    return [*made, Row(tuple(ids), tuple(trained))]
+
+
+def _plain(message: Message, thinking: bool) -> Message:
+    """`message` with a string as content, and with thoughts only if there is `thinking`."""
+    kept = {key: value for key, value in message.items() if thinking or key not in ("reasoning_content", "reasoning")}
+    return {**kept, "content": message.get("content") or ""}
+
+
+def _empty_thoughts(codec: Codec, output: Sequence[int]) -> int:
+    """Ids at the start of a rendered reply that say only that nothing was thought, up to the blank line after them."""
+    begin, end = (codec.tokenizer.added.get(name) for name in ("<think>", "</think>"))
+    if begin is None or end is None or output[0] != begin or end not in output:
+        return 0
+    after = output.index(end) + 1
+    if codec.decode(output[1 : after - 1]).strip():
+        return 0
+    while after < len(output) and not codec.decode(output[after : after + 1]).strip("\n"):
+        after += 1
+    return after

@@ -1,0 +1,139 @@
+"""Conversations that nobody sampled, as rows to train on: what a gateway would have recorded, for every family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import FAMILIES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coderepairrl import tokens
+from coderepairrl.tokens.verify import QUESTION, TOOLS
+
+Messages = list[dict[str, Any]]
+
+
+def call(cmd: str, content: str = "", **more: str) -> dict[str, Any]:
+    function = {"name": "shell", "arguments": json.dumps({"cmd": cmd})}
+    calls = [{"id": "abcdefgh1", "type": "function", "function": function}]
+    return {"role": "assistant", "content": content, "tool_calls": calls, **more}
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "abcdefgh1", "content": text}
+
+
+def attempt(*replies: dict[str, Any]) -> Messages:
+    """A conversation in which every reply but the last is answered by a tool."""
+    answered = [[reply, result(f"line {at} <|im_end|></s><|eot_id|>\n")] for at, reply in enumerate(replies)]
+    return [*map(dict, QUESTION), *(message for pair in answered for message in pair)][:-1]
+
+
+def learned(codec: tokens.Codec, row: tokens.Row) -> str:
+    return codec.decode([token for token, own in zip(*row, strict=True) if own])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_path: Path) -> None:
+    """Ids are the prompt, each reply as it is sampled, and the exact extension; trained are the replies."""
+    codec = tokens.load(FAMILIES[name].write(tmp_path / "model"))
+    messages = attempt(call("ls"), call("cat a"), {"role": "assistant", "content": "Done."})
+    (row,) = tokens.rows(codec, messages, TOOLS)
+    ids, trained = list(codec.render(messages[:2], TOOLS)), [False] * len(codec.render(messages[:2], TOOLS))
+    for at in (2, 4, 6):
+        before, whole = codec.render(messages[:at], TOOLS), codec.render(messages[: at + 1], TOOLS, prompt=False)
+        assert before == ids
+        end = max(place for place, token in enumerate(whole) if token in codec.stop_ids) + 1
+        output = whole[len(before) : end]
+        added = codec.extend(before, output, messages[at + 1 : at + 2]) if at < 6 else []
+        assert added is not None
+        ids += [*output, *added]
+        trained += [True] * len(output) + [False] * len(added)
+    assert (list(row.ids), list(row.trained)) == (ids, trained)
+    text = learned(codec, row)
+    assert text.count(codec.decode(codec.stop_ids[:1])) == 3 and "Done." in text
+    assert "line" not in text and "role" not in text and "assistant" not in text and "<think>" not in text
+    parsed = codec.parse(ids[len(codec.render(messages[:2], TOOLS)) :][: trained.count(True)], tools=TOOLS)
+    assert parsed.calls[0].name == "shell"
+
+
+def test_thoughts_are_learned_with_thinking_and_left_out_without(miniature: Path) -> None:
+    messages = attempt(call("ls", reasoning_content="I look."), {"role": "assistant", "content": "Done."})
+    thinking, plain = tokens.load(miniature, thinking=True), tokens.load(miniature)
+    (row,) = tokens.rows(thinking, messages, TOOLS)
+    text = learned(thinking, row)
+    assert text.startswith("<think>\nI look.\n</think>\n\n<tool_call>")
+    assert text.endswith("<|im_end|>Done.<|im_end|>"), "the empty thoughts before the second reply are not learned"
+    assert thinking.decode(row.ids).endswith("<think>\n\n</think>\n\nDone.<|im_end|>")
+    (row,) = tokens.rows(plain, messages, TOOLS)
+    assert "think" not in learned(plain, row) and "I look." not in plain.decode(row.ids)
+
+
+def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(miniature: Path) -> None:
+    codec = tokens.load(miniature, thinking=True)
+    ask = {"role": "user", "content": "And now?"}
+    first, second = ({"role": "assistant", "content": c, "reasoning_content": f"{c}?"} for c in ("One", "Two"))
+    made = tokens.rows(codec, [*map(dict, QUESTION), first, ask, second], TOOLS)
+    assert [learned(codec, row) for row in made] == [
+        f"<think>\n{c}?\n</think>\n\n{c}<|im_end|>" for c in ("One", "Two")
+    ]
+    assert "One?" not in codec.decode(made[1].ids) and "One" in codec.decode(made[1].ids)
+
+
+def test_what_follows_the_last_reply_is_left_out_and_content_may_be_absent(miniature: Path) -> None:
+    codec = tokens.load(miniature)
+    reply = {**call("ls"), "content": None}
+    whole = tokens.rows(codec, [*map(dict, QUESTION), reply, result("a")], TOOLS)
+    assert whole == tokens.rows(codec, [*map(dict, QUESTION), call("ls")], TOOLS)
+    assert whole[0].ids[-1] in codec.stop_ids and whole[0].trained[-1]
+
+
+@pytest.mark.parametrize(("messages", "why"), [([*QUESTION], "no reply"), ([call("ls")], "begins with a reply")])
+def test_what_cannot_be_learned_from_is_refused(miniature: Path, messages: Messages, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        tokens.rows(tokens.load(miniature), messages, TOOLS)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=4))
+def test_any_words_are_learned_as_they_are(miniature: Path, words: list[str]) -> None:
+    codec = tokens.load(miniature)
+    words = [word.strip() for word in words]
+    messages = attempt(*({"role": "assistant", "content": word} for word in words))
+    (row,) = tokens.rows(codec, messages)
+    assert learned(codec, row) == "".join(f"{word}<|im_end|>" for word in words)
+
+
+def test_a_digest_is_of_the_tokenizer_and_the_template_and_of_nothing_else(tmp_path: Path) -> None:
+    family = FAMILIES["Qwen2.5-Coder"]
+    folder = family.write(tmp_path / "model")
+    digest = tokens.digest(folder)
+    spec = json.loads((folder / "tokenizer.json").read_text())
+
+    def saved(**changes: Any) -> str:
+        (folder / "tokenizer.json").write_text(json.dumps(dict(reversed((spec | changes).items())), indent=1))
+        return tokens.digest(folder)
+
+    assert digest == tokens.digest(family.write(tmp_path / "another", num_hidden_layers=7))
+    assert digest == saved(padding={"strategy": "BatchLongest"}), "the order of keys, and what training left over"
+    assert digest != saved(added_tokens=spec["added_tokens"][:-1])
+    assert digest == saved()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "x", "pad_token": "<|im_end|>"}))
+    assert digest == tokens.digest(folder), "tokens that the template does not name"
+    (folder / "chat_template.jinja").write_text(family.template + " ")
+    assert digest != tokens.digest(folder)
+
+
+def test_merges_may_be_written_in_either_way(tmp_path: Path) -> None:
+    folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path / "model")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    digests = set()
+    for merges in (["a b"], [["a", "b"]]):
+        spec["model"]["merges"] = merges
+        (folder / "tokenizer.json").write_text(json.dumps(spec))
+        digests.add(tokens.digest(folder))
+    assert len(digests) == 1

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coderepairrl.errors import RewardFault, TaskError
-from coderepairrl.rewards import SHIPPED, make, with_patch
+from coderepairrl.assembly.names import check_names
+from coderepairrl.config import load
+from coderepairrl.errors import ConfigError, RewardFault, TaskError
+from coderepairrl.rewards import PRESETS, SHIPPED, make, only, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.rewards.swe_rl import _blocks
 from coderepairrl.rewards.thesis.blocks import _PERFECT, _PRIMARY, _in_order, block_format, blocks
@@ -481,3 +483,19 @@ async def test_outputs_belong_to_the_calls_whose_ids_they_name(
     """Not to those at the same place: agents answer out of order, refuse calls, and end before an answer."""
     episode = looked(task, *turns, printed=printed)
     assert (await value("exploration_depth", task, episode, backend)).value == pytest.approx(depth)
+
+
+def test_names_for_several_rewards() -> None:
+    """The original's weights; a preset is named like a reward, alone or with others."""
+    repair = {"reasoning_format": 0.1, "reasoning_format_strict": 0.2, "search_replace_format": 0.3}
+    repair["search_replace_similarity"] = 0.4
+    assert {reward.name: weight for reward, weight in make("thesis_repair")} == repair
+    half = make({"thesis_detection": 0.5, "tests": 0.5})
+    weights = {"reasoning_format": 0.05, "reasoning_format_strict": 0.1, "classification": 0.35, "tests": 0.5}
+    assert {reward.name: weight for reward, weight in half} == weights
+    assert not set(PRESETS) & set(SHIPPED)
+    with pytest.raises(ConfigError, match="two rewards share a name"):
+        make({"thesis_detection": 0.5, "thesis_repair": 0.5})
+    with pytest.raises(ConfigError, match="is several rewards"):
+        only("thesis_repair")
+    check_names(load("hello", ["reward=thesis_repair", "kinds.label.reward=thesis_detection"]))

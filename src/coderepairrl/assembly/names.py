@@ -42,7 +42,7 @@ def _wrong(config: Config) -> Iterator[ConfigError]:
     paid = {"reward": config.reward, "eval.reward": config.eval.reward}
     paid |= {f"kinds.{name}.reward": kind.reward for name, kind in kinds.items()}
     for key, named in paid.items():
-        yield from _unknown(key, "reward", named, rewards.SHIPPED)
+        yield from _unknown(key, "reward", named, {*rewards.SHIPPED, *rewards.PRESETS})
 
 
 def _unknown(key: str, kind: str, names: Iterable[str], known: Collection[str]) -> Iterator[ConfigError]:

@@ -147,7 +147,7 @@ async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
 
     if options:
         raise ConfigError(f"reward {name!r} has no option {min(options)!r}", fix="rewards take no options")
-    [(reward, _)] = rewards.make(name)
+    reward = rewards.only(name)
     for finding in await sit(reward, sandbox.make(sandbox.choose().name)):
         yield finding
 

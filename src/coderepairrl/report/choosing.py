@@ -101,7 +101,7 @@ def judged_by_oracle(reward: str) -> bool:
     if reward not in rewards.SHIPPED:
         return True
     try:
-        [(made, _)] = rewards.make(reward)
+        made = rewards.only(reward)
     except CodeRepairError:  # it needs a package or a model that is not here
         return True
     sample = b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+b\n"

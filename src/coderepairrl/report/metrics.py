@@ -133,7 +133,7 @@ def similarity(name: str) -> Value:
 
 @lru_cache(maxsize=_KNOWN)
 def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float | None:
-    [(reward, _)] = rewards.make(name)
+    reward = rewards.only(name)
     try:
         return reward.compare(reference, patch, language) if len(patch) <= localisation.LARGEST else 0.0
     except MalformedPatch:

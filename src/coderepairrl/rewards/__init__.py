@@ -8,10 +8,12 @@ without an episode.
 """
 
 from coderepairrl.rewards.compose import (
+    PRESETS,
     SHIPPED,
     Weighted,
     make,
     on_state_and_patch,
+    only,
     score,
     score_files,
     versions,
@@ -25,6 +27,7 @@ from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.rewards.thesis.similarity import PatchSimilarity
 
 __all__ = [
+    "PRESETS",
     "SHIPPED",
     "MalformedPatch",
     "PatchEdits",
@@ -35,6 +38,7 @@ __all__ = [
     "Weighted",
     "make",
     "on_state_and_patch",
+    "only",
     "parse",
     "score",
     "score_files",

@@ -51,13 +51,25 @@ SHIPPED = {
 }
 """The rewards that ship, by name."""
 
+_TAGS = {"reasoning_format": 0.1, "reasoning_format_strict": 0.2}
+PRESETS = {
+    "thesis_repair": {**_TAGS, "search_replace_format": 0.3, "search_replace_similarity": 0.4},
+    "thesis_detection": {**_TAGS, "classification": 0.7},
+}
+"""Names for several rewards at once: the weights with which the original's code trained single-turn repair, and the
+classification of weaknesses."""
+
 
 def make(spec: str | Mapping[str, float]) -> list[Weighted]:
     """The rewards that `spec` names, each with its weight: one name, or names with weights.
 
     A name is one of `SHIPPED` or ``module:name`` for a class (constructed without arguments) or a function of your
-    own (`FunctionReward`). Weight 0 measures without paying. Raises `ConfigError` with the nearest name for an
-    unknown one, and for a weight that is no number of sensible size.
+    own (`FunctionReward`), or one of `PRESETS`, whose weights are multiplied by the one given. Weight 0 measures
+    without paying. Raises `ConfigError` with the nearest name for an unknown one, and for a weight that is no number
+    of sensible size.
+
+    >>> [(reward.name, weight) for reward, weight in make("thesis_detection")]
+    [('reasoning_format', 0.1), ('reasoning_format_strict', 0.2), ('classification', 0.7)]
     """
     weights = {spec: 1.0} if isinstance(spec, str) else spec
     if not weights:
@@ -68,11 +80,20 @@ def make(spec: str | Mapping[str, float]) -> list[Weighted]:
                 f"reward {name}: the weight {weight!r} is not a number between -{LARGEST:g} and {LARGEST:g}",
                 fix=f"write {name} = 1.0",
             )
-    rewards = [(_one(name), float(weight)) for name, weight in weights.items()]
+    each = ((weight, PRESETS.get(name, {name: 1.0})) for name, weight in weights.items())
+    rewards = [(_one(name), weight * share) for weight, parts in each for name, share in parts.items()]
     names = [reward.name for reward, _ in rewards]
     if len(set(names)) < len(names):
         raise ConfigError(f"two rewards share a name: {', '.join(names)}", fix="give each class a `name` of its own")
     return rewards
+
+
+def only(name: str) -> Reward:
+    """The reward of that name. Raises `ConfigError` as `make` does, and for a preset, which is several."""
+    if name in PRESETS:
+        raise ConfigError(f"{name} is several rewards", fix=f"name one of them: {', '.join(PRESETS[name])}")
+    [(reward, _)] = make(name)
+    return reward
 
 
 def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
@@ -155,7 +176,7 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
     Raises `UsageError` for a missing, unreadable or malformed file and for a reward that needs a repository,
     `ConfigError` for an unknown reward.
     """
-    [(chosen, _)] = make(reward)
+    chosen = only(reward)
     wanted, given = _read(oracle, "oracle"), _read(patch, "patch")
     if not wanted.strip():
         raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")

@@ -103,7 +103,7 @@ def rank(rows: Sequence[Judged], names: Sequence[str], *, seed: int = 0) -> list
 
 def _compare(name: str) -> Compare:
     """What reward `name` gives to a patch. As in training, an empty patch and one that is no diff earn 0."""
-    [(reward, _)] = rewards.make(name)
+    reward = rewards.only(name)
 
     def value(row: Judged) -> float:
         try:

@@ -1,0 +1,176 @@
+"""``python -m workshop.tiny.teacher``: the scripted expert of `demonstrations` behind an OpenAI-compatible endpoint.
+
+Whoever asks it about a task of the source ``mutants`` gets the expert's next move, so trajectories are collected from
+it as from any provider's model: by the real agent, in the sandbox, judged by the rewards. It keeps nothing between
+requests, and the same conversation always gets the same reply; how the expert goes about a task is drawn from the
+issue. It knows the tasks with their answers, so it is no policy, and its reward is what its habits make it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from random import Random
+from typing import Any
+
+from aiohttp import web
+
+from coderepairrl import models
+from coderepairrl.errors import UsageError, exit_on_error
+from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
+from coderepairrl.tokens import Codec, load
+from workshop.tiny.demonstrations import Habits, Message, demonstrate
+
+NAME = "scripted-expert"
+"""What the model is called."""
+
+
+def habits(exact: float, unchanged: float = 0.0) -> Habits:
+    """The expert's usual habits, but that it repairs the share `exact` of the exercises; its other endings keep their
+    proportions. With 1 it makes no mistake at all on the way. Raises `UsageError` for what is no share.
+
+    >>> habits(0.8).slip, habits(0.6) == Habits(), habits(1.0).wrong_file
+    (0.075, True, 0.0)
+    """
+    if not (0 <= exact <= 1 and 0 <= unchanged <= 1):
+        raise UsageError("habits are shares from 0 to 1")
+    usual = Habits()
+    if exact == usual.exact:
+        return replace(usual, unchanged=unchanged)
+    rest = (1 - exact) / (1 - usual.exact)
+    endings = {name: round(getattr(usual, name) * rest, 6) for name in ("slip", "elsewhere", "misquote", "give_up")}
+    wrong_file = usual.wrong_file if exact < 1 else 0.0
+    return replace(usual, exact=exact, wrong_file=wrong_file, unchanged=unchanged, **endings)
+
+
+class Teacher:
+    """The expert with some `habits` on the tasks that the source ``mutants`` makes with `seed`."""
+
+    def __init__(self, own: Habits, seed: int = 0) -> None:
+        self.habits = own
+        self._exercises: dict[str, list[Exercise]] = {}
+        for mutant in mutants():
+            for quoted in (True, False):
+                made = exercise(mutant, Random(f"{mutant.key}/{seed}"), quoted)
+                if made is not None:
+                    self._exercises.setdefault(made.prompt, []).append(made)
+
+    def reply(self, messages: Sequence[Message]) -> Message:
+        """The expert's next message in a conversation of an agent about one of the tasks.
+
+        Tasks may share an issue; the expert means the first one of which all that was said so far could be. Raises
+        `UsageError` for a conversation about another task, and for one whose replies are not the expert's.
+        """
+        issue = next((str(each.get("content")) for each in messages if each.get("role") == "user"), "")
+        if issue not in self._exercises:
+            raise UsageError("this is no task of the source mutants with the teacher's seed")
+        so_far = [_essence(each) for each in messages if each.get("role") in ("assistant", "tool")]
+        for made in self._exercises[issue]:
+            # drawn from the issue alone: until a file was read, those that share it go on alike
+            whole = [
+                each for each in demonstrate(made, self.habits, Random(issue)) if each["role"] in ("assistant", "tool")
+            ]
+            if len(so_far) < len(whole) and so_far == [_essence(each) for each in whole[: len(so_far)]]:
+                return whole[len(so_far)]
+        raise UsageError("the expert would not have said what the conversation has it say")
+
+
+def _essence(message: Message) -> tuple[Any, ...]:
+    """What of a message decides what comes next: an agent numbers its calls, and may repeat them in other JSON."""
+    calls = [
+        (call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in message.get("tool_calls") or ()
+    ]
+    return message["role"], (message.get("content") or "").strip(), calls
+
+
+@cache
+def _codec() -> Codec:
+    return load(models.folder("builtin:tiny"))
+
+
+def completion(teacher: Teacher, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The response to a Chat Completions request, with tokens counted as those of ``builtin:tiny``. Raises what
+    `Teacher.reply` raises, and `UsageError` for what it does not do."""
+    if body.get("stream"):
+        raise UsageError("this teacher does not stream")
+    messages = body["messages"]
+    reply = teacher.reply(messages)
+    turn = len(messages)
+    calls = [{"id": f"call_{turn}_{at}", **call} for at, call in enumerate(reply.get("tool_calls", ()))]
+    prompt = len(_codec().render(messages, body.get("tools") or []))
+    said = len(_codec().encode(reply["content"] or json.dumps([call["function"] for call in calls])))
+    return {
+        "id": f"expert-{turn}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": NAME,
+        "choices": [
+            {
+                "index": 0,
+                "message": {
+                    "role": "assistant",
+                    "content": reply["content"],
+                    **({"tool_calls": calls} if calls else {}),
+                },
+                "finish_reason": "tool_calls" if calls else "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said},
+    }
+
+
+def application(teacher: Teacher) -> web.Application:
+    """The two routes that clients ask: ``/v1/models`` and ``/v1/chat/completions``."""
+
+    async def cards(request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": NAME, "object": "model"}]})
+
+    async def chat(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(completion(teacher, await request.json()))
+        except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
+            message = str(error) if isinstance(error, UsageError) else f"the request is malformed: {error!r}"
+            return web.json_response({"error": {"message": message, "type": "invalid_request_error"}}, status=400)
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", cards), web.post("/v1/chat/completions", chat)])
+    return app
+
+
+async def serve(teacher: Teacher, port: int) -> None:
+    """Listen on the loopback interface until cancelled; the URL is printed once requests are answered. Port 0 is any
+    that is free."""
+    runner = web.AppRunner(application(teacher), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        await site.start()
+        print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; else a free one, which is printed")
+    parser.add_argument("--exact", type=float, default=Habits().exact, help="share of the exercises that it repairs")
+    parser.add_argument(
+        "--unchanged", type=float, default=0.0, help="share in which it first replaces a line by itself"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the source mutants")
+    options = parser.parse_args()
+    teacher = Teacher(habits(options.exact, options.unchanged), options.seed)
+    asyncio.run(until_interrupted(serve(teacher, options.port)))
+
+
+if __name__ == "__main__":
+    with exit_on_error():
+        main()

@@ -130,7 +130,7 @@ def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
     if twice := [name for name in agents if agents.count(name) > 1]:
         raise UsageError(f"--agent {twice[0]} is there twice", fix="--attempts N has it attempt each task N times")
     own = {there.name: there.model_dump()} if there.options else {}
-    first, *others = [_toml(own.get(name, {"name": name})) for name in agents]
+    first, *others = [configs.inline(own.get(name, {"name": name})) for name in agents]
     labels = [re.sub(r"\W", "_", Path(name.rpartition(":")[2]).stem.lower()) for name in agents[1:]]
     return [f"agent={first}", *(f"eval.also.{label}={{agent={it}}}" for label, it in zip(labels, others, strict=True))]
 
@@ -184,15 +184,9 @@ def _of_source(source: str, given: Sequence[str], policy: str | None, agents: Se
     own = (
         *(f"run.name={_named(source)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(f"eval.source={json.dumps(source)}", 'eval.split="test"'),
-        *(f"eval.options.{key}={_toml(value)}" for key, value in chosen.items()),
+        *(f"eval.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
     )
     return _resolve(policy, [*own, *settings], agents, by_tasks=not measured)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
-    return json.dumps(value) if not isinstance(value, list) else f"[{', '.join(map(_toml, value))}]"
 
 
 def _named(what: str) -> str:

@@ -18,7 +18,19 @@ from typing import Annotated
 import typer
 
 from coderepairrl import __version__
-from coderepairrl.cli import agents, auditing, comparing, data, env, evaluating, reading, running, serving, study
+from coderepairrl.cli import (
+    agents,
+    auditing,
+    comparing,
+    data,
+    env,
+    evaluating,
+    pipeline,
+    reading,
+    running,
+    serving,
+    study,
+)
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, exit_on_error
 from coderepairrl.printable import LogFormatter, logged
@@ -49,7 +61,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(evaluating.eval, evaluating.merge, evaluating.grade, auditing.audit),
     *(serving.fix, serving.serve, serving.export),
     *(reading.score, reading.view, reading.report, reading.check),
-    *(comparing.compare, comparing.choose, study.study),
+    *(comparing.compare, comparing.choose, study.study, pipeline.probe),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -1,6 +1,7 @@
 """Configuration: one typed TOML file, checked at the door."""
 
 from coderepairrl.config.loading import (
+    inline,
     load,
     of_run,
     override,
@@ -19,6 +20,7 @@ __all__ = [
     "Setting",
     "as_text",
     "explain",
+    "inline",
     "load",
     "of_run",
     "override",

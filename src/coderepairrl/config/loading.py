@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
@@ -141,6 +142,17 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 def to_toml(config: Config) -> str:
     """The resolved configuration as TOML, every default written out."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def inline(value: Any) -> str:
+    """`value` as it stands behind the ``=`` of an override.
+
+    >>> inline({"name": "nano", "options": {"tools": ["a", "b"]}})
+    '{"name" = "nano", "options" = {"tools" = ["a", "b"]}}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {inline(each)}" for key, each in value.items()) + "}"
+    return json.dumps(value) if not isinstance(value, (list, tuple)) else f"[{', '.join(map(inline, value))}]"
 
 
 def run_of(source: str | Path) -> Path | None:

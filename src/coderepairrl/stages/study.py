@@ -6,8 +6,6 @@ What is done is read from these folders, so there is no other state that a crash
 
 from __future__ import annotations
 
-import json
-import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -23,19 +21,17 @@ from coderepairrl import models
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
-from coderepairrl.errors import CodeRepairError, ConfigError, RunError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, several
 from coderepairrl.registry import nearest
 from coderepairrl.report.study import Question
 from coderepairrl.report.verdict import Table
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import evaluation
+from coderepairrl.stages.jobs import State, flat, state_of
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-_TAIL = 1 << 20
 _ELSEWHERE = ("run.name", "run.dir", "model.path")
 """Settings that a run has other than its study: where it lies, and a policy that is pinned to a checkpoint."""
-
-State = Literal["done", "begun", "new"]
 
 
 class Header(Section):
@@ -123,30 +119,14 @@ class Job:
         return configs.load(self.source, self.overrides)
 
     def state(self) -> State:
-        """How far it is, by its log. Raises `RunError` where its last line is none."""
-        log = self.folder / "log.jsonl"
-        if not log.is_file() or not log.stat().st_size:
-            return "new"
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL))
-            *_, last, rest = b"\n", *file.read().rsplit(b"\n", 2)[-2:]
-        if rest or not last.startswith(b'{"type":"end"'):
-            return "begun"
-        if self.kind == "eval":
-            return "done"
-        try:
-            return "done" if json.loads(last)["step"] >= self.config().run.steps else "begun"
-        except (ValueError, LookupError, TypeError) as error:
-            raise RunError(
-                f"the last line of {log} is no end of a run: {error!r}",
-                fix=f"restore the log from a copy, or: rm -r {shlex.quote(str(self.folder))}",
-            ) from error
+        """How far it is, by its log. Raises what `state_of` raises."""
+        return state_of(self.folder, (lambda: self.config().run.steps) if self.kind == "train" else None)
 
     def changed(self) -> list[str]:
         """How what was run in its folder differs from what the study says now."""
         made = RunFolder(self.folder)
         expected = self.config() if self.kind == "eval" else resolved(self.config())
-        old, new = (_flat(each.model_dump(mode="json")) for each in (configs.load(made.config), expected))
+        old, new = (flat(each.model_dump(mode="json")) for each in (configs.load(made.config), expected))
         differ = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and key not in _ELSEWHERE]
         found = [f"{key} {old.get(key)} then, {new.get(key)} now" for key in differ]
         if self.kind == "eval" and (now := _pinned(self.policy)) != (then := made.about().get("policy")):
@@ -334,13 +314,6 @@ def _of_evaluations(override: str) -> bool:
     """Whether `crrl eval` has a use for a setting of an arm."""
     section = override.partition("=")[0].strip().partition(".")[0]
     return section in evaluation.USE.used or section not in Config.model_fields  # which is refused there
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
-    return found
 
 
 def _pinned(policy: str) -> str:

@@ -6,13 +6,10 @@ A run that fails is reported with its error and the others go on; the next call 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,20 +26,14 @@ from coderepairrl.errors import (
     several,
 )
 from coderepairrl.printable import counted
-from coderepairrl.processes.children import NOT_FROM_HERE
 from coderepairrl.report.study import result
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stages import evaluation
+from coderepairrl.stages.jobs import Command, Say, last_error, python, until_done
 from coderepairrl.stages.preview import dry_run
 from coderepairrl.stages.shards import WHOLE
 from coderepairrl.stages.study import Job, Study
-
-_GRACE = 120.0
-"""Seconds that a run may take to stop."""
-_TAIL = 1 << 14
-Say = Callable[[str], None]
-
 
 # -- before anything is started
 
@@ -225,7 +216,7 @@ async def run(units: Sequence[Sequence[Job]], at_once: int, say: Say) -> list[Fa
         while queue:
             for job in (unit := queue.pop(0)):
                 try:
-                    reason = await _until_done(job, counter)
+                    reason = await until_done(job, say, counter.finished)
                 except (CodeRepairError, OSError) as error:  # of this one alone: its log, its folder
                     reason = str(error)
                 if reason:
@@ -245,67 +236,9 @@ class _Counter:
     def __init__(self, total: int, done: int, say: Say) -> None:
         self.total, self.done, self.say = total, done, say
 
-    def __call__(self, job: Job, seconds: float) -> None:
+    def finished(self, job: Command, seconds: float) -> None:
         self.done += 1
         self.say(f"{self.done} of {self.total} runs: {job} took {seconds:,.0f} s")
-
-
-async def _until_done(job: Job, counter: _Counter) -> str:
-    """Run `job` if it is not done; why it did not end well, else empty."""
-    if (state := job.state()) == "done":
-        return ""
-    counter.say(f"{job} {'goes on' if state == 'begun' else 'begins'}")
-    began, start = time.monotonic(), job.log.stat().st_size if job.log.exists() else 0
-    code = await _process([*job.words, *(["--resume"] if state == "begun" else [])], job.log)
-    if code == ExitCode.INTERRUPTED:
-        return "it was stopped by a signal"
-    if code:
-        return last_error(job.log, start) or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
-    if job.state() != "done":
-        return f"it ended without an error, and is not finished: see {job.log}"
-    counter(job, time.monotonic() - began)
-    return ""
-
-
-async def _process(words: Sequence[str], log: Path) -> int:
-    """The exit code of ``crrl WORDS...``, whose output is appended to `log`."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as sink:
-        process = await asyncio.create_subprocess_exec(
-            *_python(words),
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            env={**os.environ, **NOT_FROM_HERE},
-            start_new_session=True,  # the terminal's Ctrl-C is for us, who stop it
-        )
-    try:
-        return await process.wait()
-    except asyncio.CancelledError:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), _GRACE)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        raise
-
-
-def _python(words: Sequence[str]) -> list[str]:
-    """``crrl WORDS...`` as a child that dies with this process."""
-    return [sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), "coderepairrl.cli", *words]
-
-
-def last_error(log: Path, start: int = 0) -> str:
-    """What the last process said was wrong, from `start` of its output on; empty if it did not."""
-    if not log.is_file():
-        return ""
-    with log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - _TAIL))
-        lines = file.read().decode(errors="replace").splitlines()
-    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return found[-1] if found else ""
 
 
 # -- what it has come to
@@ -421,7 +354,7 @@ def on_ray(study: Study, address: str, say: Say) -> list[str]:
 
     def unit(number: int) -> tuple[int, str]:
         words = ["study", path, "--run", str(number)]
-        done = subprocess.run(_python(words), cwd=place, capture_output=True, text=True, check=False)
+        done = subprocess.run(python(words), cwd=place, capture_output=True, text=True, check=False)
         return done.returncode, done.stderr
 
     ray.init(address=address, log_to_driver=False, include_dashboard=False)

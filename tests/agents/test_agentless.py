@@ -91,7 +91,7 @@ async def test_tests_leave_the_workspace_as_it_was_in_every_sandbox(tmp_path: Pa
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub/link").symlink_to("../add.py")
     task = Task("toy/add", "It subtracts.", "python", f"dir:{tmp_path}", b"")
-    right = {"file_path": "add.py", "old_content": "a - b", "new_content": "a + b"}
+    right = {"file_path": "add.py", "old_content": "    return a - b\n", "new_content": "    return a + b\n"}
     new = {"file_path": "new/file.py", "old_content": "", "new_content": "x = 1\n"}
     for choice in sandbox.available():
         if not choice.ok or choice.name not in ("bwrap", "sandlock"):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from nano_play import FILES, ISSUE, Outcome, play
 
 from coderepairrl import agents
@@ -65,6 +61,7 @@ def test_which_files() -> None:
     assert choose("all", task, paths) == paths
     assert choose("mentioned", task, paths) == ["x/c.py"]
     assert choose("oracle", task, paths) == ["x/b.py"]
+    assert choose("none", task, paths) == []
     assert choose("oracle", Task("t", "", "python", "dir:x", b""), paths) == paths
 
 
@@ -91,22 +88,20 @@ async def test_its_endings(tmp_path: Path) -> None:
         agents.make("direct", files="some")
 
 
-_LINES = ("a.py", "```py", " b.py", "", "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE", ">>>>>>> REPLACE it", "x = 1")
-_AS_A_PATTERN = re.compile(
-    r"^(?P<path>\S[^\n]*)\n(?:```[^\n]*\n)?<{7} SEARCH\n(?P<old>.*?)^={7}\n(?P<new>.*?)^>{7} REPLACE", re.M | re.S
-)
+TAGGED = f"<think>\nIt adds? {WRONG}\n</think>\n<answer>\n{REPAIR}</answer>\n"
+PATHLESS = "<<<< SEARCH\n    return a - b\n=====\n    return a + b\n>>>> REPLACE\n"
 
 
-@given(st.lists(st.sampled_from(_LINES), max_size=14))
-def test_edits_are_those_of_the_pattern(lines: list[str]) -> None:
-    reply = "\n".join(lines)
-    expected = [(m["path"].strip("`* :"), m["old"], m["new"]) for m in _AS_A_PATTERN.finditer(reply)]
-    assert [tuple(edit.values()) for edit in edits(reply)] == expected
+async def test_a_thought_and_an_answer(tmp_path: Path) -> None:
+    run = await direct(tmp_path, Answer(TAGGED), tags=True)
+    assert "<answer>" in run.requests[0]["messages"][0]["content"]
+    assert [call.ok for call in run.report.tool_calls or ()] == [True]
+    assert b"+    return a + b\n" in await run.sandbox.diff()
 
 
-@pytest.mark.parametrize("piece", ["a.py\n<<<<<<< SEARCH\n", "=======\n", "a.py\n<<<<<<< SEARCH\n=======\n"])
-def test_no_reply_keeps_the_controller_busy(piece: str) -> None:
-    """It runs all episodes: the pattern took minutes for these, which are far below a reply's limit."""
-    began = time.process_time()
-    assert edits("a.py\n<<<<<<< SEARCH\n" + piece * 5_000) == []
-    assert time.process_time() - began < 2.0
+async def test_the_only_file_needs_no_name(tmp_path: Path) -> None:
+    run = await direct(tmp_path, Answer(PATHLESS), files={"add.py": FILES["add.py"]})
+    assert [call.ok for call in run.report.tool_calls or ()] == [True]
+    (tmp_path / "b").mkdir()
+    run = await direct(tmp_path / "b", Answer(PATHLESS))
+    assert [call.ok for call in run.report.tool_calls or ()] == [False], "which of several files is not known"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
+from coderepairrl.agents import blocks
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message
 from coderepairrl.agents.options import parse
@@ -35,7 +35,15 @@ You repair software. You are given an issue and files of the repository that it 
 repair the defect, and with nothing that is not needed for it. {FORMAT} You cannot run anything and have this one \
 reply."""
 
-HEAD, _DIVIDER, _TAIL = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
+TAGS = """\
+Think first, and then answer. Reply in exactly this form, each tag on a line of its own:
+
+<think>
+your thoughts
+</think>
+<answer>
+the edits
+</answer>"""
 _LISTING_SECONDS = 30.0
 
 
@@ -43,14 +51,17 @@ _LISTING_SECONDS = 30.0
 class DirectOptions:
     """What the model is shown. Raises `ConfigError` for an option that cannot work."""
 
-    files: Literal["mentioned", "oracle", "all"] = "mentioned"
+    files: Literal["mentioned", "oracle", "all", "none"] = "mentioned"
     """Which files: those whose path or name the issue has, those that the reference changes (an upper bound for any
-    search), or all. Where none is found, all."""
+    search), or all. Where none is found, all. With `none` the issue says what there is to know."""
     context_chars: int = 20_000
     """At most so much of them: whole files, in the order of their paths, until one does not fit. Never more than two
     characters for each token that the episode may have."""
     system: str = SYSTEM
     """The system prompt; empty sends none."""
+    tags: bool = False
+    """Whether the system prompt also asks for a thought and an answer between tags. Where a reply has an answer between
+    tags, only its edits are made, whatever was asked for."""
 
     def __post_init__(self) -> None:
         if self.context_chars < 0:
@@ -72,7 +83,7 @@ class Direct(Agent):
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Without files, which are only known in the sandbox."""
+        """Without files, which are only known in the sandbox: all of it with ``files="none"``."""
         return FirstRequest(self._messages(task.prompt))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
@@ -82,8 +93,10 @@ class Direct(Agent):
         `AgentFault` (no git, or the endpoint refuses our request) and `SandboxFault`.
         """
         budget = Budget(endpoint.limits)
+        there = await files_of(sandbox) if task.workspace else []
+        only = there[0] if len(there) == 1 else ""
         messages = self._messages(
-            await self._prompt(task, sandbox, within(self.options.context_chars, endpoint.limits))
+            await self._prompt(task, sandbox, there, within(self.options.context_chars, endpoint.limits))
         )
         done: list[ToolCall] = []
         exit = "submitted"
@@ -95,20 +108,20 @@ class Direct(Agent):
         else:
             messages.append(reply.message)
             tools = Tools(sandbox, FULL, output_chars=0)
-            for edit in edits(str(reply.message.get("content") or "")):
+            for edit in edits(str(reply.message.get("content") or ""), only):
                 started = time.monotonic()
-                result: Result = await tools.apply_patch(edit)
+                result: Result = await tools.apply_patch(edit, lines=True)
                 seconds = time.monotonic() - started
                 done.append(ToolCall(0, "edit", json.dumps(edit), result.ok, len(result.text), seconds))
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
 
     def _messages(self, prompt: str) -> list[Message]:
-        system = [{"role": "system", "content": self.options.system}] if self.options.system else []
+        asked = "\n\n".join(filter(None, (self.options.system, TAGS if self.options.tags else "")))
+        system = [{"role": "system", "content": asked}] if asked else []
         return [*system, {"role": "user", "content": prompt}]
 
-    async def _prompt(self, task: Task, sandbox: Sandbox, room: int) -> str:
+    async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> str:
         shown = []
-        there = await files_of(sandbox) if task.workspace else []
         for path in choose(self.options.files, task, there):
             try:
                 text = (await sandbox.read(path)).decode()
@@ -131,12 +144,14 @@ def within(chars: int, limits: Limits) -> int:
 
 
 def choose(which: str, task: Task, paths: list[str]) -> list[str]:
-    """The files among `paths` to show, all of them where the choice `which` leaves none.
+    """The files among `paths` to show, all of them where the choice `which` finds none; none if it is ``none``.
 
     >>> task = Task("t", "add() in calc.py subtracts", "python", "dir:x", b"--- a/calc.py\\n+++ b/calc.py\\n")
     >>> choose("mentioned", task, ["calc.py", "other.py"]), choose("oracle", task, ["a.py", "calc.py"])
     (['calc.py'], ['calc.py'])
     """
+    if which == "none":
+        return []
     chosen = paths
     if which == "mentioned":
         chosen = [path for path in paths if PurePosixPath(path).name in task.prompt]
@@ -146,44 +161,15 @@ def choose(which: str, task: Task, paths: list[str]) -> list[str]:
     return chosen or paths
 
 
-def edits(reply: str) -> list[dict[str, str]]:
-    """The edits in a reply, as arguments of `Tools.apply_patch`.
+def edits(reply: str, path: str = "") -> list[dict[str, str]]:
+    """The edits in a reply's answer (`blocks.answer`), as arguments of `Tools.apply_patch`; those that name no file are
+    of the file `path`.
 
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
     """
-    lines = reply.split("\n")
-    found: list[dict[str, str]] = []
-    free = 0  # lines before are of earlier edits
-    while True:
-        # Each is the first after the other: where one is missing, no later edit is whole either. So no line is looked
-        # at twice, whatever a policy repeats.
-        head = next((at for at in range(free, len(lines)) if lines[at] == HEAD and _path(lines, at, free)), -1)
-        divider = _after(lines, head, lambda line: line == _DIVIDER)
-        tail = _after(lines, divider, lambda line: line.startswith(_TAIL))
-        if -1 in (head, divider, tail):
-            return found
-        old, new = (
-            "".join(f"{line}\n" for line in part) for part in (lines[head + 1 : divider], lines[divider + 1 : tail])
-        )
-        path = _path(lines, head, free).strip("`* :")
-        found.append({"file_path": path, "old_content": old, "new_content": new})
-        free = tail + 1
-
-
-def _path(lines: list[str], head: int, free: int) -> str:
-    """The line above an edit, or above the fence above it, from line `free` on."""
-
-    def named(at: int) -> bool:
-        return at >= free and lines[at] != "" and not lines[at][0].isspace()
-
-    if named(head - 2) and lines[head - 1].startswith("```"):
-        return lines[head - 2]
-    return lines[head - 1] if named(head - 1) else ""
-
-
-def _after(lines: list[str], at: int, fits: Callable[[str], bool]) -> int:
-    return -1 if at < 0 else next((n for n in range(at + 1, len(lines)) if fits(lines[n])), -1)
+    found = blocks.read(blocks.answer(reply))
+    return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in found]
 
 
 async def files_of(sandbox: Sandbox) -> list[str]:

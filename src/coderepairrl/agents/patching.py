@@ -75,7 +75,45 @@ def replace_once(data: bytes, old: str, new: str, context: str = "") -> bytes:
         if len(chosen) != 1:
             raise Ambiguous(len(places), bool(context))
         places = chosen
-    start = places[0]
+    return _put(file, places[0], old, new)
+
+
+def replace_lines(data: bytes, old: str, new: str) -> bytes:
+    """`data` with the only occurrence of the lines `old` replaced by the lines `new`, each with its ``\\n``.
+
+    At the end of the file neither needs the last ``\\n``: so lines of a file that has none there are replaced, and
+    an empty line at the end of `new` or of `old` gives it one or takes it away. Raises as `replace_once`.
+
+    >>> replace_lines(b"ab\\nb", "b\\n", "c\\n"), replace_lines(b"b", "b\\n", "b\\n\\n")
+    (b'ab\\nc', b'b\\n')
+    """
+    file = Text.parse(data)
+    old, new = (part.replace("\r\n", "\n") for part in (old, new))
+    places = places_of_lines(file.text, old)
+    if not places:
+        raise NoMatch
+    if len(places) > 1:
+        raise Ambiguous(len(places), context=False)
+    if places[0] + len(old) > len(file.text):
+        old, new = old[:-1], new[:-1]
+    return _put(file, places[0], old, new)
+
+
+def places_of_lines(text: str, lines: str) -> list[int]:
+    """Where the whole `lines` occur, each with its ``\\n``, of which the end of `text` needs none."""
+
+    def begins(at: int) -> bool:
+        return at == 0 or text[at - 1] == "\n"
+
+    places = [at for at in _occurrences(text, lines) if begins(at)]
+    last = lines[:-1]
+    if last and not (places and last.endswith("\n")) and text.endswith(last) and begins(len(text) - len(last)):
+        places.append(len(text) - len(last))
+    return places
+
+
+def _put(file: Text, start: int, old: str, new: str) -> bytes:
+    """The file with `old`, which begins at `start`, replaced by `new`."""
     text = file.text[:start] + new + file.text[start + len(old) :]
     return Text(text, _endings(file, start, old, new), file.encoding).bytes()
 

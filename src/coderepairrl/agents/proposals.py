@@ -78,7 +78,7 @@ async def draft(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposa
     drawn = _Draft(sandbox)
     tools = Tools(drawn, FULL, output_chars=0)  # type: ignore[arg-type]  # which only reads and writes files here
     for edit in edits:
-        if not (await tools.apply_patch(edit)).ok:
+        if not (await tools.apply_patch(edit, lines=True)).ok:
             return None
     before = {path: await _before(sandbox, path) for path in drawn.files}
     changed = {path: data for path, data in drawn.files.items() if data != before[path]}

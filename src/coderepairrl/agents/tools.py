@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
+from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_lines, replace_once
 from coderepairrl.agents.texts import Texts, fill
 from coderepairrl.protocols import Sandbox
 
@@ -85,8 +85,11 @@ class Tools:
             text = fill(self._texts.failed, code=done.exit_code)
         return Result(f"{text}\n{output}" if output else text, False, done.truncated)
 
-    async def apply_patch(self, arguments: Mapping[str, Any]) -> Result:
-        """Replace ``old_content`` by ``new_content`` in ``file_path``; create the file where both were empty."""
+    async def apply_patch(self, arguments: Mapping[str, Any], *, lines: bool = False) -> Result:
+        """Replace ``old_content`` by ``new_content`` in ``file_path``; create the file where both were empty.
+
+        With `lines` both are whole lines (`patching.replace_lines`).
+        """
         path = arguments.get("file_path", arguments.get("file"))
         old = arguments.get("old_content", arguments.get("search"))
         new = arguments.get("new_content", arguments.get("replace"))
@@ -104,7 +107,12 @@ class Tools:
                 return Result(fill(texts.no_file, path=path), False)
             if data and not old:
                 return Result(fill(texts.empty_old, path=path), False)
-            changed = replace_once(data or b"", old, new, context) if old else new.encode()
+            if not old:
+                changed = new.encode()
+            else:
+                changed = (
+                    replace_lines(data or b"", old, new) if lines else replace_once(data or b"", old, new, context)
+                )
             await self._sandbox.write(path, changed)
         except NoMatch:
             return Result(fill(texts.absent, path=path), False)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.agents.direct import HEAD
+from coderepairrl.agents.blocks import HEAD
 from coderepairrl.agents.endpoint import Answer, Behaviour, Request, ScriptedEndpoint
 from coderepairrl.agents.folder import FolderBackend
 from coderepairrl.errors import CodeRepairError, Fault

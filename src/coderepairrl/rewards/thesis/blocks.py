@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from cydifflib import SequenceMatcher
 
+from coderepairrl.agents.blocks import read
 from coderepairrl.errors import TaskError
 from coderepairrl.rewards.answers import AnswerReward
 from coderepairrl.rewards.parse import MalformedPatch, parse
@@ -19,9 +20,6 @@ Block = tuple[tuple[str, ...], tuple[str, ...]]
 
 # Possessive, and in parts that are found one after the other: a policy writes the text, and could make a pattern that
 # tries every way take hours.
-_OPEN = re.compile(r"\s*+<{2,}+\s*+SEARCH\s*+>*+\s*+")
-_DIVIDER = re.compile(r"\s*+={5,}+\s*+")
-_CLOSE = re.compile(r"\s*+>{2,}+\s*+REPLACE\s*+<*+\s*+")
 _PERFECT = tuple(map(re.compile, (r"<<<<<<< SEARCH\n", r"\n=======\n", r"\n>>>>>>> REPLACE")))
 _PRIMARY = tuple(map(re.compile, (r"(?<!<)<{3,}+\s*+SEARCH\s*?>*+\n", r"\n=++\n", r"\n>{3,}+\s*+REPLACE")))
 _SHORT = re.compile(r"(?<!<)<{2,}+\s*+SEARCH"), re.compile(r"(?<!>)>{2,}+\s*+REPLACE")
@@ -35,25 +33,12 @@ _DEVIATIONS = (
 
 
 def blocks(text: str) -> list[Block]:
-    """The complete blocks of `text`. Markers are lines of their own, of any length; what is between is taken as it is.
+    """The complete blocks of `text` (`agents.blocks.read`), wherever they belong; what is between is taken as it is.
 
     >>> blocks("<<<<<<< SEARCH\\n  a\\n\\n  b\\n=======\\n  c\\n>>>>>>> REPLACE")
     [(('  a', '', '  b'), ('  c',))]
     """
-    found: list[Block] = []
-    parts: list[list[str]] = []  # of the open block: the lines searched, then those that replace them
-    for line in text.splitlines():
-        if _OPEN.fullmatch(line):
-            parts = [[]]
-        elif len(parts) == 1 and _DIVIDER.fullmatch(line):
-            parts.append([])
-        elif len(parts) == 2 and _CLOSE.fullmatch(line):
-            search, replace = parts
-            found.append((tuple(search), tuple(replace)))
-            parts = []
-        elif parts:
-            parts[-1].append(line)
-    return found
+    return [(each.search, each.replace) for each in read(text)]
 
 
 class SearchReplaceFormat(AnswerReward):

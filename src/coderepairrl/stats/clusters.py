@@ -8,6 +8,8 @@ from statistics import median
 from coderepairrl.types import Episode
 
 _MUTANTS = "mutants/"
+_SEVERAL_OF_ONE = (_MUTANTS, "primevul/", "sven/")
+"""Sources with several tasks of one function, whose ids differ in the last part alone."""
 _SLICES = 12
 """A field with more values than these parts tasks into pieces too small for an estimate."""
 
@@ -17,8 +19,8 @@ def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
 
     Bugs of one repository are no independent observations: a policy that knows the repository knows them all. So a task
     is clustered with the others of its repository; where all are of one, they are observations of that repository, and
-    each stands for itself. Without a repository a mutant is clustered with those of its function, and any other task
-    stands for itself.
+    each stands for itself. Without a repository a mutant is clustered with those of its function, a question about a
+    vulnerable function with those of its pair, and any other task stands for itself.
 
     >>> from coderepairrl.types import Ending
     >>> def of(*repositories: str) -> list[Episode]:
@@ -44,12 +46,12 @@ def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
 
 
 def _alone(task_id: str) -> str:
-    """The function of a mutant, any other task by itself.
+    """The function of a mutant, the pair of a vulnerable function, any other task by itself.
 
     >>> _alone("mutants/stats.median/compare-1f3a-q"), _alone("handmade/till")
     ('mutants/stats.median', 'handmade/till')
     """
-    return task_id.rpartition("/")[0] if task_id.count("/") >= 2 and task_id.startswith(_MUTANTS) else task_id
+    return task_id.rpartition("/")[0] if task_id.count("/") >= 2 and task_id.startswith(_SEVERAL_OF_ONE) else task_id
 
 
 def slice_of(task_id: str) -> str:

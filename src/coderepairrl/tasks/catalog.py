@@ -31,6 +31,8 @@ BENCHMARKS = {
     "defects4j": "864 bugs of 17 Java projects: path=CHECKOUT",
     "gitbug_java": "199 recent bugs of Java repositories: path=CHECKOUT",
     "bugsinpy": "501 bugs of 17 Python projects: path=CHECKOUT",
+    "primevul": "pairs of a vulnerable function and its repair: ask=weakness (nine), vulnerable, repair",
+    "sven": "803 pairs of a vulnerable function and its repair: path=FILE ask=weakness, vulnerable, repair",
     "harbor": "tasks in Harbor's format (terminal-bench 2 and others): path=FOLDER",
     "thesis": "the thesis' curriculum: 750 of swe_gym, 250 of swe_bench's multilingual, its other 43 held out",
 }

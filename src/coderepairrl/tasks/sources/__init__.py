@@ -31,6 +31,8 @@ SHIPPED = {
     "defects4j": "coderepairrl.tasks.sources.defects4j:Defects4J",
     "gitbug_java": "coderepairrl.tasks.sources.gitbug_java:GitBugJava",
     "bugsinpy": "coderepairrl.tasks.sources.bugsinpy:BugsInPy",
+    "primevul": "coderepairrl.tasks.sources.primevul:PrimeVul",
+    "sven": "coderepairrl.tasks.sources.sven:Sven",
     "harbor": "coderepairrl.tasks.sources.harbor:Harbor",
     "thesis": "coderepairrl.tasks.sources.thesis:Thesis",
 }

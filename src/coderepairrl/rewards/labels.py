@@ -1,0 +1,64 @@
+"""Labels: what a reply says that something is, and whether it is right."""
+
+from __future__ import annotations
+
+import re
+
+from coderepairrl.errors import TaskError
+from coderepairrl.rewards.answers import AnswerReward
+from coderepairrl.types import Task
+
+_CONFIDENCE = re.compile(r"<confidence>\s*+(\d++(?:\.\d++)?+)\s*+(%?+)\s*+</confidence>")
+_AROUND = " \t\n\r*`'\"."
+
+
+def read_label(reply: str) -> str:
+    """The label that `reply` gives, as `plain_label` writes it; empty where it gives none.
+
+    It stands between ``<answer>`` tags behind the thought, or is all that stands there: one line.
+
+    >>> read_label("<think>hm</think>\\n<answer>\\nCWE-079\\n</answer>"), read_label("cwe-79."), read_label("a\\nb")
+    ('cwe-79', 'cwe-79', '')
+    """
+    text = reply.rpartition("</think>")[2]
+    _, tag, rest = text.partition("<answer>")
+    answer = rest.partition("</answer>")[0] if tag else _CONFIDENCE.sub("", text)
+    return plain_label(answer) if "\n" not in answer.strip() else ""
+
+
+def plain_label(label: str) -> str:
+    """`label` in small letters, without what may stand around it; numbers of weaknesses without leading zeros."""
+    return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_AROUND).lower())
+
+
+def read_confidence(reply: str) -> float | None:
+    """How sure `reply` says that it is, in [0, 1]: the last number, or percentage, between ``<confidence>`` tags.
+
+    >>> read_confidence("<confidence>0.8</confidence>"), read_confidence("<confidence> 80 % </confidence>")
+    (0.8, 0.8)
+    """
+    found = _CONFIDENCE.findall(reply.rpartition("</think>")[2])
+    if not found:
+        return None
+    number, percent = found[-1]
+    value = float(number) / (100 if percent else 1)
+    return value if value <= 1 else None
+
+
+class Label(AnswerReward):
+    """1 if the reply gives the task's label, else 0.
+
+    The label is `Task.answer`, for example ``CWE-79``; the reply gives it between ``<answer>`` tags, or as all that
+    stands behind the thought. Small and capital letters, zeros before the number of a weakness, and quotes, asterisks
+    and full stops around the label make no difference.
+
+    Unit: 0 or 1. Known weakness: with few classes, guessing the commonest pays.
+    """
+
+    name = "label"
+
+    def judge(self, answer: str, task: Task) -> float:
+        """The rule above. Raises `TaskError` for a task without a label."""
+        if not task.answer:
+            raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
+        return float(read_label(answer) == plain_label(task.answer))

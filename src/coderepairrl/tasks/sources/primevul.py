@@ -1,0 +1,192 @@
+"""`primevul`: pairs of vulnerable and repaired functions of C and C++ (PrimeVul, arXiv 2403.18624).
+
+Rows are one version each. Three layouts are read: the original release (``func``, ``target``, ``project``,
+``commit_id``, ``hash``, ``idx``, ``cwe``), v0.1 (with ``func_hash``, ``commit_url``, ``file_name``, ``cve_desc``), and
+the hub copy of the original training code (``func``, ``is_vulnerable``, ``cwe``, ``cwe_description``, ``hash``). In the
+copy both versions share `hash`, in the releases a hash is of one version and they share the commit. The original's
+loader shuffled the rows and then took neighbours for pairs, which it refused as mismatching; here order means nothing.
+
+Labels of the hub copy are reported to be the wrong way round; `vulnerabilities.check_direction` asks the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+
+from cydifflib import SequenceMatcher
+
+from coderepairrl.errors import TaskError
+from coderepairrl.tasks.rows import ENDINGS, Row, from_hub, read
+from coderepairrl.tasks.vulnerabilities import (
+    Ask,
+    Form,
+    Pair,
+    Vulnerabilities,
+    check_direction,
+    label,
+    language_of,
+)
+
+TOP = (
+    "CWE-20",
+    "CWE-125",
+    "CWE-189",
+    "CWE-200",
+    "CWE-264",
+    "CWE-362",
+    "CWE-399",
+    "CWE-416",
+    "CWE-476",
+)
+"""The nine weaknesses that the thesis classified."""
+SPLITS = ("train", "valid", "test")
+_NAMED = re.compile(r"([\w~:]+)\s*\(")
+
+
+class PrimeVul(Vulnerabilities):
+    """PrimeVul's paired functions.
+
+    `path` is a folder with the ``*_paired`` files of train, valid and test, or one of these files; without it the rows
+    are those of `hub`. ``classes`` are those of the thesis for ``ask="weakness"``, and all otherwise. With `inverted`
+    functions labelled safe are taken for the vulnerable ones; where it is left out, labels are as they are, and refused
+    where they are the wrong way round.
+    """
+
+    name = "primevul"
+
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        ask: Ask = "weakness",
+        form: Form = "think",
+        classes: str = "",
+        inverted: bool | None = None,
+        hub: str = "ASSERT-KTH/PrimeVul",
+        revision: str = "",
+        cache: str = "",
+    ) -> None:
+        super().__init__(path, hub=hub, revision=revision, ask=ask, form=form, classes=classes, cache=cache)
+        self.inverted = inverted
+        if not classes and ask == "weakness":
+            self.classes = TOP
+
+    def pairs(self) -> list[tuple[Row, Pair]]:
+        """The pairs of all splits, each with the row of its vulnerable version. Raises as `rows`."""
+        found = [
+            (vulnerable, pair)
+            for split, rows in self._published()
+            for vulnerable, fixed in self._matched(rows)
+            if (pair := _pair(vulnerable, fixed, split)) is not None
+        ]
+        if self.inverted is None:
+            check_direction(self.name, (pair for _, pair in found))
+        return found
+
+    def _published(self) -> Iterator[tuple[str, list[Row]]]:
+        if self.path is None:
+            yield from ((split, from_hub(self.name, self.hub, f"{split}_paired", self.revision)) for split in SPLITS)
+            return
+        files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
+        files = [file for file in files if file.name.endswith(ENDINGS)]
+        named = {file: split for file in files for split in SPLITS if f"{split}_paired" in file.name}
+        if self.path.is_file():
+            named = {self.path: named.get(self.path, "train")}
+        if not named:
+            raise TaskError(
+                f"{self.name}: {self.path} has no file of pairs",
+                fix="name a folder with primevul_train_paired.jsonl and the others",
+            )
+        yield from ((split, read(self.name, file)) for file, split in named.items())
+
+    def _matched(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+        """Each vulnerable version with its repaired one, whatever the order of `rows`. Raises `TaskError`."""
+        by_hash: defaultdict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            by_hash[_hash(row)].append(row)
+        groups: defaultdict[Hashable, list[Row]] = defaultdict(list)
+        for digest, same in by_hash.items():
+            both = len({self._vulnerable(row) for row in same}) == 2
+            for row in same:
+                commit = row.maybe("project"), row.maybe("commit_id")
+                groups[digest if both or "commit_id" not in row else commit].append(row)
+        for group in groups.values():
+            yield from self._pairs_of(group)
+
+    def _pairs_of(self, group: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+        """The most alike first, since a repair leaves most of a function as it is."""
+        vulnerable = [row for row in group if self._vulnerable(row)]
+        fixed = [row for row in group if not self._vulnerable(row)]
+        if len(vulnerable) != len(fixed):
+            raise group[0].wrong(
+                f"{len(vulnerable)} vulnerable and {len(fixed)} repaired functions belong together: not all are pairs"
+            )
+        if len(vulnerable) == 1:
+            yield vulnerable[0], fixed[0]
+            return
+        near = sorted(
+            (-_alike(one, other), one.text("func"), other.text("func"), at, to)
+            for at, one in enumerate(vulnerable)
+            for to, other in enumerate(fixed)
+        )
+        taken: set[tuple[str, int]] = set()
+        for _, _, _, at, to in near:
+            if not {("v", at), ("f", to)} & taken:
+                taken |= {("v", at), ("f", to)}
+                yield vulnerable[at], fixed[to]
+
+    def _vulnerable(self, row: Row) -> bool:
+        for column in ("target", "is_vulnerable"):
+            if column in row:
+                value = row.values[column]
+                if value not in (0, 1):
+                    raise row.wrong(f"column {column!r} is neither 0 nor 1: {value!r}")
+                return bool(value) != bool(self.inverted)
+        raise row.wrong("no column 'target' or 'is_vulnerable'")
+
+
+def _hash(row: Row) -> str:
+    return str(next((row.values[name] for name in ("hash", "func_hash") if name in row), row.text("func")))
+
+
+def _alike(one: Row, other: Row) -> float:
+    sides = (one.text("func").splitlines(), other.text("func").splitlines())
+    return float(SequenceMatcher(None, *sides, autojunk=False).ratio())
+
+
+def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
+    """None where the pair has no label, or ``Other``."""
+    written = vulnerable.values.get("cwe") or []
+    names = [written] if isinstance(written, str) else list(written)
+    try:
+        weaknesses = [label(str(name)) for name in names]
+    except ValueError as error:
+        raise vulnerable.wrong(str(error)) from error
+    if not weaknesses or None in weaknesses:
+        return None
+    code = vulnerable.text("func")
+    function = _function(code)
+    described = vulnerable.values.get("cwe_description") or ""
+    digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]
+    return Pair(
+        key=f"{split}-{vulnerable.values['idx'] if 'idx' in vulnerable else digest}",
+        vulnerable=code,
+        fixed=fixed.text("func"),
+        weakness=str(weaknesses[0]),
+        language=language_of(vulnerable.maybe("file_name"), "c"),
+        repository=vulnerable.maybe("project"),
+        commit=vulnerable.maybe("commit_id"),
+        function=function,
+        path=vulnerable.maybe("file_name") or f"{re.sub(r'[^A-Za-z0-9_]+', '_', function) or 'function'}.c",
+        split=split,
+        described=str(described[0]) if isinstance(described, list) and described else str(described or ""),
+    )
+
+
+def _function(code: str) -> str:
+    """The name before the first parenthesis; empty where there is none."""
+    found = _NAMED.search(code)
+    return found[1] if found else ""

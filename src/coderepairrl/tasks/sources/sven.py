@@ -1,0 +1,58 @@
+"""`sven`: 803 pairs of functions before and after a security fix (SVEN, arXiv 2302.05319, ``eth-sri/sven``).
+
+Rows are one pair each: ``pair_id``, ``split``, ``cwe``, ``language``, ``func_name``, ``file_name``, ``commit_url``,
+``func_vulnerable``, ``func_fixed``. Nine weaknesses in Python, C and C++; three of them (CWE-125, 416, 476) are among
+PrimeVul's most frequent nine.
+"""
+
+from __future__ import annotations
+
+import re
+
+from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, label, language_of
+
+_COMMIT = re.compile(r"https?://[^/]+/(?P<repository>[^/]+/[^/]+)/commit/(?P<commit>\w+)")
+
+
+class Sven(Vulnerabilities):
+    """SVEN's pairs, from a file of rows.
+
+    Held out (split ``test``) is what was published for validation, with all that belongs to it
+    (`vulnerabilities.apart`): published as they are, both parts have commits in common.
+    """
+
+    name = "sven"
+
+    def __init__(
+        self, path: str = "", *, ask: Ask = "weakness", form: Form = "think", classes: str = "", cache: str = ""
+    ) -> None:
+        super().__init__(path, ask=ask, form=form, classes=classes, cache=cache)
+
+    def pairs(self) -> list[tuple[Row, Pair]]:
+        """The published pairs, each with its row. Raises as `rows`."""
+        return [(row, pair) for row in self.published() if (pair := _pair(row)) is not None]
+
+
+def _pair(row: Row) -> Pair | None:
+    commit = _COMMIT.match(row.text("commit_url"))
+    if commit is None:
+        raise row.wrong(f"commit_url is no address of a commit: {row.text('commit_url')!r}")
+    try:
+        weakness = label(row.text("cwe"))
+    except ValueError as error:
+        raise row.wrong(str(error)) from error
+    if weakness is None:
+        return None
+    return Pair(
+        key=row.text("pair_id").removeprefix("sven-"),
+        vulnerable=row.text("func_vulnerable"),
+        fixed=row.text("func_fixed"),
+        weakness=weakness,
+        language=language_of(row.text("file_name"), row.text("language").lower()),
+        repository=commit["repository"],
+        commit=commit["commit"],
+        function=row.text("func_name"),
+        path=row.text("file_name"),
+        split="train" if row.text("split") == "train" else "test",
+    )

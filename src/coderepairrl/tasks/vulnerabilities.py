@@ -1,0 +1,292 @@
+"""What sources of vulnerable functions have in common: pairs of a function before and after its repair.
+
+Of a pair three things can be asked (option ``ask``): ``weakness``, which weakness its vulnerable version has, and
+``vulnerable``, of either version, whether it is; both are answered without a workspace (kind ``detect``). Or
+``repair``: the vulnerable version is the workspace, the repaired one the reference (kind ``vul_repair``).
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Literal
+
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.registry import nearest
+from coderepairrl.tasks.benchmark import Files
+from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.rows import Row
+from coderepairrl.types import Task
+
+Ask = Literal["weakness", "vulnerable", "repair"]
+Form = Literal["think", "answer", "plain"]
+VULNERABLE, SAFE = "vulnerable", "safe"
+DETECT, REPAIR = "detect", "vul_repair"
+"""Kinds of the tasks."""
+
+WEAKNESSES = {
+    "CWE-20": "improper input validation: input is used without a check that it has the properties that are relied on",
+    "CWE-22": "path traversal: a path made of input can lead out of the folder that it is meant for",
+    "CWE-78": "command injection: input becomes part of a command of the operating system, and can add others",
+    "CWE-79": "cross-site scripting: input is written into a page without escaping, and runs as script in a browser",
+    "CWE-89": "SQL injection: input becomes part of the text of a query, and can change what it asks",
+    "CWE-125": "out-of-bounds read: memory is read before the beginning or behind the end of a buffer",
+    "CWE-189": "numeric error: a calculation or conversion of numbers gives a wrong value, by rounding, sign or size",
+    "CWE-190": "integer overflow: the result of a calculation is too large for its type, and wraps around",
+    "CWE-200": "exposure of information: data reach somebody who is not meant to see them",
+    "CWE-264": "weak access control: permissions are missing, too wide or not checked",
+    "CWE-362": "race condition: the result depends on the order in which concurrent code uses what it shares",
+    "CWE-399": "resource management error: memory, handles or the like are not released, or used up",
+    "CWE-416": "use after free: memory is used after it was released",
+    "CWE-476": "null pointer dereference: a pointer that may be null is used without a check",
+    "CWE-787": "out-of-bounds write: memory is written before the beginning or behind the end of a buffer",
+}
+"""What is said of a weakness, by its number in the Common Weakness Enumeration."""
+
+_NO_LABEL = {"", "other", "nvd-cwe-other", "nvd-cwe-noinfo", "none"}
+_FORMS: dict[Form, str] = {
+    "think": "Think first, then give one label, in this form:\n\n"
+    "<think>\nyour reasoning\n</think>\n<answer>\nthe label\n</answer>",
+    "answer": "Reply with one label, in this form:\n\n<answer>\nthe label\n</answer>",
+    "plain": "Reply with the label alone.",
+}
+_ENOUGH = 20
+"""Pairs of unequal length, from which on it is asked whether labels are the wrong way round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A function before and after its repair. `key` names it within its source."""
+
+    key: str
+    vulnerable: str
+    fixed: str
+    weakness: str
+    """As ``CWE-125``."""
+    language: str
+    repository: str
+    commit: str
+    function: str
+    path: str
+    split: str
+    described: str = ""
+    """The weakness in the data's words; `WEAKNESSES` where it has none."""
+
+    @property
+    def text(self) -> str:
+        """The weakness in words; empty where nothing describes it."""
+        return WEAKNESSES.get(self.weakness) or self.described
+
+    @property
+    def trivial(self) -> bool:
+        """Whether both versions are the same but for white space: then one of the labels is wrong."""
+        return self.vulnerable.split() == self.fixed.split()
+
+
+class Vulnerabilities(Files):
+    """Tasks about `pairs`, which a source reads from published rows.
+
+    `classes`, separated by commas, are the weaknesses that count: pairs with another one are left out, and so are those
+    without any (``Other``), and those of which both versions are the same. `form` is that of the answer. What `ask` and
+    ``form`` are, the module says.
+    """
+
+    classes: tuple[str, ...] = ()
+    """Those that count where the options name none; all where it is empty."""
+
+    def __init__(
+        self, path: str = "", *, hub: str = "", revision: str = "", ask: Ask, form: Form, classes: str, cache: str
+    ) -> None:
+        super().__init__(path, hub=hub, revision=revision, cache=cache)
+        self.ask, self.form = ask, form
+        if classes:
+            self.classes = tuple(dict.fromkeys(self._class(each.strip()) for each in classes.split(",")))
+        self._pairs: dict[str, Pair] = {}
+
+    def _class(self, written: str) -> str:
+        found = label(written) if re.fullmatch(_NUMBERED, written.strip()) else None
+        if found not in WEAKNESSES:
+            raise ConfigError(
+                f"{self.name}: classes: {written!r} is no known weakness", fix=nearest(written, WEAKNESSES)
+            )
+        return found
+
+    def published(self) -> list[Row]:
+        """All rows of `path`. Raises as `rows`."""
+        return super()._read()
+
+    @abstractmethod
+    def pairs(self) -> list[tuple[Row, Pair]]:
+        """The published pairs, each with the row of its vulnerable version. Raises as `rows`."""
+
+    def _read(self) -> list[Row]:
+        """A row for each task, with what the published one has."""
+        published = [(row, pair) for row, pair in self.pairs() if not pair.trivial]
+        kept = apart([pair for _, pair in published])
+        where = {pair.key: row for row, pair in published}
+        chosen = [pair for pair in kept if not self.classes or pair.weakness in self.classes]
+        if not chosen:
+            raise TaskError(
+                f"{self.name}: no pair has a weakness of {', '.join(self.classes) or 'any kind'}",
+                fix=f"there are {_most(pair.weakness for pair in kept)}",
+            )
+        self._pairs = {pair.key: pair for pair in chosen}
+        asked = (VULNERABLE, SAFE) if self.ask == "vulnerable" else (self.ask,)
+        return [
+            Row(self.name, where[key].where, {**where[key].values, "pair": key, "asked": each})
+            for key in self._pairs
+            for each in asked
+        ]
+
+    def task(self, row: Row) -> Task:
+        """The task of a row of `rows`."""
+        pair, asked = self._pairs[row.text("pair")], row.text("asked")
+        task = Task(
+            id=f"{self.name}/{pair.key}/{asked}",
+            prompt="",
+            language=pair.language,
+            workspace="",
+            reference=b"",
+            split=pair.split,
+            repository=pair.repository,
+            kind=DETECT,
+        )
+        if asked == "repair":
+            return self._repair(pair, task)
+        if asked == "weakness":
+            question = f"Which weakness does this {_word(pair.language)} function have? Its label is one of these:"
+            labels = {each: WEAKNESSES[each] for each in sorted(self._labels(), key=_number)}
+            return replace(task, prompt=self._prompt(question, labels, pair, pair.vulnerable), answer=pair.weakness)
+        question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
+        labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
+        code = pair.vulnerable if asked == VULNERABLE else pair.fixed
+        return replace(task, prompt=self._prompt(question, labels, pair, code), answer=asked)
+
+    def _labels(self) -> set[str]:
+        return set(self.classes) or {pair.weakness for pair in self._pairs.values()} & WEAKNESSES.keys()
+
+    def _prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
+        listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
+        return f"{question}\n\n{listed}\n\n{fenced(code, pair.language)}\n\n{_FORMS[self.form]}"
+
+    def _repair(self, pair: Pair, task: Task) -> Task:
+        before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))
+        words = f" ({pair.text})" if pair.text else ""
+        return replace(
+            task,
+            prompt=f"The function {f'`{pair.function}` ' if pair.function else ''}in {pair.path} has the weakness "
+            f"{pair.weakness}{words}.\nRepair it, and change nothing else. The file has this function alone.",
+            workspace=self.stored({pair.path: before}),
+            reference=unified(pair.path, before, after),
+            kind=REPAIR,
+        )
+
+
+_NUMBERED = r"(?i:CWE)-0*(\d+)"
+
+
+def label(written: str) -> str | None:
+    """A weakness as ``CWE-22``; None for what says that it is none of the enumeration's. Raises ValueError.
+
+    >>> label("CWE-022"), label("Other")
+    ('CWE-22', None)
+    """
+    if found := re.fullmatch(_NUMBERED, written.strip()):
+        return f"CWE-{found[1]}"
+    if written.strip().lower() in _NO_LABEL:
+        return None
+    raise ValueError(f"{written!r} is no label of a weakness, such as CWE-125")
+
+
+def apart(pairs: Sequence[Pair]) -> list[Pair]:
+    """`pairs` with splits that share nothing: what belongs together is where the most of it would be held out.
+
+    Pairs belong together that are of one commit, of one function of a repository, or have a version in common. Of
+    train, valid and test the last that one of them was published in becomes that of all.
+    """
+    groups = together(
+        [
+            (
+                ("commit", pair.repository, pair.commit or pair.key),
+                ("function", pair.repository, pair.function or pair.key),
+                ("text", " ".join(pair.vulnerable.split())),
+                ("text", " ".join(pair.fixed.split())),
+            )
+            for pair in pairs
+        ]
+    )
+    order = {"train": 0, "valid": 1, "test": 2}
+    latest: dict[int, str] = {}
+    for group, pair in zip(groups, pairs, strict=True):
+        latest[group] = max(latest.get(group, "train"), pair.split, key=order.__getitem__)
+    return [replace(pair, split=latest[group]) for group, pair in zip(groups, pairs, strict=True)]
+
+
+def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
+    """The group of each of several things: those that have a key in common, directly or through others, share one.
+
+    >>> together(["ab", "c", "bd", "de"])
+    [0, 1, 0, 0]
+    """
+    parent = list(range(len(keys)))
+
+    def root(at: int) -> int:
+        while parent[at] != at:
+            parent[at] = parent[parent[at]]
+            at = parent[at]
+        return at
+
+    first: dict[Hashable, int] = {}
+    for at, own in enumerate(keys):
+        for key in own:
+            one, other = sorted((root(at), root(first.setdefault(key, at))))
+            parent[other] = one
+    return [root(at) for at in range(len(keys))]
+
+
+def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
+    """Raise `TaskError` where labels are the wrong way round: a repair adds checks, and seldom makes code shorter."""
+    lengths = [(len(pair.vulnerable), len(pair.fixed)) for pair in pairs]
+    unequal = [fixed - vulnerable for vulnerable, fixed in lengths if fixed != vulnerable]
+    shorter = sum(difference < 0 for difference in unequal)
+    if len(unequal) >= _ENOUGH and shorter > 2 / 3 * len(unequal):
+        raise TaskError(
+            f"{benchmark}: in {shorter} of {len(unequal)} pairs the repaired function is the shorter one: the labels "
+            "are the wrong way round",
+            fix="read some; then inverted=true takes those labelled safe for the vulnerable ones, and inverted=false "
+            "takes all as they are",
+        )
+
+
+def fenced(code: str, language: str) -> str:
+    """`code` as a block of Markdown, whatever is in it.
+
+    >>> print(fenced("a ``` b", "c"))
+    ````c
+    a ``` b
+    ````
+    """
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", code)), default=0))
+    return f"{fence}{language}\n{code.rstrip()}\n{fence}"
+
+
+def language_of(path: str, otherwise: str) -> str:
+    """The language of a file of C, C++ or Python by its ending."""
+    endings = {".c": "c", ".py": "python", ".cc": "cpp", ".cpp": "cpp", ".cxx": "cpp", ".hpp": "cpp", ".hh": "cpp"}
+    return endings.get(PurePosixPath(path).suffix.lower(), otherwise)
+
+
+def _word(language: str) -> str:
+    return {"c": "C", "cpp": "C++", "python": "Python"}.get(language, language)
+
+
+def _number(name: str) -> int:
+    return int(name.removeprefix("CWE-"))
+
+
+def _most(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} ({count})" for name, count in Counter(names).most_common(9)) or "none"

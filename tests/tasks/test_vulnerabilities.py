@@ -1,0 +1,244 @@
+"""Pairs of vulnerable and repaired functions: SVEN's real records, and rows of PrimeVul's published layouts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from coderepairrl.certify.task_source import examine
+from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
+from coderepairrl.tasks import make
+from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, apart, together
+from coderepairrl.types import Task
+from rewards.folder import DATA, bwrap
+
+SVEN = DATA / "vuln_sven" / "sven_pairs.jsonl.gz"
+real = pytest.mark.skipif(not SVEN.exists(), reason=f"{SVEN} is missing")
+
+
+def sven(path: Path = SVEN, **options: Any) -> list[Task]:
+    return list(make("sven", path=str(path), **options))
+
+
+def pair_of(task: Task) -> str:
+    return task.id.rpartition("/")[0]
+
+
+# -- SVEN
+
+
+@real
+def test_sven_asks_the_same_pairs_in_three_ways(tmp_path: Path) -> None:
+    """799 of 803 pairs: four have the same function on both sides. Nothing of a pair is in two splits, whatever is
+    asked of it, and so is nothing of one commit, one function, or one text."""
+    weakness = sven()
+    either = sven(ask="vulnerable")
+    repair = sven(ask="repair", cache=str(tmp_path))
+    assert len(weakness) == len(repair) == 799 and len(either) == 2 * 799
+    assert Counter(task.split for task in weakness) == {"train": 570, "test": 229}
+    assert len({task.answer for task in weakness}) == 9 and {task.answer for task in weakness} <= WEAKNESSES.keys()
+    assert Counter(task.answer for task in either) == {VULNERABLE: 799, SAFE: 799}
+    splits: defaultdict[str, set[str]] = defaultdict(set)
+    for task in (*weakness, *either, *repair):
+        splits[pair_of(task)].add(task.split)
+    assert len(splits) == 799 and all(len(found) == 1 for found in splits.values())
+    assert len({task.id for task in (*weakness, *either, *repair)}) == 4 * 799
+
+    rows = {row["pair_id"]: row for row in map(json.loads, gzip.decompress(SVEN.read_bytes()).splitlines())}
+    for column in ("commit_url", "func_vulnerable", "func_fixed"):
+        where: defaultdict[str, set[str]] = defaultdict(set)
+        for task in weakness:
+            row = rows["sven-" + pair_of(task).removeprefix("sven/")]
+            where[row[column]].add(task.split)
+            assert row["split"] == "train" or task.split == "test"  # what was published as held out is
+        assert all(len(found) == 1 for found in where.values()), column
+
+
+@real
+def test_answers_need_no_workspace_and_repairs_have_one(tmp_path: Path) -> None:
+    for task in sven()[:40]:
+        assert (task.kind, task.workspace, task.reference) == ("detect", "", b"")
+        assert all(f"- {label}: " in task.prompt for label in WEAKNESSES if label in {t.answer for t in sven()})
+        assert "<answer>" in task.prompt and "<think>" in task.prompt
+    assert "<think>" not in sven(form="answer")[0].prompt and "<answer>" not in sven(form="plain")[0].prompt
+    for task in sven(ask="repair", cache=str(tmp_path))[:40]:
+        assert task.kind == "vul_repair" and task.workspace.startswith("dir:") and task.reference and not task.answer
+        assert "CWE-22 (path traversal" in task.prompt
+
+
+@real
+async def test_the_exam_of_task_sources(tmp_path: Path) -> None:
+    for ask, limit in (("weakness", 0), ("vulnerable", 0), ("repair", 12)):
+        source = make("sven", path=str(SVEN), ask=ask, cache=str(tmp_path))
+        findings = await examine(source, bwrap(), limit=limit)
+        assert len(findings) > 12 and [each for each in findings if not each.ok] == []
+
+
+@real
+def test_classes_that_count() -> None:
+    found = sven(classes="CWE-125, CWE-0416")
+    assert Counter(task.answer for task in found) == {"CWE-125": 144, "CWE-416": 61}
+    assert "CWE-89" not in found[0].prompt
+    with pytest.raises(ConfigError, match="'CWE-417' is no known weakness") as unknown:
+        sven(classes="CWE-125,CWE-417")
+    assert "did you mean 'CWE-4" in unknown.value.fix
+    with pytest.raises(TaskError, match="no pair has a weakness of CWE-362") as raised:
+        sven(classes="CWE-362")
+    assert "CWE-89 (204)" in raised.value.fix
+
+
+def test_a_source_without_its_data_says_so() -> None:
+    with pytest.raises(CodeRepairError, match="needs its data"):
+        list(make("sven"))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"cwe": "stack smashing"}, "'stack smashing' is no label of a weakness"),
+    ({"commit_url": "abc"}, "commit_url is no address of a commit"),
+    ({"func_fixed": None}, "no column 'func_fixed'"),
+])  # fmt: skip
+def test_rows_that_cannot_be_read(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    row = {"pair_id": "sven-train-0", "split": "train", "cwe": "CWE-022", "language": "c", "func_name": "f"}
+    row |= {"file_name": "a.c", "commit_url": "https://github.com/a/b/commit/1", "func_vulnerable": "f() { }"}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({**row, "func_fixed": "f() { g(); }", **change}) + "\n")
+    with pytest.raises(TaskError, match=message):
+        sven(file)
+
+
+# -- what belongs together
+
+
+def test_what_belongs_together_is_held_out_together() -> None:
+    assert together(["ab", "c", "bd", "e", "dc"]) == [0, 0, 0, 3, 0]
+
+    def pair(key: str, commit: str, function: str, split: str) -> Pair:
+        return Pair(key, f"v{key}", f"f{key}", "CWE-20", "c", "a/b", commit, function, "a.c", split)
+
+    linked = [pair("1", "x", "f", "train"), pair("2", "x", "g", "train"), pair("3", "y", "g", "valid")]
+    other = pair("4", "z", "h", "train")
+    assert [each.split for each in apart([*linked, other])] == ["valid"] * 3 + ["train"]
+    assert [each.split for each in apart([pair("5", "z", "k", "test"), *linked, other])] == [
+        *("test", "valid", "valid", "valid"),
+        "test",
+    ]
+
+
+def test_both_versions_of_a_pair_are_one_observation() -> None:
+    ids = ["sven/train-1/vulnerable", "sven/train-1/safe", "sven/train-2/safe", "other/train-1/safe"]
+    assert len(set(clusters_by(dict.fromkeys(ids, "a/b")).values())) == 3
+
+
+# -- PrimeVul
+
+CLASSES = ("CWE-20", "CWE-125", "CWE-416", "CWE-787")
+
+
+def function(at: int, *, fixed: bool) -> str:
+    check = f"  if (n > {at})\n    return 0;\n" if fixed else ""
+    return f"static int read_{at}(const char *p, int n)\n{{\n  int i = {at};\n{check}  return p[n + i];\n}}"
+
+
+def primevul(layout: str, number: int = 24) -> list[dict[str, Any]]:
+    """Rows as the layouts have them, the versions of a pair one after the other; two pairs are of one commit."""
+    rows = []
+    for at in range(number):
+        for fixed in (False, True):
+            row: dict[str, Any] = {"func": function(at, fixed=fixed), "cwe": [CLASSES[at % 4]]}
+            if layout == "hub":
+                row |= {"is_vulnerable": not fixed, "hash": f"h{at}", "cwe_description": "what it is"}
+            else:
+                row |= {"target": int(not fixed), "project": "gpac", "commit_id": f"c{at // 2}", "idx": 2 * at + fixed}
+            if layout == "v0.1":
+                row |= {"func_hash": str(1000 * at + fixed), "file_name": "read.cpp", "cve_desc": "..."}
+            elif layout == "original":
+                row |= {"hash": 1000 * at + fixed, "size": 7, "message": "fix"}
+            rows.append(row)
+    return rows
+
+
+def write(folder: Path, **splits: list[dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for split, rows in splits.items():
+        file = folder / f"primevul_{split}_paired.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def contents(tasks: list[Task]) -> list[tuple[str, bytes, str]]:
+    return sorted((task.prompt, task.reference, task.answer) for task in tasks)
+
+
+@pytest.mark.parametrize("layout", ["hub", "original", "v0.1"])
+@pytest.mark.parametrize("ask", ["weakness", "vulnerable", "repair"])
+def test_pairs_stay_pairs_when_rows_are_shuffled(tmp_path: Path, layout: str, ask: str) -> None:
+    """The original shuffled the rows and paired neighbours."""
+    rows = primevul(layout)
+    options = {"ask": ask, "cache": str(tmp_path / "cache")}
+    ordered = list(make("primevul", path=str(write(tmp_path / "a", train=rows)), **options))
+    for seed in range(3):
+        shuffled = Random(seed).sample(rows, len(rows))
+        assert any(one["func"].split("(")[0] != two["func"].split("(")[0]
+                   for one, two in zip(shuffled[::2], shuffled[1::2], strict=True))  # fmt: skip
+        found = list(make("primevul", path=str(write(tmp_path / "b", train=shuffled)), **options))
+        assert contents(found) == contents(ordered)
+        assert {task.id for task in found} == {task.id for task in ordered}
+    if ask == "repair":
+        assert len(ordered) == 24
+        for task in ordered:
+            added = [line for line in task.reference.decode().splitlines()[3:] if line[:1] in "+-"]
+            assert len(added) == 2 and all(line.startswith("+") for line in added)  # its own repair, no other's
+    elif ask == "vulnerable":
+        assert Counter(task.answer for task in ordered) == {VULNERABLE: 24, SAFE: 24}
+        assert all(("if (n >" in task.prompt) == (task.answer == SAFE) for task in ordered)
+    else:
+        assert Counter(task.answer for task in ordered) == {"CWE-20": 6, "CWE-125": 6, "CWE-416": 6}
+        assert all("if (n >" not in task.prompt and "- CWE-362: " in task.prompt for task in ordered)
+
+
+def test_labels_that_are_the_wrong_way_round(tmp_path: Path) -> None:
+    rows = [row | {"is_vulnerable": not row["is_vulnerable"]} for row in primevul("hub")]
+    folder = str(write(tmp_path / "a", train=rows))
+    with pytest.raises(TaskError, match="24 of 24 pairs the repaired function is the shorter one") as raised:
+        list(make("primevul", path=folder))
+    assert "inverted=true" in raised.value.fix
+    right = list(make("primevul", path=str(write(tmp_path / "b", train=primevul("hub")))))
+    assert contents(list(make("primevul", path=folder, inverted=True))) == contents(right)
+    assert len(list(make("primevul", path=folder, inverted=False))) == len(right)
+
+
+def test_splits_are_those_of_the_files_but_for_what_belongs_together(tmp_path: Path) -> None:
+    rows = primevul("v0.1")
+    parts = {"train": rows[:30], "valid": rows[30:36], "test": rows[36:]}  # pairs 14 and 15 are of one commit
+    found = list(make("primevul", path=str(write(tmp_path / "a", **parts)), ask="vulnerable"))
+    splits = {int(task.id.split("/")[1].rpartition("-")[2]) // 2: task.split for task in found}
+    assert [splits[at] for at in range(24)] == ["train"] * 14 + ["valid"] * 4 + ["test"] * 6
+    assert {task.language for task in found} == {"cpp"} and {task.repository for task in found} == {"gpac"}
+
+
+def test_rows_without_a_label_are_left_out_and_unknown_ones_refused(tmp_path: Path) -> None:
+    rows = primevul("original", 4)
+    for row, cwe in zip(rows, (["Other"], ["Other"], [], [], ["CWE-020", "CWE-787"], ["CWE-020"]), strict=False):
+        row["cwe"] = cwe
+    found = list(make("primevul", path=str(write(tmp_path / "a", train=rows))))
+    assert [task.answer for task in found] == ["CWE-20"]
+    rows[0]["cwe"] = ["overflow"]
+    with pytest.raises(TaskError, match=r"row 1 of .*'overflow' is no label of a weakness"):
+        list(make("primevul", path=str(write(tmp_path / "b", train=rows))))
+
+
+def test_rows_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
+    for layout in ("hub", "original"):
+        with pytest.raises(TaskError, match="(1 vulnerable and 0|2 vulnerable and 1) repaired functions belong"):
+            list(make("primevul", path=str(write(tmp_path / layout, train=primevul(layout)[:-1]))))
+    with pytest.raises(TaskError, match="neither 0 nor 1"):
+        list(make("primevul", path=str(write(tmp_path / "a", train=[{"func": "f()", "target": 2, "hash": 1}]))))
+    with pytest.raises(TaskError, match="no file of pairs"):
+        list(make("primevul", path=str(tmp_path / "empty")))

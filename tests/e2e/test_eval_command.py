@@ -242,7 +242,7 @@ async def test_a_url_that_throttles_is_waited_for_and_costs_what_it_says(
     assert found["cost"]["prompt_tokens"] == 30 and found["cost"]["sampled_tokens"] == 9
     assert found["cost"]["money"] == pytest.approx((30 + 90) / 1e6)
     summary = found["evaluations"]["eval"]
-    assert summary["void"] == 0 and 0 < summary["values"]["classification"]["value"] < 1
+    assert summary["void"] == 0 and 0 < summary["values"]["label"]["value"] < 1
     assert found["policy"] == url and "resolved" not in summary["outcomes"]
 
 
@@ -268,7 +268,7 @@ async def test_a_url_that_dies_stops_the_evaluation_and_is_no_zero(
         found = await evaluate.evaluate(again, resume=True)
     summary = found["evaluations"]["eval"]
     assert (summary["void"], summary["tasks"]) == (0, 40)
-    share = summary["values"]["classification"]
+    share = summary["values"]["label"]
     assert share["value"] == pytest.approx(share["high"]) == 1 and 0.9 < share["low"] < 1, "never of zero width"
 
 

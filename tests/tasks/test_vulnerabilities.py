@@ -13,8 +13,8 @@ import pytest
 
 from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
-from coderepairrl.tasks import make
 from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.tasks import make
 from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, apart, together
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap
@@ -65,9 +65,10 @@ def test_sven_asks_the_same_pairs_in_three_ways(tmp_path: Path) -> None:
 def test_answers_need_no_workspace_and_repairs_have_one(tmp_path: Path) -> None:
     for task in sven()[:40]:
         assert (task.kind, task.workspace, task.reference) == ("detect", "", b"")
-        assert all(f"- {label}: " in task.prompt for label in WEAKNESSES if label in {t.answer for t in sven()})
+        assert all(f"- {label}: " in task.prompt for label in ("CWE-22", "CWE-89", "CWE-125", "CWE-787"))
         assert "<answer>" in task.prompt and "<think>" in task.prompt
     assert "<think>" not in sven(form="answer")[0].prompt and "<answer>" not in sven(form="plain")[0].prompt
+    assert "<confidence>" in sven(confidence=True)[0].prompt and "<confidence>" not in sven()[0].prompt
     for task in sven(ask="repair", cache=str(tmp_path))[:40]:
         assert task.kind == "vul_repair" and task.workspace.startswith("dir:") and task.reference and not task.answer
         assert "CWE-22 (path traversal" in task.prompt

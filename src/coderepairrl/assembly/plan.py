@@ -180,7 +180,7 @@ def rewards_for(tasks: Sequence[Task]) -> dict[str, float]:
     if references:
         return {"patch_edits": 1.0}
     if all(task.answer for task in tasks):
-        return {"classification": 1.0}
+        return {"label": 1.0}
     raise ConfigError(
         "some tasks lack checks, some references: there is no one measure of all", fix="name it: eval.reward=NAME"
     )

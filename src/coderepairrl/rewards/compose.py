@@ -37,6 +37,7 @@ SHIPPED = {
     "search_replace_similarity": "coderepairrl.rewards.thesis.blocks:SearchReplaceSimilarity",
     "reasoning_format": "coderepairrl.rewards.thesis.formats:ReasoningFormat",
     "reasoning_format_strict": "coderepairrl.rewards.thesis.formats:ReasoningFormatStrict",
+    "label": "coderepairrl.rewards.labels:Label",
     "classification": "coderepairrl.rewards.thesis.formats:Classification",
     "tests": "coderepairrl.rewards.tests:TestsReward",
     "sampled_tests": "coderepairrl.rewards.tests:SampledTests",

@@ -52,7 +52,7 @@ class Label(AnswerReward):
     stands behind the thought. Small and capital letters, zeros before the number of a weakness, and quotes, asterisks
     and full stops around the label make no difference.
 
-    Unit: 0 or 1. Known weakness: with few classes, guessing the commonest pays.
+    Unit: 0 or 1. Source: here. Known weakness: with few classes, guessing the commonest pays.
     """
 
     name = "label"

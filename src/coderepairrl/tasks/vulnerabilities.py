@@ -54,6 +54,11 @@ _FORMS: dict[Form, str] = {
     "answer": "Reply with one label, in this form:\n\n<answer>\nthe label\n</answer>",
     "plain": "Reply with the label alone.",
 }
+_CONFIDENCE = """
+
+Then say how sure you are, from 0 to 1, in this form:
+
+<confidence>0.5</confidence>"""
 _ENOUGH = 20
 """Pairs of unequal length, from which on it is asked whether labels are the wrong way round."""
 
@@ -91,18 +96,27 @@ class Vulnerabilities(Files):
     """Tasks about `pairs`, which a source reads from published rows.
 
     `classes`, separated by commas, are the weaknesses that count: pairs with another one are left out, and so are those
-    without any (``Other``), and those of which both versions are the same. `form` is that of the answer. What `ask` and
-    ``form`` are, the module says.
+    without any (``Other``), and those of which both versions are the same. `form` is that of the answer, which with
+    `confidence` also says how sure it is.
     """
 
     classes: tuple[str, ...] = ()
     """Those that count where the options name none; all where it is empty."""
 
     def __init__(
-        self, path: str = "", *, hub: str = "", revision: str = "", ask: Ask, form: Form, classes: str, cache: str
+        self,
+        path: str,
+        *,
+        ask: Ask,
+        form: Form,
+        confidence: bool,
+        classes: str,
+        cache: str,
+        hub: str = "",
+        revision: str = "",
     ) -> None:
         super().__init__(path, hub=hub, revision=revision, cache=cache)
-        self.ask, self.form = ask, form
+        self.ask, self.form, self.confidence = ask, form, confidence
         if classes:
             self.classes = tuple(dict.fromkeys(self._class(each.strip()) for each in classes.split(",")))
         self._pairs: dict[str, Pair] = {}
@@ -171,7 +185,8 @@ class Vulnerabilities(Files):
 
     def _prompt(self, question: str, labels: Mapping[str, str], pair: Pair, code: str) -> str:
         listed = "\n".join(f"- {name}: {text}" for name, text in labels.items())
-        return f"{question}\n\n{listed}\n\n{fenced(code, pair.language)}\n\n{_FORMS[self.form]}"
+        form = _FORMS[self.form] + self.confidence * _CONFIDENCE
+        return f"{question}\n\n{listed}\n\n{fenced(code, pair.language)}\n\n{form}"
 
     def _repair(self, pair: Pair, task: Task) -> Task:
         before, after = (text.rstrip("\n") + "\n" for text in (pair.vulnerable, pair.fixed))

@@ -63,13 +63,16 @@ class PrimeVul(Vulnerabilities):
         *,
         ask: Ask = "weakness",
         form: Form = "think",
+        confidence: bool = False,
         classes: str = "",
         inverted: bool | None = None,
         hub: str = "ASSERT-KTH/PrimeVul",
         revision: str = "",
         cache: str = "",
     ) -> None:
-        super().__init__(path, hub=hub, revision=revision, ask=ask, form=form, classes=classes, cache=cache)
+        super().__init__(
+            path, hub=hub, revision=revision, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache
+        )
         self.inverted = inverted
         if not classes and ask == "weakness":
             self.classes = TOP

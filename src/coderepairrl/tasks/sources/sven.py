@@ -25,9 +25,16 @@ class Sven(Vulnerabilities):
     name = "sven"
 
     def __init__(
-        self, path: str = "", *, ask: Ask = "weakness", form: Form = "think", classes: str = "", cache: str = ""
+        self,
+        path: str = "",
+        *,
+        ask: Ask = "weakness",
+        form: Form = "think",
+        confidence: bool = False,
+        classes: str = "",
+        cache: str = "",
     ) -> None:
-        super().__init__(path, ask=ask, form=form, classes=classes, cache=cache)
+        super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
 
     def pairs(self) -> list[tuple[Row, Pair]]:
         """The published pairs, each with its row. Raises as `rows`."""

@@ -11,7 +11,7 @@ def gradient_of_step(trainer, samples, monkeypatch: pytest.MonkeyPatch, episodes
     seen = {}
 
     def keep(parameters, *_, **__):
-        seen.update({name: p.grad.clone() for name, p in trainer.policy.model.named_parameters()})
+        seen.update({name: p.grad.clone() for name, p in trainer.policy.parameters.items()})
         return torch.tensor(0.0)
 
     with monkeypatch.context() as patch:

@@ -61,14 +61,14 @@ def by_hand(name, t):
     return total / 2
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["gspo", "grpo", "dr_grpo"])
 @pytest.mark.parametrize("ref", [True, False])
 def test_equals_a_loop_over_episodes_with_forks(name, ref):
     t = trained(ref=ref)
     assert LOSSES[name](t, SCALE).value.item() == pytest.approx(by_hand(name, t), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["gspo", "grpo", "dr_grpo"])
 def test_gradient_equals_finite_differences(name):
     t = trained()
     LOSSES[name](t, SCALE).value.backward()
@@ -108,7 +108,7 @@ def test_forks_do_not_weigh_more(name):
     assert gradient[9:].tolist() == pytest.approx([0.8 / 2 / 2] * 2)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", ["gspo", "grpo", "dr_grpo"])
 def test_clipped_ratios_have_no_gradient_and_are_counted(name):
     count = torch.tensor([1.0, 1.0, 1.0])
     logp_N = torch.log(torch.tensor([1.3, 0.7, 1.3])).requires_grad_()

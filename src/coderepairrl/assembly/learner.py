@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from coderepairrl import models, tokens
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Learning
+from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
 
 
 def settings(config: Config) -> LearnSettings:
-    """The learner's settings. Raises `ConfigError` for those that contradict each other."""
+    """The learner's settings. Raises `ConfigError` for those that contradict each other, and what `teacher` raises."""
     config = resolved(config)
     terms = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
+    terms["teacher"] = str(teacher(config) or "")
     terms |= {"temperature": config.rollout.temperature, "max_completion_tokens": constant, "seed": config.run.seed}
     return LearnSettings.model_validate(terms)
+
+
+def teacher(config: Config) -> Path | None:
+    """The folder of the model whose distribution is learned, if there is one.
+
+    Raises `UsageError` where there is no model, and `ConfigError` for adapters, or a weight without a teacher.
+    """
+    train = config.train
+    if not train.teacher:
+        if train.teacher_weight != type(train).model_fields["teacher_weight"].get_default():
+            raise ConfigError(
+                f"train.teacher_weight={train.teacher_weight:g} without a teacher", fix="set train.teacher"
+            )
+        return None
+    found = models.named(train.teacher)
+    if found.adapter is not None:
+        raise ConfigError(
+            f"train.teacher={train.teacher} is adapters on {found.folder}, and a teacher is a whole model",
+            fix=f"merge them first: crrl export {train.teacher} FOLDER",
+        )
+    return models.folder(str(found.folder), weights=True).resolve()
+
+
+def check_teacher(config: Config, model: Path) -> None:
+    """Raise `ConfigError` where the teacher's tokens are not those of the student in `model`; else as `teacher`."""
+    folder = teacher(config)
+    if folder is not None and tokens.digest(folder) != tokens.digest(model):
+        raise ConfigError(
+            f"train.teacher={config.train.teacher} has another tokenizer or chat template than {config.model.path}: its"
+            " distribution would be over other tokens, or for prompts that it never saw so",
+            fix="a teacher of the same family; where only the template differs, give both the same chat_template.jinja",
+        )

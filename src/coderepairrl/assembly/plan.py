@@ -12,7 +12,7 @@ from typing import TypeVar
 from coderepairrl import models, rewards
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.kinds import check_kinds, of_kind
-from coderepairrl.assembly.learner import settings
+from coderepairrl.assembly.learner import check_teacher, settings
 from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, named, writer
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
@@ -205,8 +205,11 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     problems = Problems()
     if not resumed:
         problems.attempt(lambda: check_clip(config))
+    problems.attempt(lambda: _check_learns_from_rewards(config))
     learner = problems.attempt(lambda: settings(config))
     model = problems.attempt(lambda: models.folder(config.model.path, weights=config.model.init == "weights"))
+    if learner:
+        problems.attempt(lambda: check_teacher(config, model.value))
     adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
     codec, forks = writer(config, model, problems)
     paid = problems.attempt(lambda: rewards.make(config.reward))
@@ -255,6 +258,15 @@ def require_trackers(names: Sequence[str]) -> None:
     ]
     if absent:
         raise several(absent)
+
+
+def _check_learns_from_rewards(config: Config) -> None:
+    """Raise `ConfigError` for what `crrl sft` does."""
+    if config.train.algorithm == "sft":
+        raise ConfigError(
+            "train.algorithm=sft learns from examples, not from attempts at tasks",
+            fix="crrl sft FILE, or another train.algorithm",
+        )
 
 
 def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from coderepairrl.types import HistoryPolicy, SideCalls
 
-Algorithm = Literal["gspo", "grpo", "dr_grpo"]
+Algorithm = Literal["gspo", "grpo", "dr_grpo", "sft"]
 OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
 Head = Literal["fp32", "model"]
@@ -295,7 +295,8 @@ class Learning(Section):
     """How a batch becomes an update, as the learner's process reads it, too."""
 
     algorithm: Algorithm = "gspo"
-    """The loss: sequence-level ratio, token-level ratio, or the latter with constant denominators."""
+    """The loss: sequence-level ratio, token-level ratio, or the latter with constant denominators; `sft`, of
+    `crrl sft`, is cross-entropy on the examples of `data`."""
     lr: float = Field(default=1e-4, gt=0)
     """Learning rate of AdamW, after warm-up and before decay."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
@@ -309,7 +310,14 @@ class Learning(Section):
     max_grad_norm: float = Field(default=0.1, gt=0)
     """Gradients are clipped to this norm."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL term against the initial weights."""
+    """Weight of the KL term against the initial weights. For `sft` it is over the whole vocabulary, KL(initial ||
+    trained)."""
+    teacher: str = ""
+    """A model whose distribution over the next token is learned (docs/guides/sft.md): a folder, a run that trained all
+    weights, or `builtin:NAME`, with the same tokenizer and template. Empty: none."""
+    teacher_weight: float = Field(default=1.0, gt=0, le=1)
+    """The part of the loss that is the divergence from it; the other part is the algorithm's own: 1 learns nothing
+    from rewards, or from the sampled tokens of examples."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
     """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own."""
     eps_high: float | None = Field(default=None, ge=0)

@@ -83,8 +83,12 @@ class Learner:
 
         The loss is averaged over `episodes` (`Batch.episodes`); None is the number of those with rows.
         """
-        rows = [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
-        metrics: dict[str, Any] = await self._call("step", samples=rows, episodes=episodes)
+        metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes)
+        return metrics
+
+    async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """The metrics of rows that are not trained on, under the current weights (`Trainer.measure`)."""
+        metrics: dict[str, Any] = await self._call("measure", samples=_packed(samples))
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
@@ -226,6 +230,10 @@ async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str
         await asyncio.gather(*(child.close() for child in children))
         raise
     return children
+
+
+def _packed(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    return [{name: getattr(sample, name) for name in _SAMPLE_FIELDS} for sample in samples]
 
 
 def _raised(op: str, reply: dict[str, Any]) -> CodeRepairError:

@@ -1,4 +1,4 @@
-"""GSPO, GRPO and Dr. GRPO as plain functions on the trained tokens of a micro-batch.
+"""GSPO, GRPO, Dr. GRPO and supervised fine-tuning as plain functions on the trained tokens of a micro-batch.
 
 Each returns its share of the whole batch's loss: denominators (`Scale`) are those of the batch, so gradients of
 micro-batches add up to the gradient of the batch, whatever the split. An episode counts once, however many rows
@@ -9,13 +9,23 @@ Shapes: R rows, N trained tokens. With ``r = exp(logp - old)`` per token, advant
 
 - ``grpo``: ``-1/E sum_e 1/|y_e| sum_t clipped(r_t)`` (arXiv 2402.03300);
 - ``dr_grpo``: ``-1/E sum_e 1/L sum_t clipped(r_t)`` with a constant L (arXiv 2503.20783);
-- ``gspo``: ``-1/E sum_e sum_rows w_row clipped(s_row)`` with ``s_row = exp(mean_t (logp - old))`` (arXiv 2507.18071).
+- ``gspo``: ``-1/E sum_e sum_rows w_row clipped(s_row)`` with ``s_row = exp(mean_t (logp - old))`` (arXiv 2507.18071);
+- ``sft``: ``-1/n sum_rows w_row sum_t logp_t``, cross-entropy, with n the trained tokens of the batch times the weights
+  of their rows: there is no ratio, and no advantage.
 
 With a correction (`truncated`), ``clipped`` is weighted by learner over engine: each token's, or for GSPO by their mean
 over the row.
 
 The KL term is ``beta`` times the k3 estimator ``exp(ref - logp) - (ref - logp) - 1``, averaged like the
-tokens of that loss. It is not weighted by the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``).
+tokens of that loss. It is not weighted by the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``). For
+``sft``, whose tokens the policy did not sample, the estimator would be biased: there the term is ``KL(ref || policy)``
+over the whole vocabulary.
+
+With a teacher of weight w, the loss is ``1 - w`` times that of the algorithm and w times the divergence from the
+teacher over the whole vocabulary, averaged alike: for tokens that the policy sampled ``KL(policy || teacher)``, which
+makes it sure of what the teacher would do in the places that it gets to itself (on-policy distillation, arXiv
+2306.13649); for collected tokens ``KL(teacher || policy)``, as in ordinary distillation (arXiv 1503.02531). The whole
+vocabulary is at hand, since the teacher is; the sampled tokens alone would give the same expectation with variance.
 """
 
 from __future__ import annotations
@@ -43,20 +53,26 @@ class Trained:
     count_R: Tensor
     correction_N: Tensor | None = None
     """`Truncated.weight_N`; None weights nothing."""
+    initial_N: Tensor | None = None
+    """``KL(initial weights || policy)`` of each token: the KL term of `sft`."""
+    teacher_N: Tensor | None = None
+    """Divergence from the teacher, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     """What a loss needs beside the tokens: the clip range, and denominators of the whole batch.
 
-    `tokens` is Dr. GRPO's constant, unused elsewhere.
+    `tokens` is Dr. GRPO's constant, and for `sft` the batch's trained tokens times the weights of their rows; unused
+    elsewhere. `teacher` is the weight of the divergence from it.
     """
 
     episodes: int
     eps_low: float
     eps_high: float
     beta: float = 0.0
-    tokens: int = 1
+    tokens: float = 1
+    teacher: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +80,15 @@ class Loss:
     """A micro-batch's share of the loss, and what it was made of, detached.
 
     `ratio` and the masks `low` and `high` (ratios that the clip holds back) are per token (N), or per row (R)
-    for GSPO. `kl_N` is the k3 estimate per token.
+    for GSPO, None for `sft`. `kl_N` is that of the KL term per token, `teacher_N` the divergence from the teacher.
     """
 
     value: Tensor
-    ratio: Tensor
-    low: Tensor
-    high: Tensor
+    ratio: Tensor | None
+    low: Tensor | None
+    high: Tensor | None
     kl_N: Tensor | None
+    teacher_N: Tensor | None
 
 
 LossFunction = Callable[[Trained, Scale], Loss]
@@ -125,13 +142,27 @@ def gspo(trained: Trained, scale: Scale) -> Loss:
     if trained.correction_N is not None:
         objective_R = objective_R * _means(trained.correction_N, trained.row_N, trained.count_R)
     value = -(trained.weight_R * objective_R).sum()
-    kl_N = _k3(trained)
-    if kl_N is not None:
-        value = value + scale.beta * ((trained.weight_R / trained.count_R)[trained.row_N] * kl_N).sum()
-    return _loss(value / scale.episodes, ratio_R, low_R, high_R, kl_N)
+    share_N = (trained.weight_R / trained.count_R)[trained.row_N]
+    return _loss(value, share_N, trained, scale, (ratio_R, low_R, high_R))
 
 
-LOSSES: dict[Algorithm, LossFunction] = {"gspo": gspo, "grpo": grpo, "dr_grpo": dr_grpo}
+def sft(trained: Trained, scale: Scale) -> Loss:
+    """Cross-entropy of what is to be imitated: every token counts alike, times the weight of its row."""
+    share_N = trained.weight_R[trained.row_N] / scale.tokens
+    return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
+
+
+LOSSES: dict[Algorithm, LossFunction] = {"gspo": gspo, "grpo": grpo, "dr_grpo": dr_grpo, "sft": sft}
+
+
+def kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
+    """``KL(p || q)`` of two models' logits per token, in nats, over the ids that both vocabularies have.
+
+    Models with one tokenizer may pad their vocabularies to different sizes.
+    """
+    size = min(p_NV.shape[-1], q_NV.shape[-1])
+    p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
+    return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
 
 
 def _token_level(trained: Trained, scale: Scale, share_N: Tensor) -> Loss:
@@ -139,11 +170,7 @@ def _token_level(trained: Trained, scale: Scale, share_N: Tensor) -> Loss:
     objective_N, low_N, high_N = _clipped(ratio_N, trained.advantage_R[trained.row_N], scale)
     if trained.correction_N is not None:
         objective_N = objective_N * trained.correction_N
-    value = -(share_N * objective_N).sum()
-    kl_N = _k3(trained)
-    if kl_N is not None:
-        value = value + scale.beta * (share_N * kl_N).sum()
-    return _loss(value / scale.episodes, ratio_N, low_N, high_N, kl_N)
+    return _loss(-(share_N * objective_N).sum(), share_N, trained, scale, (ratio_N, low_N, high_N))
 
 
 def _means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
@@ -159,12 +186,26 @@ def _clipped(ratio: Tensor, advantage: Tensor, scale: Scale) -> tuple[Tensor, Te
     return torch.minimum(ratio * advantage, bounded * advantage), low, high
 
 
-def _k3(trained: Trained) -> Tensor | None:
+def _kl(trained: Trained) -> Tensor | None:
+    """The KL term per token: k3 of tokens that the policy sampled, else over the whole vocabulary."""
     if trained.ref_N is None:
-        return None
+        return trained.initial_N
     difference_N = trained.ref_N - trained.logp_N
     return torch.exp(difference_N) - difference_N - 1
 
 
-def _loss(value: Tensor, ratio: Tensor, low: Tensor, high: Tensor, kl_N: Tensor | None) -> Loss:
-    return Loss(value, ratio.detach(), low, high, None if kl_N is None else kl_N.detach())
+def _loss(
+    value: Tensor,
+    share_N: Tensor,
+    trained: Trained,
+    scale: Scale,
+    ratios: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
+) -> Loss:
+    """`value`, with the terms that all algorithms have in common: averages by `share_N`, the shares of tokens in it."""
+    kl_N, teacher_N = _kl(trained), trained.teacher_N
+    if teacher_N is not None:
+        value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()
+    if kl_N is not None:
+        value = value + scale.beta * (share_N * kl_N).sum()
+    detached = (None if each is None else each.detach() for each in (*ratios, kl_N, teacher_N))
+    return Loss(value / scale.episodes, *detached)

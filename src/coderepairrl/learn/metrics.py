@@ -32,6 +32,10 @@ class Totals(NamedTuple):
     ratios: int = 0
     kl: float = 0.0
     kls: int = 0
+    right: float = 0.0
+    judged: int = 0
+    teacher: float = 0.0
+    teachers: int = 0
     weight: float = 0.0
     weights: int = 0
     cut: float = 0.0
@@ -50,9 +54,12 @@ class Metrics:
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
     - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: of importance ratios, per token or per row as the
       algorithm has it; the clip fractions are of those whose gradient the clip cut off.
-    - ``kl``: mean k3 estimate per trained token, present with a KL term.
+    - ``kl``: mean of the KL term per trained token, present with one: the k3 estimate, for `sft` over the vocabulary.
+    - ``teacher_kl``: mean divergence from the teacher per trained token; absent without one.
+    - ``accuracy``: share of the trained tokens that are the likeliest; of `sft`, and with a teacher.
     - ``entropy``: minus the mean logprob of the trained tokens before the update, an unbiased estimate on policy. Of
-      several minibatches, with recorded old logprobs, that of the first.
+      several minibatches, with recorded old logprobs, that of the first. For `sft` it is called ``nll``: there it is
+      the cross-entropy, without further terms.
     - ``mismatch_max``, ``mismatch_mean``: absolute difference between the engine's logprobs and ours, over tokens
       that these very weights sampled; absent when there is none. Of minibatches as `entropy` is.
     - ``mismatch_weight``, ``mismatch_cut``: mean weight of a token in the correction (`losses.truncated`), and the
@@ -62,7 +69,7 @@ class Metrics:
       episodes those that have rows.
     - ``skipped``, ``skipped_reason``: how many updates were not made, for a gradient was not finite, and why;
       absent where all were made. What then is not finite, or of no update, is absent as well.
-    - ``denominator``: episodes that the loss is averaged over, those without a row included.
+    - ``denominator``: episodes that the loss is averaged over, those without a row included; absent for `sft`.
     """
 
     def __init__(self, samples: Sequence[Sample], episodes: int, version: int) -> None:
@@ -72,8 +79,8 @@ class Metrics:
             "row_tokens": sum(len(sample.ids) for sample in samples),
             "rows": len(samples),
             "episodes": len({sample.episode_id for sample in samples}),
-            "denominator": episodes,
         }
+        self._episodes = episodes
         self._seen: list[Totals] = []
         self._norms: list[float] = []
         self._rate = 0.0
@@ -96,23 +103,32 @@ class Metrics:
             )
         )
 
-    def add(self, loss: Loss, correction: Truncated | None) -> None:
-        """One micro-batch of one update, after its backward pass."""
+    def add(self, loss: Loss, correction: Truncated | None, right_N: Tensor) -> None:
+        """One micro-batch of one update, after its backward pass; of no token of `right_N` where that was not asked."""
         if correction is not None:
             weight_N, cut = correction
             self._seen.append(
                 Totals(weight=weight_N.sum().item(), weights=len(weight_N), cut=cut.sum().item(), cuts=len(cut))
             )
+        if loss.ratio is not None and loss.low is not None and loss.high is not None:
+            self._seen.append(
+                Totals(
+                    ratio=loss.ratio.sum().item(),
+                    ratio_max=loss.ratio.max().item(),
+                    low=loss.low.sum().item(),
+                    high=loss.high.sum().item(),
+                    ratios=loss.ratio.numel(),
+                )
+            )
         self._seen.append(
             Totals(
                 loss=loss.value.item(),
-                ratio=loss.ratio.sum().item(),
-                ratio_max=loss.ratio.max().item(),
-                low=loss.low.sum().item(),
-                high=loss.high.sum().item(),
-                ratios=loss.ratio.numel(),
+                right=right_N.sum().item(),
+                judged=right_N.numel(),
                 kl=0.0 if loss.kl_N is None else loss.kl_N.sum().item(),
                 kls=0 if loss.kl_N is None else loss.kl_N.numel(),
+                teacher=0.0 if loss.teacher_N is None else loss.teacher_N.sum().item(),
+                teachers=0 if loss.teacher_N is None else loss.teacher_N.numel(),
             )
         )
 
@@ -132,16 +148,23 @@ class Metrics:
     def summary(self, everyone: Sequence[Totals]) -> dict[str, Any]:
         """The metrics over all processes: numbers, and the reason if a batch was skipped."""
         total = sum(everyone, Totals())
-        result: dict[str, float] = {
-            "ratio_mean": total.ratio / total.ratios,
-            "ratio_max": total.ratio_max,
-            "clip_low": total.low / total.ratios,
-            "clip_high": total.high / total.ratios,
-            "entropy": total.surprise / total.scored,
-            "staleness_max": self._version - min(self._version, total.oldest),
-            "micro_batches": total.micro_batches,
-            **self._counts,
-        }
+        result: dict[str, float] = {"micro_batches": total.micro_batches, **self._counts}
+        if total.ratios:
+            result |= {
+                "ratio_mean": total.ratio / total.ratios,
+                "ratio_max": total.ratio_max,
+                "clip_low": total.low / total.ratios,
+                "clip_high": total.high / total.ratios,
+                "entropy": total.surprise / total.scored,
+                "staleness_max": self._version - min(self._version, total.oldest),
+                "denominator": self._episodes,
+            }
+        else:
+            result["nll"] = total.surprise / total.scored
+        if total.judged:
+            result["accuracy"] = total.right / total.judged
+        if total.teachers:
+            result["teacher_kl"] = total.teacher / total.teachers
         if total.kls:
             result["kl"] = total.kl / total.kls
         if total.current:
@@ -152,6 +175,8 @@ class Metrics:
             result["mismatch_cut"] = total.cut / total.cuts
         if updates := len(self._norms):
             result |= {"loss": total.loss / updates, "grad_norm": sum(self._norms) / updates, "lr": self._rate}
+        elif not total.ratios and not self._skipped:  # measured, not trained
+            result["loss"] = total.loss
         if self._skipped:  # JSON has no NaN or infinity
             result = {name: value for name, value in result.items() if math.isfinite(value)}
         return result | self._skipped

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import safetensors
 import torch
@@ -28,6 +28,7 @@ from coderepairrl.config.schema import Lora, Precision
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, shards
 from coderepairrl.learn.head import upcast
+from coderepairrl.learn.losses import kl
 from coderepairrl.learn.pack import MicroBatch, pack, scored
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.runs.storage import write_sums
@@ -84,6 +85,27 @@ def _spread(tensor: Tensor, heads: int) -> Tensor:
 AttentionInterface.register(ATTENTION, rows_attention)
 
 
+class Other(NamedTuple):
+    """Another model at the trained tokens of a micro-batch, which the policy is compared with."""
+
+    hidden_ND: Tensor
+    """Its last hidden states (`Policy.states`)."""
+    head: Callable[[Tensor], Tensor] | None
+    """Its logits of them; None is the policy's own, without adapters."""
+    reverse: bool
+    """Whether the divergence is KL(policy || other), not KL(other || policy)."""
+
+
+class Scored(NamedTuple):
+    """What there is to know of the trained tokens of a micro-batch."""
+
+    logp_N: Tensor
+    right_N: Tensor
+    """1.0 where the token is the likeliest, else 0.0."""
+    apart: dict[str, Tensor]
+    """Divergences (N) from other models, by their names."""
+
+
 class Packed(nn.Module):
     """A model whose forward pass scores packed rows, all of it, so that DDP, FSDP or DeepSpeed can wrap it."""
 
@@ -94,10 +116,22 @@ class Packed(nn.Module):
         if bf16 and fp32_head:
             upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
-    def forward(self, batch: MicroBatch, temperature: float, logits: int) -> Tensor:
-        """See `Policy.logprobs`."""
+    def forward(
+        self,
+        batch: MicroBatch,
+        temperature: float = 1.0,
+        logits: int = LOGITS,
+        others: Mapping[str, Other] | None = None,
+        *,
+        states: bool = False,
+    ) -> Tensor | Scored:
+        """See `Policy.logprobs`; with `others` `Policy.compare`, with `states` `Policy.states`."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             hidden_ND = self.hidden(batch)[batch.at_N]
+            if states:
+                return hidden_ND
+            if others is not None:
+                return self._compared(hidden_ND, batch.target_N, temperature, logits, others)
             chunk = max(1, logits // self.model.config.get_text_config().vocab_size)
             if len(hidden_ND) <= chunk:
                 return self._score(hidden_ND, batch.target_N, temperature)
@@ -109,6 +143,32 @@ class Packed(nn.Module):
                     )
                 ]
             )
+
+    def _compared(
+        self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int, others: Mapping[str, Other]
+    ) -> Scored:
+        """`Policy.compare` chunk by chunk, of which the backward pass computes each again."""
+        chunk = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others))))
+        parts: list[Scored] = []
+        for at in range(0, len(hidden_ND), chunk):
+            here = slice(at, at + chunk)
+            some = {name: other._replace(hidden_ND=other.hidden_ND[here]) for name, other in others.items()}
+            inputs = hidden_ND[here], target_N[here], temperature, some
+            alone = len(hidden_ND) <= chunk
+            part = self._compare(*inputs) if alone else checkpoint(self._compare, *inputs, use_reentrant=False)
+            parts.append(cast(Scored, part))
+        apart = {name: torch.cat([part.apart[name] for part in parts]) for name in others}
+        return Scored(torch.cat([p.logp_N for p in parts]), torch.cat([p.right_N for p in parts]), apart)
+
+    def _compare(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other]) -> Scored:
+        logits_NV = self.head(hidden_ND) / temperature
+        right_N = (logits_NV.argmax(-1) == target_N).float()
+        apart = {}
+        for name, other in others.items():
+            with torch.no_grad(), adapters.off(self.model):
+                other_NV = (other.head or self.head)(other.hidden_ND) / temperature
+            apart[name] = kl(logits_NV, other_NV) if other.reverse else kl(other_NV, logits_NV)
+        return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart)
 
     def hidden(self, batch: MicroBatch) -> Tensor:
         """The last hidden states (TD)."""
@@ -170,8 +230,15 @@ class Policy:
         """Gathers a tensor that processes share (`parallel.Alone.whole`)."""
 
     @classmethod
-    def load(cls, folder: Path, settings: LearnSettings = DEFAULTS, device: torch.device = CPU) -> Policy:
-        """Load the model in `folder`. Raises `UsageError` when there is none or it cannot be trained packed."""
+    def load(
+        cls, folder: Path, settings: LearnSettings = DEFAULTS, device: torch.device = CPU, *, frozen: bool = False
+    ) -> Policy:
+        """Load the model in `folder`, a `frozen` one without adapters, to be compared with.
+
+        Raises `UsageError` when there is none or it cannot be trained packed.
+        """
+        if frozen:
+            settings = settings.but(lora=None, beta=0.0, gradient_checkpointing=False)
         if (folder / adapters.CONFIG).is_file():
             raise UsageError(
                 f"{folder} holds adapters, not a model",
@@ -184,7 +251,7 @@ class Policy:
                 "train.attention=flash_attention_2 needs a GPU and the package flash-attn",
                 fix="pip install flash-attn --no-build-isolation, or train.attention=rows",
             )
-        half = settings.precision == "bf16" and settings.lora is not None
+        half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -194,6 +261,8 @@ class Policy:
             )
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise UsageError(f"cannot load the model in {folder}: {error}") from error
+        if frozen:
+            model.requires_grad_(False)
         return cls(model, folder, settings, device)
 
     @property
@@ -207,6 +276,24 @@ class Policy:
         At most about `logits` logits are in memory at a time; the backward pass then computes them again.
         """
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
+
+    def compare(
+        self, batch: MicroBatch, temperature: float, others: Mapping[str, Other], logits: int = LOGITS
+    ) -> Scored:
+        """`logprobs` of the trained tokens, whether each is the likeliest, and divergences from `others`.
+
+        Both sides of a divergence are at `temperature`. Memory as in `logprobs`.
+        """
+        return cast(Scored, self.module(batch.to(self.device), temperature, logits, others))
+
+    @torch.no_grad()
+    def states(self, batch: MicroBatch) -> Tensor:
+        """The last hidden states from which the trained tokens are predicted (ND)."""
+        return cast(Tensor, self.module(batch.to(self.device), states=True))
+
+    def as_other(self, batch: MicroBatch, *, reverse: bool) -> Other:
+        """This model as one to compare with, at the trained tokens of `batch`."""
+        return Other(self.states(batch), self._packed.head, reverse)
 
     def initial(self) -> AbstractContextManager[None]:
         """Within, the model without its adapters, as before training. Only for a policy that trains adapters."""

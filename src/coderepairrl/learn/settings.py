@@ -22,8 +22,12 @@ CLIP: dict[Algorithm, tuple[float, float]] = {
     "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves
     "grpo": (0.2, 0.2),
     "dr_grpo": (0.2, 0.2),
+    "sft": (0.0, 0.0),  # there is no ratio
 }
 """Default ``(eps_low, eps_high)``: the ratios of the algorithms live on different scales."""
+OF_SAMPLES = ("eps_low", "eps_high", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
+              "mismatch_cap")  # fmt: skip
+"""Settings that mean something only for tokens that the policy sampled itself."""
 CAP = 2.0
 """Default `LearnSettings.mismatch_cap`, the one of Yao et al. 2025 (`losses.truncated`)."""
 
@@ -86,6 +90,7 @@ class LearnSettings(Learning):
                 fix="dr_grpo needs max_completion_tokens, its constant denominator; the others have no use for it.",
             )
         self._check_correction()
+        self._check_imitation()
         self._check_processes()
         return self
 
@@ -100,6 +105,15 @@ class LearnSettings(Learning):
             raise ConfigError(
                 f"mismatch_cap={self.mismatch_cap:g} caps nothing with mismatch_correction=off",
                 fix="mismatch_correction=token (with old_logprobs=recomputed), or leave mismatch_cap out",
+            )
+
+    def _check_imitation(self) -> None:
+        """Refuse what has no meaning where nothing was sampled by the policy."""
+        fields, unset = type(self).model_fields, OF_SAMPLES
+        if self.algorithm == "sft" and (given := [n for n in unset if getattr(self, n) != fields[n].get_default()]):
+            raise ConfigError(
+                f"{given[0]}={getattr(self, given[0])} with algorithm=sft, which has no ratio and one update a batch",
+                fix=f"leave {given[0]} out",
             )
 
     def _check_processes(self) -> None:
@@ -117,6 +131,11 @@ class LearnSettings(Learning):
             raise ConfigError(
                 f"strategy={self.strategy} with beta={self.beta} would hold a whole copy of the model on every device",
                 fix="train adapters (lora), whose reference is the model without them, or set beta=0",
+            )
+        if self.strategy in ("fsdp2", "zero3") and self.teacher:
+            raise ConfigError(
+                f"strategy={self.strategy} with a teacher would hold it whole on every device",
+                fix="strategy=ddp or zero2, where the model is whole on every device, too",
             )
         if self.attention == "flash_attention_2" and self.precision != "bf16":
             raise ConfigError("flash_attention_2 computes in 16 bits", fix="precision=bf16, or attention=rows")

@@ -20,11 +20,11 @@ from torch import Tensor
 from coderepairrl.config.schema import Route
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import shards
-from coderepairrl.learn.losses import LOSSES, Scale, Trained, truncated
+from coderepairrl.learn.losses import LOSSES, Loss, Scale, Trained, Truncated, truncated
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.pack import MicroBatch, micro_batches, minibatches, scored, share
 from coderepairrl.learn.parallel import Alone
-from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.policy import Other, Policy, Scored
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.sync import wire
@@ -51,7 +51,7 @@ class _Part:
 
 
 class Trainer:
-    """The policy, its optimiser, and the reference policy if the KL term needs one.
+    """The policy, its optimiser, the reference policy if the KL term needs one, and the teacher if there is one.
 
     `version` counts batches: version 0 is the weights that were loaded. `updates` counts optimiser updates. Where
     several processes share a batch, each has a trainer, makes the same calls, and gets the same results; the first one
@@ -67,6 +67,9 @@ class Trainer:
         if settings.beta > 0 and settings.lora is None:
             self.reference = Policy.load(model, settings, self.parallel.load_device)
             self.reference.model.requires_grad_(False)
+        self.teacher: Policy | None = None
+        if settings.teacher:
+            self.teacher = Policy.load(Path(settings.teacher), settings, self.parallel.load_device, frozen=True)
         self.version = 0
         self.updates = 0
         self.optimizer = _optimizer(self.policy, settings)
@@ -104,6 +107,23 @@ class Trainer:
                 metrics.skip(len(updates) - number, str(error))
                 break
         self.version += 1
+        return metrics.summary(self.parallel.gather(metrics.totals()))
+
+    @torch.no_grad()
+    def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """The metrics of `step` for a batch that is not trained on, as far as they are known.
+
+        Raises ValueError for an empty batch or a malformed row.
+        """
+        if not samples:
+            raise ValueError("an empty batch")
+        metrics = Metrics(samples, 0, self.version)
+        part = self._part(samples, 1, metrics)
+        for batch in [*part.batches, *([part.idle] if part.idle else [])]:
+            scored = self._scored(batch)
+            if batch is not part.idle:
+                metrics.before(batch, scored.logp_N)
+                metrics.add(self._loss(batch, scored, part.scale), None, scored.right_N)
         return metrics.summary(self.parallel.gather(metrics.totals()))
 
     @torch.no_grad()
@@ -251,7 +271,10 @@ class Trainer:
         for batch in batches:
             metrics.packed(batch)
         references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
-        scale = Scale(episodes, *settings.clip, settings.beta, settings.max_completion_tokens or 1)
+        tokens: float = settings.max_completion_tokens or 1
+        if settings.algorithm == "sft":
+            episodes, tokens = 1, sum(sample.weight * sum(sample.trained) for sample in samples)
+        scale = Scale(episodes, *settings.clip, settings.beta, tokens, settings.teacher_weight)
         return _Part(batches, idle, scale, references)
 
     @torch.no_grad()
@@ -268,34 +291,68 @@ class Trainer:
         settings, together, batches = self.settings, self.parallel, part.batches
         for at, batch in enumerate(batches):
             with together.accumulating(last=part.idle is None and at == len(batches) - 1):
-                logp_N = self.policy.logprobs(batch, settings.temperature)
+                scored = self._scored(batch)
                 if first:
-                    part.before.append(logp_N.detach())
+                    part.before.append(scored.logp_N.detach())
                     metrics.before(batch, part.before[at])
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
                 correction = truncated(
                     old_N, batch.recorded_N, batch.row_N, batch.count_R, settings.mismatch_correction, settings.cap
                 )
-                trained = Trained(
-                    logp_N,
-                    old_N,
-                    part.references[at],
-                    batch.row_N,
-                    batch.advantage_R,
-                    batch.weight_R,
-                    batch.count_R,
-                    None if correction is None else correction.weight_N,
-                )
-                loss = LOSSES[settings.algorithm](trained, part.scale)
+                loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction)
                 together.backward(loss.value)
-            metrics.add(loss, correction)
+            metrics.add(loss, correction, scored.right_N)
         if part.idle is not None:
             with together.accumulating(last=True):
-                together.backward(0.0 * self.policy.logprobs(part.idle, settings.temperature).sum())
+                together.backward(0.0 * self._scored(part.idle).logp_N.sum())
+
+    def _loss(
+        self,
+        batch: MicroBatch,
+        scored: Scored,
+        scale: Scale,
+        old_N: Tensor | None = None,
+        reference_N: Tensor | None = None,
+        correction: Truncated | None = None,
+    ) -> Loss:
+        trained = Trained(
+            scored.logp_N,
+            batch.recorded_N if old_N is None else old_N,
+            reference_N,
+            batch.row_N,
+            batch.advantage_R,
+            batch.weight_R,
+            batch.count_R,
+            None if correction is None else correction.weight_N,
+            scored.apart.get("initial"),
+            scored.apart.get("teacher"),
+        )
+        return LOSSES[self.settings.algorithm](trained, scale)
+
+    def _scored(self, batch: MicroBatch) -> Scored:
+        """The trained tokens of a micro-batch, compared with other models where the loss needs it.
+
+        These run beside each forward pass: their distributions over the vocabulary are too large to be kept.
+        """
+        settings = self.settings
+        imitates, temperature = settings.algorithm == "sft", settings.temperature
+        if not imitates and self.teacher is None:
+            logp_N = self.policy.logprobs(batch, temperature)
+            return Scored(logp_N, logp_N.new_zeros(0), {})
+        others: dict[str, Other] = {}
+        if self.teacher is not None:
+            others["teacher"] = self.teacher.as_other(batch, reverse=not imitates)
+        if imitates and settings.beta > 0:
+            if self.reference is not None:
+                others["initial"] = self.reference.as_other(batch, reverse=False)
+            else:
+                with self.policy.initial():
+                    others["initial"] = Other(self.policy.states(batch), None, reverse=False)
+        return self.policy.compare(batch, temperature, others)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        if self.settings.beta == 0:
+        if self.settings.beta == 0 or self.settings.algorithm == "sft":
             return None
         if self.reference is not None:
             return self.reference.logprobs(batch, self.settings.temperature)

@@ -129,15 +129,21 @@ def _model(plan: Plan, folder: RunFolder) -> Path:
 
 
 def _pinned(config: Config) -> Config:
-    """`config` with the checkpoint that a run as ``model.path`` stands for now: that run may go on."""
-    if config.model.path.startswith("builtin:"):
-        return config
+    """`config` with the checkpoints that runs as its model or its teacher stand for now: those runs may go on."""
+    model = config.model.model_copy(update={"path": _newest(config.model.path)})
+    train = config.train.model_copy(update={"teacher": _newest(config.train.teacher)})
+    return config.model_copy(update={"model": model, "train": train})
+
+
+def _newest(model: str) -> str:
+    """What names `model` if it is a run: its newest checkpoint."""
+    if not model or model.startswith("builtin:"):
+        return model
     try:
-        found = models.named(config.model.path)
+        found = models.named(model)
     except UsageError:  # which is reported with all else that is wrong
-        return config
-    path = config.model.path if found.run is None else str(found.adapter or found.folder)
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+        return model
+    return model if found.run is None else str(found.adapter or found.folder)
 
 
 async def _check_model(folder: RunFolder, plan: Plan) -> None:

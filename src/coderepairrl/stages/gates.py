@@ -36,6 +36,8 @@ WINDOW = 20
 """Steps that a running median is taken over."""
 FIRST = 5
 """Steps that a run's beginning is judged by; with fewer before the newest ones these are compared with nothing."""
+TEACHER = "learn/teacher_kl"
+"""The metric of a run that learns from a teacher, too: whatever its attempts earn, it has a gradient."""
 KL_FLOOR = 0.1
 """Nats a token. At first the policy is its own reference, and any KL is many times the one before."""
 
@@ -170,7 +172,7 @@ def nothing_sampled(before: Records, newest: Records, health: Health) -> str:
 def zero_reward(before: Records, newest: Records, health: Health) -> str:
     """Every attempt earned 0."""
     rewards, spreads = _values(newest, "reward"), _values(newest, "reward_std")
-    if len(rewards) < len(newest) or any(rewards) or any(spreads):
+    if len(rewards) < len(newest) or any(rewards) or any(spreads) or _values(newest, TEACHER):
         return ""
     return f"every attempt earned 0 {_span(newest)}"
 
@@ -179,7 +181,8 @@ def no_gradient(before: Records, newest: Records, health: Health) -> str:
     """No group had two rewards, or the gradient was 0. A batch that was skipped is another matter."""
     for record in newest:
         metrics = record["metrics"]
-        if record.get("skipped") or (metrics.get("learn/grad_norm") and metrics.get("reward_std", 0.0) > FLAT):
+        differ = metrics.get("reward_std", 0.0) > FLAT or TEACHER in metrics
+        if record.get("skipped") or (metrics.get("learn/grad_norm") and differ):
             return ""
     if any(spread > FLAT for spread in _values(newest, "reward_std")):
         return f"no gradient {_span(newest)}, though rewards differ: no token was trained, or none could change them"

@@ -30,7 +30,7 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
         terms.advantage or KIND[terms.algorithm],
         max_tokens=config.rollout.tokens,
         denominator=terms.denominator,
-        kl=terms.beta > 0,
+        kl=terms.beta > 0 or bool(terms.teacher),
     )
 
 

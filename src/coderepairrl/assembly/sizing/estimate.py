@@ -7,6 +7,7 @@ import subprocess
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from coderepairrl import models
@@ -231,7 +232,8 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
         kinds = ", ".join(KINDS)
         return f"{config.model.path} is no dense, plain model of {kinds} with all its numbers in config.json"
     memory = config.gpu.memory_gb * GB or _memory()
-    learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None)
+    teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
+    learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher)
     server = _server(config, settings, model, memory) if started else None
     return Estimate(config, settings, model, memory, learner, server)
 

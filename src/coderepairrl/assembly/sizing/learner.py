@@ -26,7 +26,8 @@ class LearnerMemory(NamedTuple):
     """Bytes on one device in the steady state: gradients and moments exist, a micro-batch is in its backward pass."""
 
     weights: int
-    """The model, or this process's share; a reference model counts, too, and ZeRO's own copy of trained weights."""
+    """The model, or this process's share; a reference model counts, too, a teacher, and ZeRO's own copy of trained
+    weights."""
     adapters: int
     gradients: int
     """Those of the trained weights in float32, and the buckets in which processes reduce them (DDP)."""
@@ -53,7 +54,13 @@ class LearnerMemory(NamedTuple):
 
 
 def learner_memory(
-    model: Architecture, settings: LearnSettings, *, longest: int, trained: int = 0, gpu: bool = False
+    model: Architecture,
+    settings: LearnSettings,
+    *,
+    longest: int,
+    trained: int = 0,
+    gpu: bool = False,
+    teacher: Architecture | None = None,
 ) -> LearnerMemory:
     """What one learner process holds at most.
 
@@ -63,6 +70,7 @@ def learner_memory(
         longest: tokens of the longest row, which is never divided.
         trained: trained tokens of a micro-batch, all of them if 0.
         gpu: whether it is on one, whose kernels for attention need more.
+        teacher: the dimensions of the one whose distribution is learned.
     """
     lora, half = settings.lora, settings.precision == "bf16"
     divided = settings.strategy in ("fsdp2", "zero3")
@@ -71,6 +79,7 @@ def learner_memory(
     tokens = max(settings.micro_tokens, longest)
     count = model.adapters(lora.rank, lora.targets) if lora else model.parameters
     held = model.parameters * ((2 if lora and half else 4) + (4 if settings.beta > 0 and not lora else 0))
+    held += teacher.parameters * (2 if half else 4) if teacher else 0
     own = 4 * count // ranks if zero else 0
     buckets = settings.processes > 1 and settings.strategy == "ddp"
     gathered = 2 * 4 * BUCKET * zero

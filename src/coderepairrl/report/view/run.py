@@ -236,7 +236,7 @@ def _noticed(around: Around, shown: Shown) -> Around:
 def _advantages(terms: Train) -> Advantages:
     """Advantages as the learner has them."""
     kind = terms.advantage or KIND[terms.algorithm]
-    kl = terms.beta > 0 and terms.denominator == "episodes"
+    kl = (terms.beta > 0 or bool(terms.teacher)) and terms.denominator == "episodes"
     return lambda rewards: group_advantages(rewards, kind, kl=kl).values
 
 

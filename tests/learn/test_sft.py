@@ -1,0 +1,316 @@
+"""Supervised fine-tuning: cross-entropy as torch and TRL have it, and divergences from other models.
+
+References score every row alone through transformers' own attention, without packing, in float64.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gradient import gradient_of_step
+from test_together import close_to, learner
+from torch.nn.functional import cross_entropy, log_softmax
+from transformers import AutoModelForCausalLM
+
+from coderepairrl.config.schema import Lora
+from coderepairrl.errors import ConfigError
+from coderepairrl.learn.losses import LOSSES, Scale, Trained, kl
+from coderepairrl.learn.policy import Packed, init_random
+from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.types import Sample
+
+LENGTHS = [19, 7, 30, 12]
+LORA = Lora(rank=4, alpha=8)
+SFT = LearnSettings(algorithm="sft", micro_tokens=40, lr=1e-2, max_grad_norm=1e9)
+MakeRows = Callable[..., list[Sample]]
+
+
+@pytest.fixture(scope="module")
+def rows(make_rows: MakeRows) -> list[Sample]:
+    """Two of them of one example, with weights of their own."""
+    made = make_rows(LENGTHS, seed=3)
+    return [replace(made[0], weight=0.7), replace(made[1], weight=0.3, episode_id="e0"), *made[2:]]
+
+
+@pytest.fixture(scope="module")
+def teacher(miniature: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The miniature with other random weights, and wider."""
+    source, target = tmp_path_factory.mktemp("shape"), tmp_path_factory.mktemp("teacher")
+    for file in miniature.iterdir():
+        if file.suffix != ".safetensors":
+            (source / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"hidden_size": 2 * config["hidden_size"]}))
+    init_random(source, target, seed=5)
+    return target
+
+
+def logits(model: Any, row: Sample, temperature: float = 1.0) -> torch.Tensor:
+    """Of the trained tokens of a row."""
+    at = [i - 1 for i, trained in enumerate(row.trained) if trained]
+    return model(input_ids=torch.tensor([row.ids])).logits[0, at] / temperature
+
+
+def targets(row: Sample) -> torch.Tensor:
+    return torch.tensor([token for token, trained in zip(row.ids, row.trained, strict=True) if trained])
+
+
+def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    p, q = log_softmax(p, -1), log_softmax(q, -1)
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def wide(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+
+
+def equal(found: dict[str, torch.Tensor], model: Any, tolerance: float) -> None:
+    for name, parameter in model.named_parameters():
+        if name in found:
+            assert (found[name] - parameter.grad).abs().max().item() < tolerance, name
+    assert sum(gradient.abs().max().item() for gradient in found.values()) > 1e-3
+
+
+def expected(model: Any, rows: list[Sample], weight: float, other: Any = None, teacher: Any = None) -> float:
+    """The loss: cross-entropy and `weight` times the KL from `other`, or the KL from `teacher`; with its gradient."""
+    tokens = sum(row.weight * sum(row.trained) for row in rows)
+    loss = torch.zeros((), dtype=torch.float64)
+    for row in rows:
+        own = logits(model, row)
+        term = cross_entropy(own, targets(row), reduction="none") if teacher is None else 0.0
+        with torch.no_grad():
+            from_other = None if other is None else logits(other, row)
+            from_teacher = None if teacher is None else logits(teacher, row)
+        term = term + (0.0 if from_teacher is None else divergence(from_teacher, own))
+        term = term + (0.0 if from_other is None else weight * divergence(from_other, own))
+        loss = loss + row.weight * term.sum() / tokens
+    loss.backward()
+    return loss.item()
+
+
+def test_the_loss_and_its_gradient_are_cross_entropy(
+    miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, gradient = gradient_of_step(Trainer(miniature, SFT), rows, monkeypatch)
+    model = wide(miniature)
+    assert metrics["loss"] == pytest.approx(expected(model, rows, 0.0), abs=1e-6)
+    equal(gradient, model, 1e-6)
+    right = [(logits(model, row).argmax(-1) == targets(row)).double() for row in rows]
+    nll = [cross_entropy(logits(model, row), targets(row), reduction="none") for row in rows]
+    assert metrics["accuracy"] == pytest.approx(torch.cat(right).mean().item(), abs=1e-9)
+    assert metrics["nll"] == pytest.approx(torch.cat(nll).mean().item(), abs=1e-6)
+    assert not {"ratio_mean", "clip_low", "entropy", "denominator", "staleness_max", "kl"} & metrics.keys()
+
+
+def test_it_is_the_loss_of_trl(
+    miniature: Path, make_rows: MakeRows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    rows = make_rows(LENGTHS, seed=3)
+    args = SFTConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=len(rows),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+        max_length=None,
+    )
+    labels = [[t if on else -100 for t, on in zip(row.ids, row.trained, strict=True)] for row in rows]
+    data = Dataset.from_dict({"input_ids": [list(row.ids) for row in rows], "labels": labels})
+    trl = SFTTrainer(
+        model=str(miniature),
+        args=args,
+        train_dataset=data,
+        processing_class=AutoTokenizer.from_pretrained(miniature),
+    )
+    trl.model.float().eval()
+    batch = trl.data_collator([data[at] for at in range(len(rows))])
+    assert int((batch["labels"] != -100).sum()) == sum(sum(row.trained) for row in rows)
+    loss = trl.compute_loss(trl.model, batch, num_items_in_batch=torch.tensor(sum(sum(row.trained) for row in rows)))
+    loss.backward()
+    metrics, gradient = gradient_of_step(Trainer(miniature, SFT), rows, monkeypatch)
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    equal(gradient, trl.model, 1e-6)
+
+
+@pytest.mark.parametrize("settings", [SFT, SFT.but(beta=0.05)])
+def test_nothing_but_trained_tokens_has_a_gradient(
+    settings: LearnSettings, miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exactly none reaches the state from which a token would be predicted that is not trained."""
+    seen: list[tuple[Any, torch.Tensor]] = []
+    plain = Packed.hidden
+
+    def watched(self: Packed, batch: Any) -> torch.Tensor:
+        states = plain(self, batch)
+        if states.requires_grad:
+            states.retain_grad()
+            seen.append((batch, states))
+        return states
+
+    monkeypatch.setattr(Packed, "hidden", watched)
+    Trainer(miniature, settings).step(rows)
+    assert len(seen) > 1
+    for batch, states in seen:
+        assert states.grad is not None
+        untrained = torch.ones(len(states), dtype=torch.bool)
+        untrained[batch.at_N] = False
+        assert untrained.any() and bool((states.grad[untrained] == 0).all())
+        assert bool((states.grad[batch.at_N] != 0).any(-1).all())
+
+
+def test_the_gradient_of_the_divergence_is_that_of_finite_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    policy, other = (torch.randn(6, 11, generator=generator, dtype=torch.float64) for _ in range(2))
+    target, row_N = torch.arange(6), torch.tensor([0, 0, 1, 1, 1, 1])
+    weight_R, count_R = torch.tensor([0.3, 1.0]).double(), torch.tensor([2.0, 4.0]).double()
+
+    def loss(values: torch.Tensor) -> torch.Tensor:
+        logp_N = -cross_entropy(values, target, reduction="none")
+        trained = Trained(logp_N, logp_N, None, row_N, weight_R, weight_R, count_R, None, kl(other, values))
+        return LOSSES["sft"](trained, Scale(1, 0.0, 0.0, 0.05, tokens=4.6)).value
+
+    assert torch.autograd.gradcheck(loss, policy.requires_grad_(), eps=1e-6, atol=1e-8)
+    assert torch.autograd.gradcheck(lambda values: kl(values, other).sum(), policy, eps=1e-6, atol=1e-8)
+    assert kl(policy, other[:, :9]).shape == (6,), "a vocabulary that is padded otherwise"
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_the_kl_term_is_against_the_initial_weights(
+    lora: Lora | None, miniature: Path, rows: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few steps, which move the policy away from them."""
+    trainer = Trainer(miniature, SFT.but(beta=0.5, lora=lora))
+    assert trainer.step(rows)["kl"] == pytest.approx(0.0, abs=1e-6)
+    trainer.step(rows)
+    path, *_ = trainer.publish(tmp_path)
+    moved, initial = wide(path), wide(miniature)
+    before = {name: value.detach().double().clone() for name, value in trainer.policy.parameters.items()}
+    metrics, gradient = gradient_of_step(trainer, rows, monkeypatch)
+    assert metrics["loss"] == pytest.approx(expected(moved, rows, 0.5, initial), abs=2e-6)
+    assert metrics["kl"] > 1e-3
+    if lora is None:
+        equal(gradient, moved, 5e-6)
+    else:
+        weights = {name: parameter.grad for name, parameter in moved.named_parameters()}
+        for name, a in before.items():
+            if ".lora_A." in name:  # the chain rule, by which the gradient of the whole weight becomes B's
+                whole = weights[name.partition(".lora_A.")[0] + ".weight"]
+                wanted = LORA.scaling * whole @ a.T
+                assert (gradient[name.replace(".lora_A.", ".lora_B.")] - wanted).abs().max().item() < 5e-6, name
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_how_rows_are_packed_changes_nothing(
+    beta: float, miniature: Path, rows: list[Sample], teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SFT.but(beta=beta, teacher=str(teacher), teacher_weight=0.4)
+    whole, alone = (
+        gradient_of_step(Trainer(miniature, settings.but(micro_tokens=n)), rows, monkeypatch) for n in (500, 16)
+    )
+    assert (whole[0]["micro_batches"], alone[0]["micro_batches"]) == (1, 4)
+    close_to(whole[0], alone[0], 1e-6)
+    for name, value in whole[1].items():
+        assert (value - alone[1][name]).abs().max().item() < 1e-6, name
+
+
+def test_collected_tokens_are_distilled_by_the_divergence_of_the_student_from_the_teacher(
+    miniature: Path, teacher: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(miniature, SFT.but(teacher=str(teacher)))
+    before = trainer.measure(rows)
+    metrics, gradient = gradient_of_step(trainer, rows, monkeypatch)
+    model = wide(miniature)
+    assert metrics["loss"] == pytest.approx(expected(model, rows, 0.0, teacher=wide(teacher)), abs=1e-6)
+    equal(gradient, model, 1e-6)
+    for _ in range(8):
+        trainer.step(rows)
+    assert trainer.measure(rows)["teacher_kl"] < 0.7 * before["teacher_kl"]
+    assert before["teacher_kl"] == pytest.approx(metrics["teacher_kl"], abs=1e-6)
+
+
+def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature: Path, rows: list[Sample]) -> None:
+    trainer = Trainer(miniature, SFT.but(beta=0.1))
+    before = {name: value.clone() for name, value in trainer.policy.state()}
+    measured = trainer.measure(rows)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.state())
+    assert trainer.version == 0
+    step = trainer.step(rows)
+    assert {name: step[name] for name in measured} == pytest.approx(measured, abs=1e-6)
+    with pytest.raises(ValueError, match="empty"):
+        trainer.measure([])
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
+def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
+    algorithm: str, miniature: Path, teacher: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gradient is the sum of both, by weight: of the algorithm alone, and of KL(student || teacher) in float64."""
+    constant = 16 if algorithm == "dr_grpo" else None
+    plain = LearnSettings(algorithm=algorithm, micro_tokens=40, max_completion_tokens=constant, temperature=0.8)
+    _, alone = gradient_of_step(Trainer(miniature, plain), rows, monkeypatch)
+    both = plain.but(teacher=str(teacher), teacher_weight=0.3)
+    metrics, gradient = gradient_of_step(Trainer(miniature, both), rows, monkeypatch)
+    student, wise = wide(miniature), wide(teacher)
+    episodes, terms = len({row.episode_id for row in rows}), []
+    for row in rows:
+        with torch.no_grad():
+            there = logits(wise, row, 0.8)
+        apart = divergence(logits(student, row, 0.8), there)
+        terms.append(apart.detach())
+        share = 1 / 16 if constant else row.weight / sum(row.trained)
+        (share * apart.sum() / episodes).backward()
+    for name, parameter in student.named_parameters():
+        if name in gradient:
+            wanted = 0.7 * alone[name] + 0.3 * parameter.grad
+            assert (gradient[name] - wanted).abs().max().item() < 2e-6, name
+    assert metrics["teacher_kl"] == pytest.approx(torch.cat(terms).mean().item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_a_student_that_is_its_teacher_learns_nothing_of_it(
+    algorithm: str, miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = LearnSettings(algorithm=algorithm, micro_tokens=40, teacher=str(miniature))
+    metrics, gradient = gradient_of_step(Trainer(miniature, settings), rows, monkeypatch)
+    assert metrics["loss"] == pytest.approx(0.0, abs=1e-6) and metrics["teacher_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert max(value.abs().max().item() for value in gradient.values()) < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("eps_low", 0.1), ("minibatches", 2), ("updates_per_batch", 2), ("old_logprobs", "recomputed")]
+)
+def test_settings_without_a_meaning_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        SFT.but(**{name: value})
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
+def test_a_teacher_on_every_device_is_refused_where_the_student_is_divided(strategy: str) -> None:
+    with pytest.raises(ConfigError, match="whole on every device"):
+        SFT.but(teacher="t", strategy=strategy, processes=2)
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+async def test_two_processes_are_one(
+    lora: Lora | None, miniature: Path, teacher: Path, make_rows: MakeRows, tmp_path: Path
+) -> None:
+    settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5)
+    alone = Trainer(miniature, settings)
+    async with learner(miniature, tmp_path, settings.but(processes=2)) as two:
+        for lengths, seed in (([30, 12, 45], 1), ([19], 2)):
+            rows = make_rows(lengths, seed)
+            close_to(await two.measure(rows), alone.measure(rows))
+            close_to(await two.step(rows), alone.step(rows))

@@ -152,7 +152,7 @@ def test_a_source_with_two_splits_is_evaluated_once(file: Path) -> None:
     """Two entries of one source train on a split each; its held-out tasks are the same ones, and count once."""
     halves = "{source='handmade', split='train'}, {source='handmade', split='test'}"
     plan = resolve(load(_several(file, halves)))
-    assert [len(share.tasks) for share in plan.sources] == [6, 2]
+    assert [len(share.tasks) for share in plan.curriculum.sources] == [6, 2]
     ids = [task.id for task in plan.eval_tasks["eval"]]
     assert len(ids) == 6 and len(set(ids)) == 6
     with pytest.raises(ConfigError, match="'handmade' has two kinds"):

@@ -76,3 +76,8 @@ class FallingTests(Reward):
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         return Score(self.name, float(episode.step < 10))
+
+
+def by_lot(task: Task, episode: Episode) -> float:
+    """1 for one attempt in four, whatever it did: some groups are all alike."""
+    return float(crc32(f"{episode.group}/{episode.attempt}".encode()) % 4 == 0)

@@ -22,6 +22,7 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rollout import (
+    Curriculum,
     Group,
     Rollout,
     Share,
@@ -31,7 +32,6 @@ from coderepairrl.rollout import (
     collect,
     derive_seed,
     due,
-    schedule,
     slots,
 )
 from coderepairrl.runs import Log, logged_episodes
@@ -275,14 +275,14 @@ async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: 
     assert {"sandbox", "diff", "generate", "tools", "reward", "total"} <= set(logged[0]["timings"])
 
 
-ALL = [Share(TASKS)]
+ALL = Curriculum(sources=(Share(TASKS),), per_step=2, seed=3)
 
 
 def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
     """Whatever the batches: of the tasks so far each source has its share, up to one, and each of its tasks once."""
     few, many = TASKS[:2], TASKS[2:]
-    mixed = [Share(few, 1.0), Share(many, 3.0)]
-    flat = [task.id for step in range(1, 9) for task in schedule(mixed, 3, step, seed=3)]
+    mixed = Curriculum(sources=(Share(few, 1.0), Share(many, 3.0)), per_step=3, seed=3)
+    flat = [task.id for step in range(1, 9) for task in mixed.schedule(step)]
     for length in range(1, len(flat) + 1):
         had = sum(name in {task.id for task in few} for name in flat[:length])
         assert abs(had - length / 4) <= 1
@@ -292,13 +292,13 @@ def test_sources_have_their_shares_and_epochs_of_their_own() -> None:
 
 
 def test_every_task_comes_once_an_epoch_wherever_a_run_resumes() -> None:
-    steps = [schedule(ALL, 2, step, seed=3) for step in range(1, 11)]
+    steps = [ALL.schedule(step) for step in range(1, 11)]
     flat = [task.id for step in steps for task in step]
     for epoch in range(4):
         assert Counter(flat[5 * epoch : 5 * epoch + 5]) == Counter(task.id for task in TASKS)
     assert flat[:5] != flat[5:10], "epochs have orders of their own"
-    assert schedule(ALL, 2, 7, seed=3) == steps[6]
-    assert [t.id for t in schedule(ALL, 5, 1, seed=4)] != flat[:5]
+    assert ALL.schedule(7) == steps[6]
+    assert [t.id for t in replace(ALL, per_step=5, seed=4).schedule(1)] != flat[:5]
 
 
 def test_seeds_are_the_same_on_every_machine() -> None:
@@ -424,12 +424,12 @@ async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_pa
 def test_what_is_due_follows_from_what_was_consumed(data: st.DataObject) -> None:
     """Steps consume groups in whatever order these end, some begun for a step before or after it: each comes once, with
     its own seeds, and what comes next is the same for whoever reads it from the log."""
-    straight = [slot for step in range(1, 13) for slot in slots("train", step, schedule(ALL, 2, step, 3), 4, 3)]
+    straight = [slot for step in range(1, 13) for slot in slots("train", step, ALL.schedule(step), 4, 3)]
     consumed: set[str] = set()
     for _ in range(8):
         ahead = data.draw(st.integers(0, 4))
         begun = [slot.group for slot in straight if slot.group not in consumed][: 2 + ahead]
-        assert due(ALL, 2, 4, 3, consumed) == [slot for slot in straight if slot.group in begun[:2]]
+        assert due(ALL, 4, 2, consumed) == [slot for slot in straight if slot.group in begun[:2]]
         consumed.update(data.draw(st.permutations(begun))[:2])
     left = [slot for slot in straight if slot.group not in consumed]
-    assert due(ALL, 2, 4, 3, consumed) == left[:2]
+    assert due(ALL, 4, 2, consumed) == left[:2]

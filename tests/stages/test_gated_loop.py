@@ -23,7 +23,7 @@ from coderepairrl.errors import ExitCode, HealthGateError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.protocols import Chunk, Sandbox, SandboxBackend
-from coderepairrl.rollout import Rollout, Share, Terms
+from coderepairrl.rollout import Curriculum, Rollout, Share, Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages import gates
@@ -160,7 +160,7 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
             eval_tasks={},
             rollout=rollout,
             progress=progress,
-            sources=(Share(tasks),),
+            curriculum=Curriculum(sources=(Share(tasks),), per_step=2, seed=0),
             policy=cast(LivePolicy, Policy(fault)),
             engine=cast(Any, engine),
         )

@@ -20,6 +20,7 @@ from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, TaskError
 from coderepairrl.grading import grade, packages
 from coderepairrl.rewards.text import TextReward
+from coderepairrl.rollout import Curriculum, Share
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
 from coderepairrl.tasks.folders import store
@@ -630,6 +631,19 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
     assert "a/second" not in {task.repository for task in first}  # contiguous
     short = list(make("thesis", max_prompt=3000, **options))
     assert max(len(task.prompt) for task in short) <= 3000 and len(short) == 1003
+    parts = {only: list(make("thesis", only=only, **options)) for only in ("swe_gym", "multilingual")}
+    assert {task.id for part in parts.values() for task in part} == {task.id for task in drawn}, "the same selection"
+    assert sum(map(len, parts.values())) == len(drawn) and {task.split for task in parts["swe_gym"]} == {"train"}
+    staged = Curriculum(
+        sources=(
+            Share([task for task in parts["swe_gym"] if task.split == "train"]),
+            Share([task for task in parts["multilingual"] if task.split == "train"], first=116),
+        ),
+        per_step=8,
+        seed=0,
+    )
+    languages = [[task.language != "python" for task in staged.schedule(step)] for step in (1, 50, 115, 116, 180, 230)]
+    assert [sum(others) for others in languages] == [0, 0, 0, 4, 4, 4], "Python first, then both"
     of_both = {task.id for task in make("swe_bench", name="multilingual", path=options["multilingual"])}
     rows = list(make("swe_bench", name="multilingual", path=options["multilingual"]))
     assert {task.id for task in first if task.split == "test"} == {task.id for task in rows[250:]}

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from coderepairrl import models, rewards
 from coderepairrl.assembly import devices
+from coderepairrl.assembly.curriculum import curriculum
 from coderepairrl.assembly.kinds import check_kinds, of_kind
 from coderepairrl.assembly.learner import check_teacher, settings
 from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, named, writer
@@ -26,7 +27,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, sever
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import Share, Terms
+from coderepairrl.rollout import Curriculum, Terms
 from coderepairrl.types import Limits, Task
 
 T = TypeVar("T")
@@ -70,8 +71,8 @@ class Plan(AgentPlan):
 
     model: LocalModel
     """The initial policy, or the shape of one that is drawn at random. Its engine is on the run's own GPUs."""
-    sources: tuple[Share, ...]
-    """Training tasks, with the part of the batches that each source has."""
+    curriculum: Curriculum
+    """Training tasks, and their order."""
     learner: LearnSettings
     devices: devices.Split
     in_turn: bool
@@ -86,7 +87,7 @@ class Plan(AgentPlan):
     @property
     def train_tasks(self) -> tuple[Task, ...]:
         """Those of all sources."""
-        return tuple(chain.from_iterable(source.tasks for source in self.sources))
+        return tuple(chain.from_iterable(source.tasks for source in self.curriculum.sources))
 
     def require(self) -> None:
         """Raise `PrerequisiteError` (or `Several`) if this machine lacks something."""
@@ -221,6 +222,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     problems.attempt(
         lambda: check_references(config, [task for share in sources.value for task in share.tasks], paid.value)
     )
+    ordered = problems.attempt(lambda: curriculum(config, sources.value))
     trained = tuple(chain(*(source.tasks for source in _or(sources, ()))))
     everything = (*chain(*_or(eval_tasks, {}).values()), *trained)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
@@ -236,7 +238,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     return Plan(
         config=config,
         model=policy.value,
-        sources=sources.value,
+        curriculum=ordered.value,
         eval_tasks=eval_tasks.value,
         place=place.value,
         kinds=kinds.value,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coderepairrl.config import Config
+from coderepairrl.config.schema import Curriculum
 from coderepairrl.errors import ConfigError
 from coderepairrl.rewards import Weighted
 from coderepairrl.types import Task
@@ -26,7 +27,8 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
             fix="pay for patch_edits, patch_lines or hybrid, or leave it out",
         )
     attempts = config.run.steps * config.rollout.tasks_per_step
-    if 0 < attempts <= len(tasks):
+    epochs = config.curriculum == Curriculum() and not any(source.last_step for source in config.tasks.sources)
+    if epochs and 0 < attempts <= len(tasks):
         raise ConfigError(
             f"{key}, and none of the {len(tasks)} training tasks is attempted in two steps: {config.run.steps} steps of"
             f" {config.rollout.tasks_per_step} tasks end before the second epoch",

@@ -54,7 +54,7 @@ def read_tasks(
                 raise TaskError(
                     f"{each.source} has no task in split {each.split!r}", fix=f"splits it has: {splits or 'none'}"
                 )
-            shares.append(Share(found, each.weight))
+            shares.append(Share(found, each.weight, each.first_step, each.last_step))
         if len(shares) > 1:
             _once(task for share in shares for task in share.tasks)
         return tuple(shares)

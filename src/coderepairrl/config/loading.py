@@ -268,6 +268,9 @@ def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
     """Drop from `base` the options of task sources that `over` replaces: another source has none of them."""
     now = {section: _source(base, section) for section in ("tasks", "eval")}
     new = {section: _source(over, section) or now[section] for section in now}
+    if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # in place of the one
+        new["tasks"] = ""
+        del base["tasks"]["source"]
     before, after = now["eval"] or now["tasks"], new["eval"] or new["tasks"]
     if now["tasks"] and new["tasks"] != now["tasks"]:
         base["tasks"].pop("options", None)

@@ -124,6 +124,16 @@ class Source(Section):
     """Its part of the batches, over the sum of all weights."""
     kind: str = ""
     """The kind of its tasks that have none themselves."""
+    first_step: int = Field(default=1, ge=1)
+    """Its tasks are in the batches from this step on,"""
+    last_step: int | None = Field(default=None, ge=1)
+    """and up to this one; unset is to the end."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Source:
+        if self.last_step is not None and self.last_step < self.first_step:
+            raise ValueError(f"last_step={self.last_step} comes before first_step={self.first_step}")
+        return self
 
 
 class Tasks(Section):
@@ -155,6 +165,48 @@ class Tasks(Section):
         for each in self.sources:  # held-out tasks of the source have its kind, too: it must be one
             if kinds.setdefault((each.source, repr(each.options)), each.kind) != each.kind:
                 raise ValueError(f"source {each.source!r} has two kinds with the same options: give its tasks theirs")
+        for step in (1, *(each.last_step + 1 for each in self.sources if each.last_step)):
+            if self.sources and not any(each.first_step <= step <= (each.last_step or step) for each in self.sources):
+                raise ValueError(
+                    f"no source has tasks for step {step}: leave out the last_step of one, or set it higher"
+                )
+        return self
+
+
+class EasyFirst(Section):
+    """Easy tasks first: tasks are drawn at random from a pool that begins with the easiest and grows step by step; once
+    it has all of them come epochs. Tasks need a `difficulty`, or `probe` says how often each was solved."""
+
+    steps: int = Field(default=20, ge=1)
+    """The step from which on all tasks are in."""
+    probe: str = ""
+    """A file of attempts at the tasks (docs/guides/curriculum.md): one that was solved less often is harder. Empty is
+    the tasks' own difficulty."""
+
+
+class Band(Section):
+    """Tasks of middling difficulty for the policy as it is: those whose running success rate lies within a band. A
+    success is a repair that passed its checks; where none are run, the reward stands for it."""
+
+    low: float = Field(default=0.15, ge=0, le=1)
+    """The rate is at least this. One success and one failure are added to it: of 8 failures it is 0.1."""
+    high: float = Field(default=0.85, ge=0, le=1)
+    """And at most this."""
+    explore: float = Field(default=0.5, ge=0, lt=1)
+    """The part of the batches that goes to tasks never attempted, while there are any."""
+    outside: float = Field(default=0.1, ge=0, lt=1)
+    """The part that goes to tasks outside the band, which may have come into it; 0 never draws one again."""
+    newest: int = Field(default=16, ge=1)
+    """Newest attempts at a task that its rate is taken over."""
+    probe: str = ""
+    """A file of attempts before the run, as for `easy_first`: they count until there are newer ones."""
+
+    @model_validator(mode="after")
+    def _something_within(self) -> Band:
+        if self.low > self.high:
+            raise ValueError(f"low={self.low:g} exceeds high={self.high:g}")
+        if self.explore + self.outside >= 1:
+            raise ValueError("explore and outside leave nothing for the tasks within: let them sum to less than 1")
         return self
 
 
@@ -289,6 +341,26 @@ class Lora(Section):
 
 def _switch(value: Any) -> Any:
     return ({} if value else None) if isinstance(value, bool) else value
+
+
+class Curriculum(Section):
+    """Which tasks are attempted when (docs/guides/curriculum.md); by default all of them in each epoch, in an order
+    drawn by `run.seed`."""
+
+    easy_first: Annotated[EasyFirst | None, BeforeValidator(_switch)] = None
+    """`true`, or a table."""
+    band: Annotated[Band | None, BeforeValidator(_switch)] = None
+    """`true`, or a table. Not both."""
+    refill: int = Field(default=0, ge=0)
+    """Up to so many further groups a step in place of those whose attempts all earned the same, until
+    `rollout.tasks_per_step` groups have something to teach (dynamic sampling, arXiv 2503.14476). Needs
+    `train.denominator="informative"`, which leaves the others out of the batch's average."""
+
+    @model_validator(mode="after")
+    def _one_order(self) -> Curriculum:
+        if self.easy_first is not None and self.band is not None:
+            raise ValueError("easy_first and band are two orders: leave one out")
+        return self
 
 
 class Learning(Section):
@@ -458,6 +530,7 @@ class Config(Section):
     run: Run
     model: Model = Model()
     tasks: Tasks = Tasks()
+    curriculum: Curriculum = Curriculum()
     agent: Annotated[Agent, Short] = Agent()
     sandbox: Annotated[Sandbox, Short] = Sandbox()
     engine: Annotated[Engine, Short] = Engine()
@@ -499,6 +572,11 @@ class Config(Section):
             if kind.reward and not any(kind.reward.values()):
                 raise ValueError(f"kinds.{name}.reward: at least one weight must differ from 0")
         train, episodes = self.train, self.rollout.tasks_per_step * self.rollout.group_size
+        if self.curriculum.refill and train.denominator != "informative":
+            raise ValueError(
+                "curriculum.refill leaves groups out of the batch that train.denominator='episodes' averages over: set"
+                " train.denominator='informative'"
+            )
         if train.minibatches > episodes:
             raise ValueError(f"train.minibatches={train.minibatches} of the {episodes} episodes of a step")
         updates = self.run.steps * train.updates_per_batch * train.minibatches

@@ -6,7 +6,7 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 from coderepairrl.learn.advantages import KIND, group_advantages
 from coderepairrl.learn.client import Learner, init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
-from coderepairrl.learn.stitch import Account, Batch, batch, stitch
+from coderepairrl.learn.stitch import Account, Batch, advantages, batch, stitch
 
 __all__ = [
     "KIND",
@@ -15,6 +15,7 @@ __all__ = [
     "Form",
     "LearnSettings",
     "Learner",
+    "advantages",
     "batch",
     "group_advantages",
     "init_random",

@@ -106,8 +106,10 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         (("lr",), "learning rate"),
     ]
     panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in shown]
-    flat = _metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same")
-    return [panel for panel in (*panels, flat) if _says_something(panel)]
+    panels.append(_metric(reports, "informative", "share of groups whose attempts did not all earn the same"))
+    if not any("informative" in step for report in reports for step in report.steps):  # runs of older versions
+        panels[-1] = _metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same")
+    return [panel for panel in panels if _says_something(panel)]
 
 
 def _says_something(panel: Panel) -> bool:

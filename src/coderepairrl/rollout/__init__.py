@@ -1,12 +1,16 @@
 """Attempts, episodes and groups: where agent, sandbox, gateway and reward meet."""
 
 from coderepairrl.rollout.attempts import Attempt, attempt
+from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, outcomes
 from coderepairrl.rollout.episodes import Rollout, Terms, Ticket, derive_seed
-from coderepairrl.rollout.groups import Group, Share, Slot, check_health, collect, due, episodes_of, schedule, slots
+from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, slots
 from coderepairrl.rollout.supervise import SupervisedEngine
 
 __all__ = [
     "Attempt",
+    "Band",
+    "Curriculum",
+    "EasyFirst",
     "Group",
     "Rollout",
     "Share",
@@ -20,6 +24,6 @@ __all__ = [
     "derive_seed",
     "due",
     "episodes_of",
-    "schedule",
+    "outcomes",
     "slots",
 ]

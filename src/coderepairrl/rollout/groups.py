@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
 
 from coderepairrl.errors import HealthGateError
+from coderepairrl.rollout.curriculum import Curriculum, Outcomes
 from coderepairrl.rollout.episodes import Rollout, Ticket, derive_seed
 from coderepairrl.types import Ending, Episode, Sampling, Task, Verified
 
@@ -39,49 +39,6 @@ class Slot:
     seeds: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Tasks of one source, and their part of the batches by `weight` over the sum of all weights."""
-
-    tasks: Sequence[Task]
-    weight: float = 1.0
-
-
-def schedule(sources: Sequence[Share], per_step: int, step: int, seed: int) -> list[Task]:
-    """The tasks of `step` (1, 2, ...).
-
-    Every task of a source comes once in an epoch of that source, each epoch in an order of its own; of any number of
-    tasks from the first on, each source has its share, up to one. A function of its arguments alone, so that a resumed
-    run goes on exactly where it was.
-    """
-    picked = []
-    for source, position in _spread([source.weight for source in sources], step * per_step)[-per_step:]:
-        tasks = sources[source].tasks
-        epoch, index = divmod(position, len(tasks))
-        order = list(range(len(tasks)))
-        random.Random(derive_seed(seed, "epoch", epoch, *([source] if source else []))).shuffle(order)
-        picked.append(tasks[order[index]])
-    return picked
-
-
-def _spread(weights: Sequence[float], positions: int) -> list[tuple[int, int]]:
-    """For each of so many positions, which source it goes to (by number) and the how-manieth of that source it is.
-
-    A position goes to the source that is furthest behind its share by `weights`.
-
-    >>> [source for source, _ in _spread([2, 1], 6)]
-    [0, 1, 0, 0, 1, 0]
-    """
-    taken = [0] * len(weights)
-    whole, spread = sum(weights), []
-    for position in range(1, positions + 1):
-        lags = [position * weight / whole - had for weight, had in zip(weights, taken, strict=True)]
-        source = max(range(len(weights)), key=lags.__getitem__)
-        spread.append((source, taken[source]))
-        taken[source] += 1
-    return spread
-
-
 def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
     """A group of `attempts` for each of `tasks`. A task that the step has twice gets other seeds the second time."""
     made = []
@@ -101,21 +58,30 @@ def group_name(phase: str, step: int, position: int) -> str:
     return f"{phase}-{step:05d}-{position:03d}"
 
 
-def due(sources: Sequence[Share], per_step: int, attempts: int, seed: int, consumed: Container[str]) -> list[Slot]:
-    """What the next training step consumes: of the run's order the first `per_step` groups that no step has consumed.
+def due(
+    curriculum: Curriculum,
+    attempts: int,
+    wanted: int,
+    consumed: Container[str],
+    outcomes: Outcomes = MappingProxyType({}),
+    taken: Collection[str] = (),
+) -> list[Slot]:
+    """Of the run's order the first `wanted` groups that no step has consumed.
 
-    A function of the log, which has the names of the `consumed` groups. Where every step consumes what was scheduled
-    for it, that is the next step's share; a group that was left behind comes first.
+    A function of the log, which has the names of the `consumed` groups and the `outcomes` of their attempts. Where
+    every step consumes what was scheduled for it, that is the next step's share; a group that was left behind comes
+    first. `taken` are ids of tasks that the batch has already.
     """
-    left: list[Slot] = []
+    per_step, left = curriculum.per_step, list[Slot]()
     for step in count(1):
         if all(group_name("train", step, position) in consumed for position in range(per_step)):
             continue
-        scheduled = slots("train", step, schedule(sources, per_step, step, seed), attempts, seed)
+        tasks = curriculum.schedule(step, outcomes, [*taken, *(slot.task.id for slot in left)])
+        scheduled = slots("train", step, tasks, attempts, curriculum.seed)
         left += [slot for slot in scheduled if slot.group not in consumed]
-        if len(left) >= per_step:
+        if len(left) >= wanted:
             break
-    return left[:per_step]
+    return left[:wanted]
 
 
 async def collect(

@@ -29,6 +29,8 @@ MAY_CHANGE = (
     *("train.mismatch_correction", "train.mismatch_cap"),
     # what is asked before it goes on
     "tasks.verify",
+    # which tasks come next: what came before is in the log
+    "curriculum",
     # how much is computed at once, which changes the order of sums and so the last bits
     "train.micro_tokens",
     # what is measured beside the training, and who is told of it

@@ -285,8 +285,8 @@ GATES = (
     Gate(
         "no_gradient",
         no_gradient,
-        "take tasks that the policy sometimes solves, or see in the account why no token is trained (rollout.tokens,"
-        " sampling); --resume gives this run as many steps again",
+        "take tasks that the policy sometimes solves (curriculum.band=true finds them), or see in the account why no"
+        " token is trained (rollout.tokens, sampling); --resume gives this run as many steps again",
     ),
     Gate(
         "entropy",

@@ -28,6 +28,8 @@ class History:
     """The groups of these attempts, with the phase and step that each was scheduled for."""
     consumed: set[str] = field(default_factory=set)
     """The groups that a step has consumed."""
+    outcomes: dict[str, list[float]] = field(default_factory=dict)
+    """By task, what the attempts at it in finished steps came to (`rollout.outcomes`), oldest first."""
     stopped: list[str] = field(default_factory=list)
     """Why processes stopped after the last finished step, as the ``stop`` records say."""
     changes: list[Mapping[str, Any]] = field(default_factory=list)
@@ -42,6 +44,8 @@ class History:
         """Take a finished step, which has consumed `groups`."""
         self.steps.append(record)
         self.consumed.update(groups)
+        for task, came_to in record.get("outcomes", {}).items():
+            self.outcomes.setdefault(task, []).extend(came_to)
 
 
 def read_history(run: RunFolder) -> History:

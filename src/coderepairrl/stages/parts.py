@@ -17,7 +17,7 @@ from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout import Rollout, Share, SupervisedEngine
+from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import replace_folder, write_sums
 from coderepairrl.stages.policy import LivePolicy
@@ -51,15 +51,15 @@ class Bench:
 class Parts(Bench):
     """Everything the loop needs, running."""
 
-    sources: tuple[Share, ...]
-    """Training tasks, with the part of the batches that each source has."""
+    curriculum: Curriculum
+    """Training tasks, and their order."""
     policy: LivePolicy
     engine: SupervisedEngine
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
         """Those of all sources."""
-        return tuple(chain.from_iterable(source.tasks for source in self.sources))
+        return tuple(chain.from_iterable(source.tasks for source in self.curriculum.sources))
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
             eval_tasks=plan.eval_tasks,
             rollout=make_rollout(plan, gateway, log, progress.episode),
             progress=progress,
-            sources=plan.sources,
+            curriculum=plan.curriculum,
             policy=policy,
             engine=engine,
         )

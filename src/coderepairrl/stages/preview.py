@@ -65,7 +65,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     config, held_out = plan.config, plan.eval_tasks
     steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
     times = sum(evaluation_due(config, step) for step in range(steps + 1))
-    each = config.eval.each
+    each, refill = config.eval.each, config.curriculum.refill
     return {
         "run": str(folder.path),
         "model": str(plan.model.folder),
@@ -77,7 +77,8 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "steps": steps,
         "episodes_per_step": per_step,
         "training_episodes": per_step * steps,
-        "epochs": round(config.rollout.tasks_per_step * steps * _most_often(plan), 2),
+        **({"refilled_at_most": refill * config.rollout.group_size * steps} if refill else {}),
+        "epochs": round(plan.curriculum.passes(steps), 2),
         "evaluations": times * sum(bool(tasks) for tasks in held_out.values()),
         "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in held_out.items()),
         "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
@@ -98,12 +99,6 @@ def _prompt_shown(prompt: LongestPrompt) -> str:
 def _terms_shown(terms: Terms) -> dict[str, Any]:
     paid = {reward.name: weight for reward, weight in terms.rewards["train"]}
     return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
-
-
-def _most_often(plan: Plan) -> float:
-    """How often a task comes, for each one of all that are trained on, in the source whose tasks come most often."""
-    whole = sum(source.weight for source in plan.sources)
-    return max(source.weight / whole / len(source.tasks) for source in plan.sources)
 
 
 def needs(config: Config) -> dict[str, Any]:

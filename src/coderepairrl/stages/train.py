@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
-from coderepairrl.learn import Batch
+from coderepairrl.learn import Batch, advantages
 from coderepairrl.report.metrics import agents_of
-from coderepairrl.rollout import Group, Slot, check_health, collect, due, episodes_of, slots
+from coderepairrl.rollout import Group, Slot, check_health, collect, due, episodes_of, outcomes, slots
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.history import History, consumed, finished
 from coderepairrl.stages.parts import Bench, Parts
@@ -76,11 +76,32 @@ async def restore(parts: Parts, history: History) -> References:
 
 
 async def attempt_tasks(parts: Parts, history: History, references: References) -> list[Group]:
-    """The groups that the next step consumes, sampled by the policy as it is now."""
-    rollout = parts.config.rollout
-    chosen = due(parts.sources, rollout.tasks_per_step, rollout.group_size, parts.config.run.seed, history.consumed)
+    """The groups of the next step, sampled by the policy as it is now: those that are due, and as long as
+    `curriculum.refill` allows further ones in place of groups whose attempts all earned the same."""
+    rollout, step, groups = parts.config.rollout, history.step + 1, list[Group]()
     sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
-    return await gather(parts, history, chosen, sampling, verified=references.known)
+    while wanted := lacking(groups, parts.config):
+        chosen = due(
+            parts.curriculum,
+            rollout.group_size,
+            wanted,
+            history.consumed | {group.id for group in groups},
+            history.outcomes,
+            [group.task.id for group in groups],
+        )
+        chosen = [replace(slot, step=step) for slot in chosen]
+        groups += await gather(parts, history, chosen, sampling, verified=references.known)
+        check_health(groups, parts.config.run.void_limit)
+    return groups
+
+
+def lacking(groups: Sequence[Group], config: Config) -> int:
+    """How many groups more a step samples that has `groups` already."""
+    wanted, refill = config.rollout.tasks_per_step, config.curriculum.refill
+    if not groups or not refill:
+        return wanted - len(groups)
+    informative = sum(not group.flat for group in advantages(episodes_of(groups))[0].values())
+    return min(wanted - informative, wanted + refill - len(groups))
 
 
 def summarise_step(
@@ -106,6 +127,7 @@ def summarise_step(
         "account": asdict(batch.account),
         "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
         "episodes": [episode.id for episode in episodes_of(groups)],
+        "outcomes": outcomes(episodes_of(groups)),
         "tested": overoptimisation.tested(groups),
         "skipped": learned.get("skipped_reason", ""),
     }
@@ -160,12 +182,12 @@ async def gather(
     *,
     verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
-    """The groups that are `chosen`, episodes that an interrupted process finished included. Raises `HealthGateError`.
+    """The groups that are `chosen`, episodes that an interrupted process finished included.
 
     Evaluations leave `verified` out: the task's own reference alone makes the policy comparable before and after.
     """
     parts.progress.phase(chosen[0].phase, sum(len(slot.seeds) for slot in chosen))
-    groups = await collect(
+    return await collect(
         parts.rollout,
         chosen,
         sampling=sampling,
@@ -174,8 +196,6 @@ async def gather(
         tried=history.tried,
         verified=verified,
     )
-    check_health(groups, parts.config.run.void_limit)
-    return groups
 
 
 def evaluation_due(config: Config, step: int) -> bool:
@@ -199,6 +219,7 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
     groups = await gather(parts, history, parts.shard.share(chosen), sampling)
+    check_health(groups, parts.config.run.void_limit)
     episodes, tasks = episodes_of(groups), (group.task for group in groups)
     agents = agents_of(parts.config.model_dump(mode="json"), name)
     record = await asyncio.to_thread(  # comparing patches may take a while
@@ -227,6 +248,8 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         **{f"reward/{kind}": fmean(rewards) for kind, rewards in _by_kind(episodes).items() if len(batch.kinds) > 1},
         "reward_std": sum(spreads) / len(spreads),
         "flat_groups": sum(group.flat for group in batch.groups.values()),
+        "groups": len(groups),
+        "informative": fmean(not group.flat for group in batch.groups.values()),
         "episodes": len(episodes),
         "void": sum(group.void for group in groups),
         "delivered": batch.account.delivered,

@@ -31,6 +31,8 @@ class Thesis(TaskSource):
     ``first`` they are the first rows, from which those are taken afterwards, as the thesis did it: 993, and 50 held
     out. In such rows one repository follows upon another, so that only some projects are seen.
 
+    With `only` one of the two, its part of the same selection, and nothing of the other's.
+
     `swe_gym` and `multilingual` are files or folders of rows; without them they are the hub's, of `swe_gym_revision`
     and `multilingual_revision`. `workspace` and `clone` are those of `benchmark.Repositories`.
     """
@@ -47,6 +49,7 @@ class Thesis(TaskSource):
         rows: Literal["drawn", "first"] = "drawn",
         from_swe_gym: int = 750,
         from_multilingual: int = 250,
+        only: Literal["", "swe_gym", "multilingual"] = "",
         max_prompt: int = 20_000,
         seed: int = 42,
         workspace: Workspace = "git",
@@ -59,7 +62,7 @@ class Thesis(TaskSource):
             ),
         }
         self._asked = {"swe_gym": from_swe_gym, "multilingual": from_multilingual}
-        self._drawn, self._seed, self._max_prompt = rows == "drawn", seed, max_prompt
+        self._drawn, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
         self._tasks: tuple[Task, ...] = ()
 
     def prepare(self) -> None:
@@ -85,9 +88,10 @@ class Thesis(TaskSource):
                     f"thesis: {name} has {len(tasks)} issues to draw from, and {self._asked[name]} are asked for",
                     fix=f"name all of its rows, or ask for less: from_{name}={len(tasks)}",
                 )
-        train = [task for name, tasks in there.items() for task in tasks[: self._asked[name]]]
+        taken = {name: tasks for name, tasks in there.items() if self._only in ("", name)}
+        train = [task for name, tasks in taken.items() for task in tasks[: self._asked[name]]]
         Random(self._seed).shuffle(train)
-        held_out = there["multilingual"][self._asked["multilingual"] :]
+        held_out = taken.get("multilingual", [])[self._asked["multilingual"] :]
         self._tasks = tuple(
             replace(task, split=split)
             for split, tasks in ((TRAIN, train), (HELD_OUT, held_out))

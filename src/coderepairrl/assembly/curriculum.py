@@ -1,0 +1,116 @@
+"""The order in which a run attempts its tasks, and what a probe says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from coderepairrl.config import Config
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share
+from coderepairrl.runs import foreign
+
+_FIX = "write JSON lines of task, attempts, solved and reward (docs/guides/curriculum.md)"
+
+
+class Probed(BaseModel):
+    """Attempts at one task: a line of a probe's file. Without `solved`, where no checks were run, the mean `reward`
+    stands for the rate."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+    task: str
+    attempts: Annotated[int, Field(ge=1)]
+    solved: Annotated[int, Field(ge=0)] | None = None
+    reward: float | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Probed:
+        if self.solved is None and self.reward is None:
+            raise ValueError("neither solved nor reward")
+        if (self.solved or 0) > self.attempts:
+            raise ValueError(f"{self.solved} of {self.attempts} attempts cannot have solved it")
+        return self
+
+    @property
+    def rate(self) -> float:
+        """The share of attempts that solved the task, or their mean reward cut to 0..1.
+
+        >>> Probed(task="a", attempts=8, solved=2, reward=0.5).rate
+        0.25
+        """
+        if self.solved is not None:
+            return self.solved / self.attempts
+        return min(1.0, max(0.0, self.reward or 0.0))
+
+
+def read_probe(path: Path) -> dict[str, Probed]:
+    """The lines of the file `path` by task. Raises `UsageError` that names the line."""
+    try:
+        written = foreign.text(path)
+    except ValueError as error:
+        raise UsageError(f"{path} is not read: {error}", fix="name a file of a probe, or leave it out") from None
+    found: dict[str, Probed] = {}
+    for number, row in foreign.objects(path, written, _FIX):
+        try:
+            probed = Probed.model_validate(row)
+        except ValidationError as error:
+            first = error.errors()[0]
+            what = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise UsageError(f"{path}, line {number}: {what}", fix=_FIX) from None
+        if probed.task in found:
+            raise UsageError(f"{path}, line {number}: task {probed.task} has a line already", fix="leave one out")
+        found[probed.task] = probed
+    return found
+
+
+def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
+    """What `config` makes of the training tasks. Raises `UsageError` for a probe that is not read, and `ConfigError`
+    where it, or the tasks, do not say what the order goes by."""
+    asked, sources = config.curriculum, tuple(sources)
+    order: EasyFirst | Band | None = None
+    if asked.easy_first is not None:
+        order = EasyFirst(asked.easy_first.steps)
+        sources = _with_difficulties(sources, asked.easy_first.probe)
+    elif (band := asked.band) is not None:
+        probed = read_probe(Path(band.probe)) if band.probe else {}
+        ids = {task.id for share in sources for task in share.tasks}
+        if band.probe and not ids & probed.keys():
+            raise _knows_none(band.probe, ids)
+        before = {name: (each.attempts, each.rate) for name, each in probed.items() if name in ids}
+        order = Band(band.low, band.high, band.explore, band.outside, band.newest, before)
+    return Curriculum(sources=sources, per_step=config.rollout.tasks_per_step, seed=config.run.seed, order=order)
+
+
+def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, ...]:
+    """`sources` whose tasks all have a difficulty: that of the file `probe`, if one is named."""
+    if probe:
+        probed = read_probe(Path(probe))
+        known = {name: 1 - each.rate for name, each in probed.items()}
+        sources = tuple(
+            replace(share, tasks=tuple(replace(task, difficulty=known.get(task.id)) for task in share.tasks))
+            for share in sources
+        )
+    tasks = list(chain.from_iterable(share.tasks for share in sources))
+    lacking = [task.id for task in tasks if task.difficulty is None]
+    if probe and len(lacking) == len(tasks):
+        raise _knows_none(probe, lacking)
+    if lacking:
+        raise ConfigError(
+            f"curriculum.easy_first: {len(lacking)} of {len(tasks)} training tasks have no difficulty"
+            f"{f' in {probe}' if probe else ''} ({min(lacking)}, ...)",
+            fix="name a probe of all of them (curriculum.easy_first.probe=FILE), or take curriculum.band, which finds"
+            " them out",
+        )
+    return sources
+
+
+def _knows_none(probe: str, ids: Collection[str]) -> ConfigError:
+    return ConfigError(
+        f"{probe} has none of the {len(ids)} training tasks ({min(ids)}, ...)", fix="name a probe of these tasks"
+    )

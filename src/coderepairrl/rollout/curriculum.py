@@ -1,0 +1,208 @@
+"""Which tasks are attempted when: mixtures of sources by weight and step, and orders within each source.
+
+An order is a function of its settings and of what the finished steps came to, which the log has: a resumed run goes on
+exactly where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from random import Random
+from types import MappingProxyType
+
+from coderepairrl.errors import HealthGateError
+from coderepairrl.rollout.episodes import derive_seed
+from coderepairrl.stats import resolved
+from coderepairrl.types import Ending, Episode, Task
+
+Outcomes = Mapping[str, Sequence[float]]
+"""By task id, what its attempts came to, oldest first: from 0 to 1 (`outcome`)."""
+
+
+def outcome(episode: Episode) -> float:
+    """1 for a repair that passed its checks and 0 for any other attempt; where none were run the reward, cut to 0..1.
+
+    >>> from coderepairrl.types import Score
+    >>> outcome(Episode("", "", "", 0, "", 0, Ending.DONE, scores=(Score("patch_edits", 0.4),)))
+    0.4
+    """
+    passed = resolved(episode)
+    return min(1.0, max(0.0, episode.reward)) if passed is None else float(passed)
+
+
+def outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
+    """Those of `episodes` by task; void ones came to nothing."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        if episode.ending is not Ending.VOID:
+            found.setdefault(episode.task_id, []).append(outcome(episode))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Tasks of one source, and their part of the batches by `weight` over the sum of all weights, in the steps `first`
+    to `last` (None: to the end)."""
+
+    tasks: Sequence[Task]
+    weight: float = 1.0
+    first: int = 1
+    last: int | None = None
+
+    def open(self, step: int) -> bool:
+        """Whether its tasks are among those of `step`."""
+        return self.first <= step and (self.last is None or step <= self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class EasyFirst:
+    """Of `steps` steps the first takes the easiest tasks, and each one more of them, up to all; then come epochs.
+
+    A task is as hard as its `difficulty` says; no task may lack one.
+    """
+
+    steps: int
+
+    def pool(self, tasks: Sequence[Task], step: int, least: int) -> list[Task]:
+        """The tasks that `step` may take: `least` of them at least, if there are as many."""
+        ordered = sorted(tasks, key=lambda task: (task.difficulty or 0.0, task.id))
+        return ordered[: max(least, ceil(len(ordered) * step / self.steps))]
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Tasks that are solved neither nearly always nor hardly ever have the most to teach.
+
+    Of a batch, `explore` is the part of tasks that were never attempted, and `outside` that of tasks whose running
+    success rate lies outside `low` to `high`; the rest goes to those within. What one of the three lacks the others
+    get, but with `outside` 0 nothing outside is drawn. Within each part tasks are drawn at random.
+    """
+
+    low: float
+    high: float
+    explore: float
+    outside: float
+    newest: int
+    """Attempts at a task that its rate is taken over."""
+    before: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    """Attempts before the run, and their mean outcome, by task id: they count until there are newer ones."""
+
+    def rate(self, task: str, outcomes: Outcomes) -> float | None:
+        """The running success rate, with one success and one failure added (Laplace's rule), so that few attempts
+        exclude nothing. None for a task that was never attempted.
+
+        >>> band = Band(low=0.15, high=0.85, explore=0.5, outside=0.1, newest=8)
+        >>> band.rate("a", {"a": [1.0, 0.0, 0.0, 0.0]}), band.rate("b", {})
+        (0.3333333333333333, None)
+        """
+        own = outcomes.get(task, ())[-self.newest :]
+        attempts, mean = self.before.get(task, (0, 0.0))
+        earlier = min(attempts, self.newest - len(own))
+        if not own and not earlier:
+            return None
+        return (1 + sum(own) + earlier * mean) / (2 + len(own) + earlier)
+
+    def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, chance: Random) -> Task:
+        """One of `tasks`, and none of those `taken` if another will do.
+
+        Raises `HealthGateError` where every task lies outside, and none outside may be drawn.
+        """
+        rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
+        parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
+        for task in tasks:
+            rate = rates[task.id]
+            parts[0 if rate is None else 1 if self.low <= rate <= self.high else 2].append(task)
+        weights = (self.explore, 1 - self.explore - self.outside, self.outside)
+        drawable = [(part, weight) for part, weight in zip(parts, weights, strict=True) if part and weight]
+        # a part of no weight is still better than the same task twice in a batch; but nothing outside if not asked for
+        if not drawable and (parts[0] or parts[1]):
+            drawable = [(part, 1.0) for part in parts[:2] if part]
+        if not drawable:
+            often = sum((rate or 0.0) > self.high for rate in rates.values())
+            raise HealthGateError(
+                f"the curriculum has nothing informative left: of {len(tasks)} tasks {often} are solved more often than"
+                f" curriculum.band.high={self.high:g}, {len(tasks) - often} less often than .low={self.low:g}",
+                fix="end here; or continue with --resume and a wider band, or with curriculum.band.outside above 0,"
+                " which attempts them again now and then; or begin a run on other tasks from the newest checkpoint",
+            )
+        fresh = [([task for task in part if task.id not in taken], weight) for part, weight in drawable]
+        left = [(part, weight) for part, weight in fresh if part] or drawable
+        [part] = chance.choices([part for part, _ in left], [weight for _, weight in left])
+        return chance.choice(part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curriculum:
+    """The order of a run's tasks. `order` None is an epoch after another, each in an order of its own."""
+
+    sources: tuple[Share, ...]
+    per_step: int
+    seed: int
+    order: EasyFirst | Band | None = None
+
+    def schedule(self, step: int, outcomes: Outcomes = MappingProxyType({}), taken: Iterable[str] = ()) -> list[Task]:
+        """The tasks of `step` (1, 2, ...), after attempts that came to `outcomes`.
+
+        Of the tasks in steps with the same sources, each source has its share, up to one. `taken` are ids of tasks that
+        the batch has already, of which a `Band` takes none if it can. Raises what `Band.draw` raises.
+        """
+        spread = _spread(self.sources, self.per_step, step)
+        here = spread[-self.per_step :]
+        busy = set(taken)
+        picked: list[Task] = []
+        for position, (source, number) in enumerate(here):
+            tasks = self.sources[source].tasks
+            chance = Random(derive_seed(self.seed, "draw", step, position))
+            if isinstance(self.order, Band):
+                task = self.order.draw(tasks, busy, outcomes, chance)
+            elif self.order is not None and step < self.order.steps:
+                pool = self.order.pool(tasks, step, self.per_step)
+                task = chance.choice([task for task in pool if task.id not in busy] or pool)
+            else:
+                easy = (self.order.steps - 1) * self.per_step if self.order is not None else 0
+                task = self._in_epoch(source, number - sum(other == source for other, _ in spread[:easy]))
+            picked.append(task)
+            busy.add(task.id)
+        return picked
+
+    def _in_epoch(self, source: int, number: int) -> Task:
+        tasks = self.sources[source].tasks
+        epoch, index = divmod(number, len(tasks))
+        order = list(range(len(tasks)))
+        Random(derive_seed(self.seed, "epoch", epoch, *([source] if source else []))).shuffle(order)
+        return tasks[order[index]]
+
+    def passes(self, steps: int) -> float:
+        """How often a task comes in so many steps, on the average, in the source whose tasks come most often."""
+        drawn = [source for source, _ in _spread(self.sources, self.per_step, steps)]
+        return max(drawn.count(at) / len(source.tasks) for at, source in enumerate(self.sources))
+
+
+def _spread(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
+    """For each position of so many steps, which source it goes to (by number) and the how-manieth of that source it is.
+
+    A position goes to the source that is furthest behind its share by weight, since the sources were last others.
+
+    >>> [source for source, _ in _spread([Share((), 2.0), Share((), 1.0)], 3, 2)]
+    [0, 1, 0, 0, 1, 0]
+    >>> [source for source, _ in _spread([Share((), last=1), Share((), first=2)], 3, 2)]
+    [0, 0, 0, 1, 1, 1]
+    """
+    drawn = [0] * len(sources)
+    spread: list[tuple[int, int]] = []
+    stage: list[int] = []
+    for step in range(1, steps + 1):
+        now = [at for at, source in enumerate(sources) if source.open(step)]
+        if now != stage:
+            stage, positions, had = now, 0, dict.fromkeys(now, 0)
+            whole = sum(sources[at].weight for at in now)
+        for _ in range(per_step):
+            positions += 1
+            lags = {at: positions * sources[at].weight / whole - had[at] for at in stage}
+            source = max(stage, key=lags.__getitem__)
+            spread.append((source, drawn[source]))
+            drawn[source] += 1
+            had[source] += 1
+    return spread

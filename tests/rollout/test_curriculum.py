@@ -1,0 +1,144 @@
+"""Which tasks come when: by difficulty, by the running success rate, by stages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coderepairrl.errors import HealthGateError
+from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share, due, outcomes
+from coderepairrl.types import Ending, Episode, Score, Task
+
+TASKS = tuple(Task(f"toy/{at:02d}", "p", "python", "dir:x", b"", difficulty=at / 10) for at in range(20))
+BAND = Band(low=0.15, high=0.85, explore=0.5, outside=0.1, newest=8)
+PER_STEP = 4
+
+
+def ordered(order: EasyFirst | Band | None, tasks: Sequence[Task] = TASKS, seed: int = 3) -> Curriculum:
+    return Curriculum(sources=(Share(tasks),), per_step=PER_STEP, seed=seed, order=order)
+
+
+def ids(tasks: Sequence[Task]) -> list[str]:
+    return [task.id for task in tasks]
+
+
+def test_easy_first_begins_with_the_easiest_and_ends_in_epochs_of_all() -> None:
+    easy = ordered(EasyFirst(steps=10), TASKS[::-1])
+    steps = [easy.schedule(step) for step in range(1, 20)]
+    assert sorted(ids(steps[0])) == ids(TASKS[:4])
+    for step, tasks in enumerate(steps, 1):
+        pool = ids(TASKS[: max(PER_STEP, 2 * step)])
+        assert set(ids(tasks)) <= set(pool) and len(set(ids(tasks))) == PER_STEP, "none twice while others are left"
+    assert any(max(ids(tasks)) > "toy/05" for tasks in steps[5:8]), "it does not stay with the easiest"
+    epochs = [name for tasks in steps[9:] for name in ids(tasks)]
+    for epoch in range(2):
+        assert Counter(epochs[20 * epoch : 20 * epoch + 20]) == Counter(ids(TASKS))
+
+
+def test_a_rate_is_smoothed_and_forgets() -> None:
+    assert BAND.rate("a", {}) is None and BAND.rate("a", {"a": []}) is None
+    assert BAND.rate("a", {"a": [0.0] * 8}) == 0.1 and BAND.rate("a", {"a": [1.0] * 8}) == pytest.approx(0.9)
+    assert BAND.rate("a", {"a": [0.0] * 80 + [1.0] * 8}) == pytest.approx(0.9)
+    probed = replace(BAND, before={"a": (100, 0.25)})
+    assert probed.rate("a", {}) == pytest.approx(0.3), "no more of its attempts count than the newest"
+    assert probed.rate("a", {"a": [1.0] * 4}) == pytest.approx((1 + 4 + 1) / 10)
+    assert probed.rate("a", {"a": [1.0] * 8}) == pytest.approx(0.9)
+
+
+def test_a_band_draws_its_parts() -> None:
+    """Untried tasks, those within and those outside come as often as they should, never twice in a batch."""
+    known = {name: [0.0, 1.0] * 4 for name in ids(TASKS[:7])} | {name: [1.0] * 8 for name in ids(TASKS[7:14])}
+    parts: Counter[str] = Counter()
+    for step in range(1, 501):
+        drawn = ids(ordered(BAND).schedule(step, known))
+        assert len(set(drawn)) == PER_STEP
+        parts.update("within" if name < "toy/07" else "outside" if name < "toy/14" else "untried" for name in drawn)
+    assert {part: round(count / 2000, 1) for part, count in parts.items()} == {
+        "within": 0.4,
+        "outside": 0.1,
+        "untried": 0.5,
+    }
+    never = ordered(replace(BAND, outside=0.0, explore=0.0))
+    assert all(name < "toy/07" for step in range(1, 50) for name in ids(never.schedule(step, known)))
+    fresh = ordered(replace(BAND, explore=0.0)).schedule(1, {})
+    assert len(set(ids(fresh))) == PER_STEP, "with nothing known there is nothing but to explore"
+
+
+def test_a_task_that_was_left_can_come_back() -> None:
+    known = {name: [1.0] * 8 for name in ids(TASKS)} | {"toy/00": [0.0, 1.0] * 4}
+    drawn = {name for step in range(1, 200) for name in ids(ordered(BAND).schedule(step, known))}
+    assert drawn == set(ids(TASKS))
+    alone = ordered(replace(BAND, outside=0.0))
+    assert set(ids(alone.schedule(1, known))) == {"toy/00"}, "rather the same again than what is not asked for"
+
+
+def test_nothing_informative_left_stops_with_what_to_do() -> None:
+    known = {name: [1.0] * 8 for name in ids(TASKS[:15])} | {name: [0.0] * 8 for name in ids(TASKS[15:])}
+    with pytest.raises(HealthGateError, match=r"of 20 tasks 15 are solved more often .* 5 less often") as stopped:
+        ordered(replace(BAND, outside=0.0)).schedule(1, known)
+    assert "curriculum.band.outside" in stopped.value.fix
+    assert ordered(BAND).schedule(1, known)
+
+
+def test_sources_come_and_go_by_step() -> None:
+    """A stage of one source, then a mixture, then the other alone; each has its share in every stage, and its own
+    epochs through them."""
+    first, second = TASKS[:10], TASKS[10:]
+    staged = Curriculum(sources=(Share(first, 1.0, last=6), Share(second, 3.0, first=4)), per_step=PER_STEP, seed=1)
+    steps = [ids(staged.schedule(step)) for step in range(1, 13)]
+    easy = [sum(name < "toy/10" for name in names) for names in steps]
+    assert easy == [4] * 3 + [1] * 3 + [0] * 6
+    for names, source in (([n for s in steps for n in s if n < "toy/10"], first),
+                          ([n for s in steps for n in s if n >= "toy/10"], second)):  # fmt: skip
+        assert Counter(names[:10]) == Counter(ids(source))
+    assert staged.passes(6) == 1.5 and staged.passes(12) == 3.3
+
+
+@given(st.data())
+def test_what_comes_next_is_a_function_of_the_log(data: st.DataObject) -> None:
+    """A run that stops anywhere and goes on from its log draws what it would have drawn, refill included: no group
+    twice, the first groups of each task with seeds of their own."""
+    order = data.draw(st.sampled_from([None, EasyFirst(5), BAND, replace(BAND, explore=0.2)]))
+    chance = data.draw(st.randoms(use_true_random=False))
+    curriculum = ordered(order)
+    log: list[tuple[str, str, list[float]]] = []  # group, task, outcomes
+    for _ in range(8):
+        taken: list[str] = []
+        for wanted in (PER_STEP, data.draw(st.integers(0, PER_STEP))):
+            known: dict[str, list[float]] = {}
+            for _, task, came_to in log:
+                known.setdefault(task, []).extend(came_to)
+            consumed = {group for group, _, _ in log}
+            slots = due(curriculum, 2, wanted, consumed, known, taken) if wanted else []
+            assert slots == (due(ordered(order), 2, wanted, consumed, dict(known), list(taken)) if wanted else [])
+            assert len(slots) == wanted and not consumed & {slot.group for slot in slots}
+            taken += [slot.task.id for slot in slots]
+            log += [(slot.group, slot.task.id, [float(chance.random() < 0.5) for _ in range(2)]) for slot in slots]
+        assert not isinstance(order, Band) or len(set(taken)) == len(taken), "no task twice in a batch of a band"
+    assert len({group for group, _, _ in log}) == len(log)
+    if order is None:
+        drawn = [task for _, task, _ in log]
+        for epoch in range(len(drawn) // 20):
+            assert Counter(drawn[20 * epoch : 20 * epoch + 20]) == Counter(ids(TASKS)), "refill goes on in the epoch"
+
+
+def test_outcomes_are_verdicts_where_there_are_any() -> None:
+    def attempt(number: int, ending: Ending, *scores: Score) -> Episode:
+        return Episode(f"e{number}", f"t{number % 2}", "train", 1, "g", number, ending, scores=scores)
+
+    tested = Score("tests", 1.0, weight=0.5, passed=True)
+    found = outcomes(
+        [
+            attempt(0, Ending.DONE, tested, Score("patch_edits", 0.2, weight=0.5)),
+            attempt(1, Ending.LIMIT, Score("patch_edits", 0.25)),
+            attempt(2, Ending.DONE, replace(tested, value=0.0, passed=False), Score("patch_edits", 0.9, weight=0.5)),
+            attempt(3, Ending.VOID),
+            attempt(5, Ending.DONE, Score("penalty", -2.0)),
+        ]
+    )
+    assert found == {"t0": [1.0, 0.0], "t1": [0.25, 0.0]}

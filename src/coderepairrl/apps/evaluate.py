@@ -23,6 +23,7 @@ from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.registry import nearest, nearest_run
+from coderepairrl.report import answers
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stages import evaluation, predictions, shards
@@ -348,6 +349,7 @@ def _table(name: str, summary: Mapping[str, Any], config: Config, agent: str) ->
     ]
     head = next((each for each in ("resolved", "reward") if each in rows), "")
     parts = {part: each for part, each in summary.get("slices", {}).items() if head in each}
+    lines += answers.lines(summary.get("answers", {}))
     return lines + [
         f"  {part + ':':<28} {head} {Interval(**each[head])}, {counted(each['tasks'], 'task')}"
         for part, each in parts.items()

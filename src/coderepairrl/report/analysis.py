@@ -30,6 +30,8 @@ class Evaluation:
     tasks: int
     void: int
     values: Mapping[str, Interval]
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    """By kind of tasks that are answered with a label: `report.answers.summary`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,15 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
     for (name, step), episodes in finished.items():
         summary = summarise(episodes)
         evaluations.append(
-            Evaluation(name, step, summary.episodes, summary.tasks, summary.void, _by_importance(summary.values))
+            Evaluation(
+                name,
+                step,
+                summary.episodes,
+                summary.tasks,
+                summary.void,
+                _by_importance(summary.values),
+                data.answers.get((name, step), {}),
+            )
         )
     comparisons: list[Comparison] = []
     last: dict[str, list[Episode]] = {}

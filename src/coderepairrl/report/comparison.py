@@ -13,7 +13,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.report.metrics import COUNTS
 from coderepairrl.report.outcomes import Counts, Outcomes
-from coderepairrl.stats import Interval, paired_difference, sign_flip_test, tango, wilson
+from coderepairrl.stats import Interval, classification, paired_difference, sign_flip_test, tango, wilson
 from coderepairrl.stats.attempts import CurvePoint, curves, doubling
 from coderepairrl.stats.clusters import clusters_by
 from coderepairrl.stats.effects import cohens_d, cohens_h, difference
@@ -64,6 +64,19 @@ class Part(NamedTuple):
     """Of sign flips, corrected for all parts of the comparison (Holm)."""
 
 
+class Labels(NamedTuple):
+    """The labels that were given to tasks of one kind."""
+
+    kind: str
+    tasks: int
+    early: Interval
+    """Macro-F1."""
+    late: Interval
+    change: Interval
+    accuracy: Interval
+    """Its change."""
+
+
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """`after` against `before`, on one metric and the same tasks."""
@@ -100,6 +113,7 @@ class Comparison:
     equivalence: Equivalence | None
     curve: Sequence[CurvePoint] = ()
     parts: Sequence[Part] = ()
+    labels: Sequence[Labels] = ()
 
     @property
     def claimed(self) -> bool:
@@ -193,7 +207,25 @@ def _compare(first: Outcomes, other: Outcomes, question: Question) -> Comparison
         else equivalence(before, after, clusters, question.margin, share=share),
         curve=_curve(first, other, own, question.pass_at, binary),
         parts=_parts(first, other, repositories, question, share),
+        labels=_labels(first, other, question),
     )
+
+
+def _labels(first: Outcomes, other: Outcomes, question: Question) -> list[Labels]:
+    found = []
+    for kind in first.answers:
+        sides = [[each for each in side.answers.get(kind, ()) if each.task in first.values] for side in (first, other)]
+        tasks = set.intersection(*({each.task for each in side} for side in sides))
+        if not tasks:
+            continue
+        before, after = (
+            [each._replace(cluster=each.task) if question.by_task else each for each in side if each.task in tasks]
+            for side in sides
+        )
+        change = classification.difference(before, after)
+        early, late = (classification.classify(side).macro_f1 for side in (before, after))
+        found.append(Labels(kind, len(tasks), early, late, change.macro_f1, change.accuracy))
+    return found
 
 
 def _parts(

@@ -16,8 +16,10 @@ from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 from coderepairrl.registry import nearest
 from coderepairrl.report import metrics, published
+from coderepairrl.report.answers import answers_of
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, Tail, codec, foreign, open_run
+from coderepairrl.stats.classification import Answer
 from coderepairrl.stats.clusters import split
 from coderepairrl.types import Ending, Episode, Task
 
@@ -56,6 +58,8 @@ class Outcomes:
     """The rest of the configuration, flat."""
     parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Tasks that have something in common, by what that is: ``language go``, ``repository OWNER/NAME``, ..."""
+    answers: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
+    """To tasks that have a label, by kind."""
     whole: bool = True
     """Whether all tasks that were asked are there; some lists hold only those that were resolved."""
 
@@ -132,7 +136,8 @@ def _together(parts: Sequence[Outcomes]) -> Outcomes:
             )
     values = {task: tuple(v for part in parts for v in part.values[task]) for task in first.values}
     name = ",".join(dict.fromkeys(part.name for part in parts))
-    return replace(first, name=name, values=values, void=sum(part.void for part in parts))
+    answers = {kind: [each for part in parts for each in part.answers.get(kind, ())] for kind in first.answers}
+    return replace(first, name=name, values=values, void=sum(part.void for part in parts), answers=answers)
 
 
 # -- run folders
@@ -188,6 +193,7 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
         tasks={task.id: _digest(task) for task in kept.values() if task.id in values} or None,
         versions=_versions(about.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": about["policy"]} if about.get("policy") else {}),
+        answers=answers_of(episodes, kept),
         parts=metrics.parts(episodes, kept, metrics.agents_of(about.get("config") or {}, name.rpartition("-")[0])),
     )
 

@@ -17,6 +17,7 @@ from coderepairrl.printable import visible
 from coderepairrl.processes.meter import Used, as_words
 from coderepairrl.report import plots
 from coderepairrl.report.analysis import Change, Comparison, Evaluation, Report, compare_runs, differences
+from coderepairrl.report.answers import given_labels
 from coderepairrl.report.charts import is_reward, sections
 from coderepairrl.report.ledger import ACTIVITIES
 from coderepairrl.report.names import LESS_IS_BETTER, SECONDARY, spoken
@@ -77,6 +78,7 @@ def render(reports: Sequence[Report], at: Path | None = None) -> str:
             tables=_tables(reports),
             evaluations=_evaluations(reports),
             slices=_slices(reports),
+            labelled=_labelled(reports),
             links=[_Links(Path(report.path), at) for report in reports],
             sections=[(title, [Markup(plots.figure([p])) for p in panels]) for title, panels in sections(reports)],
             ledgers=[_ledger(report) for report in reports],
@@ -111,6 +113,27 @@ def _source(report: Report, evaluation: str) -> str:
     """Where its tasks come from, as far as the configuration says so."""
     also = report.config.get(f"eval.also.{evaluation}.source")
     return str(also or report.config.get("eval.source") or report.config.get("tasks.source") or "")
+
+
+class Labelled(NamedTuple):
+    """The labels that were given in an evaluation, to tasks of one kind (`report.answers.summary`)."""
+
+    run: str
+    evaluation: Evaluation
+    kind: str
+    numbers: Mapping[str, Any]
+    columns: list[str]
+    """Of the confusion matrix."""
+
+
+def _labelled(reports: Sequence[Report]) -> list[Labelled]:
+    """Of the last evaluation of each name."""
+    return [
+        Labelled(report.name, each, kind, numbers, given_labels(numbers["confusion"]))
+        for report in reports
+        for each in {each.name: each for each in report.evaluations}.values()
+        for kind, numbers in each.answers.items()
+    ]
 
 
 def _tables(reports: Sequence[Report]) -> list[Table]:
@@ -188,6 +211,11 @@ def _level(value: Interval | None, digits: int = 3) -> Markup:
     return Markup("{} {}").format(_fixed(value.value, digits), _ends(value, lambda end: _fixed(end, digits)))
 
 
+def _from_data(value: Mapping[str, Any] | None) -> Markup:
+    """As `_level`, of plain data."""
+    return _level(None if value is None else Interval(**value))
+
+
 def _signed(value: Interval) -> Markup:
     """A change, its interval small beneath."""
     return Markup("<b>{}</b> {}").format(_sign(value.value), _ends(value, _sign))
@@ -234,6 +262,7 @@ def _environment() -> Environment:
         visible=lambda value: visible(str(value)),
         plain=_plain,
         level=_level,
+        data_level=_from_data,
         signed=_signed,
         seconds=_seconds,
         used=lambda found: as_words(Used(**found)),

@@ -74,6 +74,8 @@ class RunData:
     """By what is alike in the last line."""
     faults: dict[str, Printed] = field(default_factory=dict)
     """Why episodes are void, by what is alike in it."""
+    answers: dict[tuple[str, int], Record] = field(default_factory=dict)
+    """Of finished evaluations with tasks that are answered: `report.answers.summary`."""
     evaluation_seconds: dict[tuple[str, int], float] = field(default_factory=dict)
     """Of finished evaluations."""
     phases: dict[str, str] = field(default_factory=dict)
@@ -174,6 +176,8 @@ def _watch(data: RunData) -> Iterator[Record]:
             # Its episodes may all be from an earlier process: then this one spent no time on it.
             key = record["name"], record["step"]
             data.evaluation_seconds[key] = time - open_since.get(key, time)
+            if labelled := record["summary"].get("answers"):
+                data.answers[key] = labelled
         elif kind == "turn":
             _count(data, record["episode"], record["turn"])
         # Of a training episode's turns the counts are enough; without their tokens reading takes half the time.

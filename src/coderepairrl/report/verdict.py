@@ -55,6 +55,8 @@ def result(
             tables.append(_curves(each))
         if isinstance(each, Comparison) and each.parts:
             tables.append(_parts(each))
+        if isinstance(each, Comparison) and each.labels:
+            tables.append(_labels(each))
     if planned:
         verdicts += [] if found else [_plan_sentence(planned)]
         tables.append(_plan(planned))
@@ -283,6 +285,17 @@ def _parts(found: Comparison) -> Table:
     return Table(title, ("part", "tasks", found.before, found.after, "difference", "p, corrected"), rows)
 
 
+def _labels(found: Comparison) -> Table:
+    rows = [
+        (each.kind, str(each.tasks), *(rate(side, True) for side in (each.early, each.late)),
+         signed(each.change, True), signed(each.accuracy, True))
+        for each in found.labels
+    ]  # fmt: skip
+    title = "labels by kind of task: macro-F1 in hundredths, bootstrap of whole clusters"
+    heads = ("kind", "tasks", found.before, found.after, "difference of macro-F1", "difference of accuracy")
+    return Table(title, heads, rows)
+
+
 def _plan(planned: PlanTable) -> Table:
     square = planned.square
     seen = f"{100 * square.value:.1f} %" if planned.given == "assumed" else rate(square, True)
@@ -391,6 +404,7 @@ def _numbers(found: Comparison | Unpaired) -> dict[str, Any]:
             "interval90": as_json(found.equivalence.interval),
         },
         "parts": [{key: as_json(value) for key, value in part._asdict().items()} for part in found.parts],
+        "labels": [{key: as_json(value) for key, value in each._asdict().items()} for each in found.labels],
         "pass_at": [{key: as_json(value) for key, value in point._asdict().items()} for point in found.curve],
     }
     return data | {"methods": {f"{name}, {value}": method for name, value, method in _rows(found)}}

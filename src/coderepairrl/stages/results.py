@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from coderepairrl.report import localisation, metrics
+from coderepairrl.report import answers, localisation, metrics
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.workspace import files_at_hand
 from coderepairrl.stages import predictions
@@ -42,6 +42,8 @@ def conclude(
         part: {"tasks": len(ids)} | _plain(_headline([each for each in episodes if each.task_id in ids], rows))
         for part, ids in metrics.parts(episodes, by_id, agents or {}).items()
     }
+    if labelled := answers.summary(episodes, by_id.values()):
+        summary["answers"] = labelled
     folder.write_episodes(place, episodes)
     folder.write_attempts(
         place,

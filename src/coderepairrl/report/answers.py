@@ -1,0 +1,116 @@
+"""What became of tasks that are answered with a label: accuracy, F1 by class, confusion, calibration, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from coderepairrl.rewards.answers import last_reply
+from coderepairrl.rewards.labels import plain_label, read_confidence, read_label
+from coderepairrl.stats import Interval
+from coderepairrl.stats.classification import NONE, OTHER, Answer, Calibration, agreement, calibrate, classify
+from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.types import Ending, Episode, Task
+
+PLAIN = "plain"
+"""What tasks without a kind are called."""
+
+
+def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[Answer]]:
+    """The answers to tasks that have a label, by kind; void episodes gave none. Labels are written as tasks have them,
+    others as `plain_label` does."""
+    asked = [each for each in episodes if (task := tasks.get(each.task_id)) is not None and task.answer]
+    clusters = clusters_of(asked)
+    classes = {plain_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in asked}
+    found: dict[str, list[Answer]] = {}
+    for each in sorted(asked, key=lambda each: (each.task_id, each.attempt)):
+        if each.ending is Ending.VOID:
+            continue
+        reply = last_reply(each)
+        given = read_label(reply)
+        answer = Answer(
+            each.task_id,
+            classes[plain_label(tasks[each.task_id].answer)],
+            classes.get(given, given) or None,
+            clusters[each.task_id],
+            read_confidence(reply),
+        )
+        found.setdefault(each.kind or PLAIN, []).append(answer)
+    return found
+
+
+def summary(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
+    """For each kind of tasks with labels the numbers of `classify`, and of `calibrate` where there is a confidence: the
+    share of several attempts that agree (``agreement``), or what replies say (``stated``). As plain data."""
+    found = {}
+    for kind, answers in answers_of(episodes, {task.id: task for task in tasks}).items():
+        calibrations = {"agreement": calibrate(agreement(answers)), "stated": calibrate(answers)}
+        found[kind] = _plain(asdict(classify(answers))) | {
+            name: _plain(asdict(each)) for name, each in calibrations.items() if isinstance(each, Calibration)
+        }
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return value._asdict()
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """A `summary` in words, for a terminal: figures, then a row for each class, then reliability."""
+    text: list[str] = []
+    for kind, each in found.items():
+        text += [
+            f"labels, kind {kind}: {each['tasks']:,} tasks, {each['answers']:,} answers, {each['missing']:,} without a "
+            f"label, {each['invalid']:,} with another",
+            f"  {'accuracy':<28} {Interval(**each['accuracy'])}",
+            f"  {'macro-F1':<28} {Interval(**each['macro_f1'])}",
+        ]
+        rows = [("class", "answers", "precision", "recall", "F1", "given instead")]
+        rows += [(name, f"{own['support']:,}", *(level(own[part]) for part in ("precision", "recall", "f1")),
+                  ", ".join(f"{other} {count:,}" for other, count in mistakes(each["confusion"], name)))
+                 for name, own in each["classes"].items()]  # fmt: skip
+        text += _columns(rows)
+        for name in ("agreement", "stated"):
+            if name in each:
+                text.append(f"  {_CALLED[name] + ', expected error':<28} {Interval(**each[name]['error'])}")
+                heads = [("confidence", "answers", "mean", "right")]
+                text += _columns(heads + [
+                    (f"{own['low']:.1f} to {own['high']:.1f}", f"{own['count']:,}", f"{own['confidence']:.3f}",
+                     level(own["accuracy"])) for own in each[name]["bins"]])  # fmt: skip
+    return text
+
+
+_CALLED = {"agreement": "agreement", "stated": "stated confidence"}
+
+
+def level(value: Mapping[str, Any] | None) -> str:
+    """An interval as plain data, in words.
+
+    >>> level({"value": 0.5, "low": 0.25, "high": 0.75}), level(None)
+    ('0.500 [0.250, 0.750]', 'undefined')
+    """
+    return "undefined" if value is None else str(Interval(**value))
+
+
+def mistakes(confusion: Mapping[str, Mapping[str, int]], name: str) -> list[tuple[str, int]]:
+    """What was given in place of the class `name`, the most frequent first."""
+    wrong = [(other, count) for other, count in confusion[name].items() if other != name]
+    return sorted(wrong, key=lambda each: -each[1])
+
+
+def given_labels(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The columns of a confusion matrix: the classes, then what is none where it was given."""
+    others = [name for name in (OTHER, NONE) if any(name in row for row in confusion.values())]
+    return [*confusion, *others]
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "    " + "  ".join(f"{cell:<{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

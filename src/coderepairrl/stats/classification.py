@@ -1,0 +1,263 @@
+"""How well labels are given: accuracy, F1, confusion, and whether confidence is deserved.
+
+Intervals are those of the bootstrap of whole clusters (`effects.bootstrap`): F1 is no mean of tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coderepairrl.stats.effects import bootstrap
+from coderepairrl.stats.intervals import Interval, mean_interval, paired_difference
+
+BINS = 10
+Array = NDArray[np.float64]
+
+
+class Answer(NamedTuple):
+    """One attempt at a task: the label that is right, and the one that was given; None where none was."""
+
+    task: str
+    wanted: str
+    given: str | None
+    cluster: Hashable
+    confidence: float | None = None
+    """As it was stated, in [0, 1]."""
+
+    @property
+    def right(self) -> bool:
+        """Whether they are the same."""
+        return self.given == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class PerClass:
+    """One class: `support` attempts have it as their label. What is 0 / 0 is None."""
+
+    support: int
+    precision: Interval | None
+    recall: Interval | None
+    f1: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """What became of answers. Classes are the labels of the tasks, in order.
+
+    `macro_f1` is the mean over the classes of F1, 2 TP / (2 TP + FP + FN), which is 0 for a class that is never given.
+    """
+
+    answers: int
+    tasks: int
+    missing: int
+    """Without any label: counted as wrong."""
+    invalid: int
+    """With one that is no class: counted as wrong."""
+    accuracy: Interval
+    macro_f1: Interval
+    classes: Mapping[str, PerClass]
+    confusion: Mapping[str, Mapping[str, int]]
+    """By class, then by the label given: a class, ``other`` or ``none``."""
+
+
+def classify(answers: Sequence[Answer]) -> Classification:
+    """The numbers of `answers`. Raises ValueError without any."""
+    if not answers:
+        raise ValueError("no answers to classify")
+    names = sorted({each.wanted for each in answers})
+    clusters = [each.cluster for each in answers]
+    shown = [_shown(each, names) for each in answers]
+    confusion = {name: Counter[str]() for name in names}
+    for each, given in zip(answers, shown, strict=True):
+        confusion[each.wanted][given] += 1
+    columns = _columns(answers, names)
+    macro = bootstrap(columns, clusters, macro_f1)
+    assert macro is not None  # each class is the label of some task
+    return Classification(
+        answers=len(answers),
+        tasks=len({each.task for each in answers}),
+        missing=shown.count(NONE),
+        invalid=shown.count(OTHER),
+        accuracy=mean_interval([float(each.right) for each in answers], clusters, share=True),
+        macro_f1=macro,
+        classes={name: _per_class(columns[at::len(names)], clusters, confusion[name]) for at, name in enumerate(names)},
+        confusion={name: {given: row[given] for given in (*names, OTHER, NONE) if row[given]}
+                   for name, row in confusion.items()},
+    )  # fmt: skip
+
+
+OTHER, NONE = "(other)", "(none)"
+"""In a confusion matrix: a label that is no class, and no label."""
+
+
+def _shown(answer: Answer, classes: Sequence[str]) -> str:
+    if answer.given is None:
+        return NONE
+    return answer.given if answer.given in classes else OTHER
+
+
+def _columns(answers: Sequence[Answer], names: Sequence[str]) -> list[list[float]]:
+    """For each class whether an answer is right about it, whether it gives it, and whether it should."""
+    rights = [[float(each.right and each.wanted == name) for each in answers] for name in names]
+    givens = [[float(each.given == name) for each in answers] for name in names]
+    return rights + givens + [[float(each.wanted == name) for each in answers] for name in names]
+
+
+def macro_f1(means: Array) -> Array:
+    """Of the means of right, given and wanted of each class, shape ``(3 classes, draws)``; a draw without a class has
+    the mean of the others."""
+    right, given, wanted = np.split(means, 3)
+    there = given + wanted
+    f1 = np.divide(2 * right, there, out=np.zeros_like(right), where=there > 0)
+    return np.asarray(f1.sum(axis=0) / (there > 0).sum(axis=0))
+
+
+def _per_class(
+    columns: Sequence[Sequence[float]], clusters: Sequence[Hashable], confusion: Mapping[str, int]
+) -> PerClass:
+    def ratio(numerator: Array, denominator: Array) -> Array:
+        return np.divide(numerator, denominator, out=np.full_like(numerator, np.nan), where=denominator > 0)
+
+    return PerClass(
+        support=sum(confusion.values()),
+        precision=bootstrap(columns, clusters, lambda means: ratio(means[0], means[1])),
+        recall=bootstrap(columns, clusters, lambda means: ratio(means[0], means[2])),
+        f1=bootstrap(columns, clusters, lambda means: ratio(2 * means[0], means[1] + means[2])),
+    )
+
+
+class Difference(NamedTuple):
+    """Answers of two policies to the same tasks: the later less the earlier."""
+
+    accuracy: Interval
+    macro_f1: Interval
+
+
+def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
+    """Of two policies on the tasks that both answered, in clusters of both.
+
+    Tasks count alike, however many attempts each has. Raises ValueError where they share no task.
+    """
+    sides = [_shares(answers) for answers in (before, after)]
+    tasks = [task for task in sides[0] if task in sides[1]]
+    names = sorted({wanted for task in tasks for wanted in [sides[0][task].wanted]})
+    if not tasks:
+        raise ValueError("the policies share no task")
+    clusters = [sides[0][task].cluster for task in tasks]
+    accuracies = [[side[task].given.get(side[task].wanted, 0.0) for task in tasks] for side in sides]
+    columns = [column for side in sides for column in _shared_columns([side[task] for task in tasks], names)]
+    half = 3 * len(names)
+    change = bootstrap(columns, clusters, lambda means: macro_f1(means[half:]) - macro_f1(means[:half]))
+    assert change is not None
+    return Difference(paired_difference(accuracies[0], accuracies[1], clusters, share=True), change)
+
+
+class _Shares(NamedTuple):
+    """A task, and what share of its attempts gave which label."""
+
+    wanted: str
+    given: Mapping[str, float]
+    cluster: Hashable
+
+
+def _shares(answers: Sequence[Answer]) -> dict[str, _Shares]:
+    by_task: dict[str, list[Answer]] = {}
+    for each in answers:
+        by_task.setdefault(each.task, []).append(each)
+    return {
+        task: _Shares(
+            own[0].wanted,
+            {name: count / len(own) for name, count in Counter(e.given for e in own if e.given is not None).items()},
+            own[0].cluster,
+        )
+        for task, own in by_task.items()
+    }
+
+
+def _shared_columns(tasks: Sequence[_Shares], names: Sequence[str]) -> list[list[float]]:
+    rights = [[each.given.get(name, 0.0) * (each.wanted == name) for each in tasks] for name in names]
+    givens = [[each.given.get(name, 0.0) for each in tasks] for name in names]
+    return rights + givens + [[float(each.wanted == name) for each in tasks] for name in names]
+
+
+# -- calibration
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Answers with a confidence above `low`, up to `high`: their mean `confidence`, and the share that is right."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float
+    accuracy: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Whether confidence is what it should be: the share of answers that are right.
+
+    `error` is the expected calibration error (arXiv 1706.04599): the mean over answers of how far the confidence of
+    their bin is from its accuracy. Of few answers it is above 0 even where confidence is right, since accuracy varies
+    by chance, and that chance also shifts its interval upwards.
+    """
+
+    count: int
+    error: Interval
+    bins: Sequence[Bin] = field(default_factory=tuple)
+    """Of `BINS` of equal width, those with an answer."""
+
+
+def agreement(answers: Sequence[Answer]) -> list[Answer]:
+    """For each task with several attempts the label that most of them give, sure as the share that gives it.
+
+    Of labels that are given as often, the one that was given first counts. A task of which no attempt gives a label is
+    left out: there is nothing to be sure of.
+    """
+    by_task: dict[str, list[Answer]] = {}
+    for each in answers:
+        by_task.setdefault(each.task, []).append(each)
+    found = []
+    for own in by_task.values():
+        given = Counter(each.given for each in own if each.given is not None)
+        if len(own) > 1 and given:
+            label, count = given.most_common(1)[0]
+            found.append(own[0]._replace(given=label, confidence=count / len(own)))
+    return found
+
+
+def calibrate(answers: Sequence[Answer]) -> Calibration | None:
+    """The calibration of the `answers` that have a confidence; None where none has. Raises ValueError for one outside
+    of [0, 1]."""
+    sure = [(each, each.confidence) for each in answers if each.confidence is not None]
+    if not sure:
+        return None
+    if not all(0 <= confidence <= 1 for _, confidence in sure):
+        raise ValueError("a confidence lies between 0 and 1")
+    bins = [max(0, min(BINS - 1, int(np.ceil(confidence * BINS - 1e-9)) - 1)) for _, confidence in sure]
+    clusters = [each.cluster for each, _ in sure]
+    used = sorted(set(bins))
+    columns = [[float(own == at) * confidence for own, (_, confidence) in zip(bins, sure, strict=True)] for at in used]
+    columns += [[float(own == at and each.right) for own, (each, _) in zip(bins, sure, strict=True)] for at in used]
+    error = bootstrap(columns, clusters, expected_error)
+    assert error is not None
+    found = []
+    for at in used:
+        own = [(each, confidence) for mine, (each, confidence) in zip(bins, sure, strict=True) if mine == at]
+        right = mean_interval([float(each.right) for each, _ in own], [each.cluster for each, _ in own], share=True)
+        mean = sum(confidence for _, confidence in own) / len(own)
+        found.append(Bin(at / BINS, (at + 1) / BINS, len(own), mean, right))
+    return Calibration(len(sure), error, found)
+
+
+def expected_error(means: Array) -> Array:
+    """Of the means of confidence and of being right in each bin, 0 outside of it, shape ``(2 bins, draws)``."""
+    confidence, right = np.split(means, 2)
+    return np.asarray(np.abs(confidence - right).sum(axis=0))

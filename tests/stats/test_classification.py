@@ -1,0 +1,132 @@
+"""Labels: accuracy, F1, confusion and calibration, against values that others published and against plain counting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from coderepairrl.stats.classification import (
+    NONE,
+    OTHER,
+    Answer,
+    agreement,
+    calibrate,
+    classify,
+    difference,
+)
+
+
+def answers(wanted: Sequence[object], given: Sequence[object | None]) -> list[Answer]:
+    return [
+        Answer(f"t{at}", str(right), None if said is None else str(said), at)
+        for at, (right, said) in enumerate(zip(wanted, given, strict=True))
+    ]
+
+
+def test_known_values() -> None:
+    """The example in the documentation of scikit-learn's f1_score, precision_score and recall_score: macro averages
+    0.2667, 0.2222 and 0.3333."""
+    found = classify(answers([0, 1, 2, 0, 1, 2], [0, 2, 1, 0, 0, 1]))
+    assert found.macro_f1.value == pytest.approx(0.26666667)
+    values = [found.classes[name] for name in "012"]
+    assert sum(each.precision.value for each in values if each.precision) / 3 == pytest.approx(0.22222222)
+    assert sum(each.recall.value for each in values if each.recall) / 3 == pytest.approx(0.33333333)
+    assert found.accuracy.value == pytest.approx(1 / 3)
+    assert found.confusion == {"0": {"0": 2}, "1": {"0": 1, "2": 1}, "2": {"1": 2}}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_counting_gives_the_same(seed: int) -> None:
+    random = Random(seed)
+    names = ["a", "b", "c", "d"]
+    wanted = [random.choice(names[:3]) for _ in range(90)]
+    given = [random.choice([right, right, *names, None]) for right in wanted]
+    found = classify(answers(wanted, given))
+    f1 = []
+    for name in sorted(set(wanted)):
+        both = sum(right == said == name for right, said in zip(wanted, given, strict=True))
+        own = found.classes[name]
+        assert own.support == wanted.count(name)
+        assert own.precision and own.precision.value == pytest.approx(both / given.count(name))
+        assert own.recall and own.recall.value == pytest.approx(both / wanted.count(name))
+        f1.append(2 * both / (given.count(name) + wanted.count(name)))
+        assert own.f1 and own.f1.value == pytest.approx(f1[-1])
+    assert found.macro_f1.value == pytest.approx(sum(f1) / len(f1))
+    assert found.macro_f1.low and found.macro_f1.high
+    assert found.macro_f1.low < found.macro_f1.value < found.macro_f1.high
+    assert found.missing == given.count(None) and found.invalid == given.count("d")
+    table = [(right, said, count) for right, row in found.confusion.items() for said, count in row.items()]
+    assert sum(count for _, _, count in table) == 90
+    assert sum(count for _, said, count in table if said == NONE) == found.missing
+    assert sum(count for _, said, count in table if said == OTHER) == found.invalid
+
+
+def test_a_class_that_is_never_given_has_no_precision_and_an_f1_of_0() -> None:
+    found = classify(answers("aabb", "aaaa"))
+    assert found.classes["b"].precision is None and found.classes["b"].f1 and found.classes["b"].f1.value == 0
+    assert found.macro_f1.value == pytest.approx((2 * 2 / 6) / 2)
+    with pytest.raises(ValueError, match="no answers"):
+        classify([])
+
+
+def test_whole_clusters_are_drawn() -> None:
+    """Answers that say the same again are worth no more; one cluster alone gives no interval."""
+    alone = answers("abababab", "aabbabba")
+    again = [each._replace(task=f"{each.task}-{copy}") for copy in range(5) for each in alone]
+    assert classify(again).macro_f1 == classify(alone).macro_f1
+    assert classify([each._replace(cluster="x") for each in alone]).macro_f1.low is None
+    few, many = (classify([each._replace(cluster=each.cluster if n else 0) for each in again]) for n in (0, 1))
+    assert few.accuracy.low is None and many.accuracy.low is not None
+
+
+def test_the_error_of_confidence() -> None:
+    """By hand: bins (0.1, 0.2], (0.7, 0.8] and (0.9, 1] hold 1, 2 and 2 answers: 1/5 |.15 - 0| + 2/5 |.8 - .5| +
+    2/5 |1 - 1| = .15."""
+    sure = [0.15, 0.8, 0.8, 1.0, 1.0]
+    said = [each._replace(confidence=own) for each, own in zip(answers("aaaaa", "babaa"), sure, strict=True)]
+    said[1], said[2] = said[1]._replace(given="a"), said[2]._replace(given="b")
+    found = calibrate(said)
+    assert found and found.count == 5 and found.error.value == pytest.approx(0.15)
+    assert [(round(each.low, 1), round(each.high, 1), each.count) for each in found.bins] == [
+        (0.1, 0.2, 1),
+        (0.7, 0.8, 2),
+        (0.9, 1.0, 2),
+    ]
+    assert [each.accuracy.value for each in found.bins] == [0, 0.5, 1]
+    edges = [each._replace(confidence=own) for each, own in zip(answers("aaa", "aaa"), (0.0, 0.3, 1.0), strict=True)]
+    shown = calibrate(edges)
+    assert shown and [round(each.low, 1) for each in shown.bins] == [0.0, 0.2, 0.9]
+    assert calibrate(answers("ab", "ab")) is None
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        calibrate([said[0]._replace(confidence=1.5)])
+
+
+def test_agreement_of_attempts() -> None:
+    def attempts(task: str, wanted: str, *given: str | None) -> list[Answer]:
+        return [Answer(task, wanted, each, task) for each in given]
+
+    found = agreement([
+        *attempts("1", "a", "a", "b", "a", None),
+        *attempts("2", "a", "b", "a"),
+        *attempts("3", "a", None, None),
+        *attempts("4", "a", "a"),
+    ])  # fmt: skip
+    assert [(each.task, each.given, each.confidence) for each in found] == [("1", "a", 0.5), ("2", "b", 0.5)]
+
+
+def test_two_policies_on_the_same_tasks() -> None:
+    """Of one attempt at each task the difference is that of their numbers; more attempts weigh no more."""
+    wanted = list("abcabcabcabc")
+    random = Random(0)
+    before = answers(wanted, [random.choice("abc") for _ in wanted])
+    after = answers(wanted, [right if random.random() < 0.7 else "a" for right in wanted])
+    found = difference(before, after)
+    first, last = classify(before), classify(after)
+    assert found.macro_f1.value == pytest.approx(last.macro_f1.value - first.macro_f1.value)
+    assert found.accuracy.value == pytest.approx(last.accuracy.value - first.accuracy.value)
+    assert difference(before * 3, after).macro_f1 == found.macro_f1
+    assert difference(before, before).macro_f1.value == 0
+    with pytest.raises(ValueError, match="no task"):
+        difference(before, [each._replace(task="other") for each in after])

@@ -158,6 +158,8 @@ class Turn:
     """Why this turn's sampled tokens are not trained (``aborted``, ``sampling``, ``relayed``); empty if they are."""
     tools: tuple[str, ...] = ()
     """Names of the tools that the request offered."""
+    schemas: tuple[Mapping[str, Any], ...] = ()
+    """Their schemas, where `base` does not have the same ones (`offered`)."""
     fork: Fork | None = None
     """Of a turn without `base`: where it branches off inside another. None of a root."""
     remote: Mapping[str, Any] = field(default_factory=dict)
@@ -233,6 +235,13 @@ def _lineage(turns: Sequence[Turn], leaf: int) -> Iterator[tuple[Turn, Fork | No
         kept = turn.fork
         at = turn.base if kept is None else kept.turn
     return reversed(chain)
+
+
+def offered(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
+    """The schemas of the tools that the request of turn `leaf` offered; none of runs that older versions logged."""
+    if not turns[leaf].tools:
+        return ()
+    return next((turn.schemas for turn in reversed(path(turns, leaf)) if turn.schemas), ())
 
 
 def leaves(turns: Sequence[Turn]) -> Iterator[int]:

@@ -56,8 +56,9 @@ def plan(
     resume: bool = False,
     shard: str | None = None,
     prices: str | None = None,
+    collects: bool = False,
 ) -> Evaluation:
-    """The evaluation that the arguments of `crrl eval` name.
+    """The evaluation that the arguments of `crrl eval` name, or, where it `collects`, the attempts of `crrl collect`.
 
     `what` is a TOML file, a shipped config or a run, whose settings hold, or a task source, of which `given` has the
     options; what else is in `given` are settings. Each of `agents` attempts all tasks, under the same limits.
@@ -72,14 +73,20 @@ def plan(
     own = _evaluation(Path(what)) if resume else None
     if own is not None:
         if policy is not None or output is not None:
-            raise UsageError(f"{what} has its policy and its place", fix=f"crrl eval {what} --resume")
+            command = "collect" if collects else "eval"
+            raise UsageError(f"{what} has its policy and its place", fix=f"crrl {command} {what} --resume")
         about = own.about()
-        resolved = _resolve(str(own.config), extra, agents)
+        if collects != ("holdout" in about):
+            raise UsageError(
+                f"{what} is {'an evaluation' if collects else 'a collection'}",
+                fix=f"crrl {'eval' if collects else 'collect'} {what} --resume",
+            )
+        resolved = _resolve(str(own.config), extra, agents, collects=collects)
         known = about.get("prices")
         return Evaluation(
             resolved, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None
         )
-    resolved = _plan(what, extra, policy, agents)
+    resolved = _plan(what, extra, policy, agents, collects)
     part = shards.parse(shard) if shard else WHOLE
     return Evaluation(resolved, _folder(resolved.config, output, part, resume=resume), part, _prices(prices, resolved))
 
@@ -111,15 +118,22 @@ def _label(policy: str) -> str:
 
 
 def _resolve(
-    model: str, given: Sequence[str], agents: Sequence[str], *, settings_of: Path | None = None, by_tasks: bool = False
+    model: str,
+    given: Sequence[str],
+    agents: Sequence[str],
+    *,
+    settings_of: Path | None = None,
+    by_tasks: bool = False,
+    collects: bool = False,
 ) -> AgentPlan:
     """As `evaluation.resolve`, with `agents` instead of that of the settings. One that is there by that name keeps its
     options."""
     if agents:
-        config, _ = named(model, given, evaluation.USE, Problems(), settings_of=settings_of)
+        use = evaluation.COLLECT if collects else evaluation.USE
+        config, _ = named(model, given, use, Problems(), settings_of=settings_of)
         there = config.value.agent if config else Agent()  # what is wrong is told below
         given = [*given, *_side_by_side(agents, there)]
-    return evaluation.resolve(model, given, settings_of=settings_of, by_tasks=by_tasks)
+    return evaluation.resolve(model, given, settings_of=settings_of, by_tasks=by_tasks, collects=collects)
 
 
 def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
@@ -147,18 +161,18 @@ def _evaluation(path: Path) -> RunFolder | None:
     return RunFolder(path) if (path / "run.json").is_file() and "policy" in open_run(path).about() else None
 
 
-def _plan(what: str, given: Sequence[str], policy: str | None, agents: Sequence[str]) -> AgentPlan:
+def _plan(what: str, given: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool) -> AgentPlan:
     run, file = configs.run_of(what), _file(what)
     if run is None and file is None:
-        return _of_source(what, given, policy, agents)
-    given = [f"run.name={_named(what)}", *given]
+        return _of_source(what, given, policy, agents, collects)
+    given = [f"run.name={_named(what, collects)}", *given]
     if policy is None:
-        return _resolve(str(file or run), given, agents)
+        return _resolve(str(file or run), given, agents, collects=collects)
     if policy.endswith(".toml"):
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    return _resolve(policy, given, agents, settings_of=file or run)
+    return _resolve(policy, given, agents, settings_of=file or run, collects=collects)
 
 
 def _file(what: str) -> Path | None:
@@ -167,10 +181,13 @@ def _file(what: str) -> Path | None:
     return Path(what).expanduser() if what.endswith(".toml") and configs.run_of(what) is None else None
 
 
-def _of_source(source: str, given: Sequence[str], policy: str | None, agents: Sequence[str]) -> AgentPlan:
+def _of_source(
+    source: str, given: Sequence[str], policy: str | None, agents: Sequence[str], collects: bool
+) -> AgentPlan:
     """All that the settings of the policy say of tasks and what is measured is replaced; the rest holds."""
     if policy is None:
-        raise UsageError("no policy is named", fix=f"crrl eval {source} --policy RUN|FOLDER|builtin:tiny|URL")
+        command = "collect" if collects else "eval"
+        raise UsageError("no policy is named", fix=f"crrl {command} {source} --policy RUN|FOLDER|builtin:tiny|URL")
     if source not in tasks.SHIPPED and ":" not in source:
         there = nearest_run(Path(source)) if "/" in source else ""
         raise UsageError(
@@ -182,21 +199,23 @@ def _of_source(source: str, given: Sequence[str], policy: str | None, agents: Se
         (settings if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields else options).append(each)
     chosen = configs.parse_options(options, "path")
     measured = any(each.startswith(("eval.reward", "reward", "kinds")) for each in settings)
+    section, split = ("tasks", "train") if collects else ("eval", "test")
     own = (
-        *(f"run.name={_named(source)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
-        *(f"eval.source={json.dumps(source)}", 'eval.split="test"'),
-        *(f"eval.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
+        *(f"run.name={_named(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
+        *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
+        *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
+        *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
     )
-    return _resolve(policy, [*own, *settings], agents, by_tasks=not measured)
+    return _resolve(policy, [*own, *settings], agents, by_tasks=not measured, collects=collects)
 
 
-def _named(what: str) -> str:
-    """The name of the evaluation of `what`, which may be a path or ``module:Class``.
+def _named(what: str, collects: bool = False) -> str:
+    """The name of the evaluation of `what`, which may be a path or ``module:Class``, or of what is collected from it.
 
     >>> _named("quixbugs"), _named("runs/mine"), _named("my.sources:Bugs")
     ('eval-quixbugs', 'eval-mine', 'eval-Bugs')
     """
-    return f"eval-{Path(what.rpartition(':')[2]).stem or 'run'}"
+    return f"{'collect' if collects else 'eval'}-{Path(what.rpartition(':')[2]).stem or 'run'}"
 
 
 def _folder(config: Config, output: Path | None, shard: Shard, *, resume: bool) -> RunFolder:

@@ -11,12 +11,14 @@ from typing import Literal
 
 from coderepairrl import config as configs
 from coderepairrl import models
+from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.plan import require_trackers
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
 from coderepairrl.learn import merge
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.runs.learned import write_learned
 
 _OF_THE_LEARNER = ("learner.", "optimizer.")
 """What files of a checkpoint are called that only training needs."""
@@ -38,6 +40,7 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
     try:
         target.mkdir(parents=True, exist_ok=True)
         await _write(found, target, precision)
+        write_learned(target, learned_by(source))
     except BaseException as error:
         for file in target.glob("*"):  # half a model looks like one
             file.unlink()

@@ -13,6 +13,7 @@ from coderepairrl import models, rewards
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.curriculum import curriculum
 from coderepairrl.assembly.kinds import check_kinds, of_kind
+from coderepairrl.assembly.learned import check_learned
 from coderepairrl.assembly.learner import check_teacher, settings
 from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, named, writer
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
@@ -21,7 +22,7 @@ from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.prompts import LongestPrompt, check_prompts
 from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
-from coderepairrl.assembly.tasks import check_workspaces, read_tasks
+from coderepairrl.assembly.tasks import check_workspaces, read_collected, read_tasks
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
@@ -126,18 +127,25 @@ def _check_prompts(
 
 
 def resolve_evaluation(
-    model: str, overrides: Sequence[str], use: Use, *, settings_of: Path | None = None, by_tasks: bool = False
+    model: str,
+    overrides: Sequence[str],
+    use: Use,
+    *,
+    settings_of: Path | None = None,
+    by_tasks: bool = False,
+    collects: bool = False,
 ) -> AgentPlan:
     """As `resolve_serving`, with the held-out tasks of the settings (those of `settings_of`, where it is given), and
     how they are attempted and judged. With `by_tasks` what is measured depends on what the tasks have (`rewards_for`).
-    The plan's configuration names the model. Raises `TaskError` where no evaluation has any task."""
+    With `collects` they are attempted to be learned from: instead of the held-out tasks those training tasks that
+    training leaves out. The plan's configuration names the model. Raises `TaskError` where there is no task."""
     problems = Problems()
     known, chosen = named(model, overrides, use, problems, settings_of=settings_of)
     if not known:
         problems.report()
     config = known.value
     place = choose_place(config, problems)
-    _, eval_tasks = read_tasks(config, problems, training=False)
+    eval_tasks = read_collected(config, problems) if collects else read_tasks(config, problems, training=False)[1]
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
     if by_tasks and everything and (found := problems.attempt(lambda: rewards_for(everything))):
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"reward": found.value})})
@@ -224,6 +232,8 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     )
     ordered = problems.attempt(lambda: curriculum(config, sources.value))
     trained = tuple(chain(*(source.tasks for source in _or(sources, ()))))
+    if not resumed:
+        problems.attempt(lambda: check_learned(config, trained) if model else None)
     everything = (*chain(*_or(eval_tasks, {}).values()), *trained)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
     check_workspaces(everything, place, problems)

@@ -13,13 +13,16 @@ from coderepairrl.assembly.place import Place
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Source
+from coderepairrl.config.schema import Eval, Source
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import TaskError
 from coderepairrl.rollout import Share
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
+from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 
+COLLECTED = 0.25
+"""The share of tasks that `crrl collect` attempts where `tasks.holdout` is not set."""
 _TASKS_NAMED = 3
 """Tasks that cannot be opened, of which each is a message; the others are counted."""
 
@@ -54,12 +57,18 @@ def read_tasks(
                 raise TaskError(
                     f"{each.source} has no task in split {each.split!r}", fix=f"splits it has: {splits or 'none'}"
                 )
-            shares.append(Share(found, each.weight, each.first_step, each.last_step))
+            left = tuple(task for task in found if not held_out(task.id, here.holdout or 0.0))
+            if not left:
+                raise TaskError(
+                    f"tasks.holdout={here.holdout:g} leaves none of the {len(found)} tasks of {each.source}",
+                    fix="hold out less: crrl collect takes what is held out, training the rest",
+                )
+            shares.append(Share(left, each.weight, each.first_step, each.last_step))
         if len(shares) > 1:
             _once(task for share in shares for task in share.tasks)
         return tuple(shares)
 
-    def held_out() -> Mapping[str, tuple[Task, ...]]:
+    def measured() -> Mapping[str, tuple[Task, ...]]:
         found = {}
         for name, there in config.eval.each.items():
             named = [(there.source, there.options)]
@@ -71,7 +80,32 @@ def read_tasks(
             _once(found[name])
         return found
 
-    return problems.attempt(train) if training else Made([]), problems.attempt(held_out)
+    return problems.attempt(train) if training else Made([]), problems.attempt(measured)
+
+
+def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tuple[Task, ...]]]:
+    """The tasks that `crrl collect` attempts, by evaluation: of those of training the share that it leaves out
+    (`collected_share`)."""
+    share = collected_share(config)
+    whole = {"tasks": config.tasks.model_copy(update={"holdout": None}), "eval": Eval()}
+    sources, _ = read_tasks(config.model_copy(update=whole), problems)
+
+    def collected() -> Mapping[str, tuple[Task, ...]]:
+        everything = [task for each in sources.value for task in each.tasks]
+        found = [task for task in everything if held_out(task.id, share)]
+        if not found:
+            raise TaskError(
+                f"none of the {len(everything)} tasks is among the {share:g} that are collected from",
+                fix="collect from a larger share: tasks.holdout=0.5",
+            )
+        return {name: sample(found, there.tasks, config.run.seed) for name, there in config.eval.each.items()}
+
+    return problems.attempt(collected)
+
+
+def collected_share(config: Config) -> float:
+    """The share of the training tasks that `crrl collect` attempts."""
+    return COLLECTED if config.tasks.holdout is None else config.tasks.holdout
 
 
 class _Source(NamedTuple):

@@ -21,6 +21,7 @@ from coderepairrl import __version__
 from coderepairrl.cli import (
     agents,
     auditing,
+    collecting,
     comparing,
     data,
     env,
@@ -59,6 +60,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(running.hello, running.train, running.config),
     *(evaluating.eval, evaluating.merge, evaluating.grade, auditing.audit),
+    *(collecting.collect, collecting.select),
     *(serving.fix, serving.serve, serving.export),
     *(reading.score, reading.view, reading.report, reading.check),
     *(comparing.compare, comparing.choose, study.study, pipeline.probe),

@@ -156,6 +156,11 @@ class Tasks(Section):
     """So many repairs of the policy's own that passed a task's checks in earlier steps become further references of the
     task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/guides/rewards.md). Needs checks to
     be run: `reward.tests=0` at least."""
+    holdout: float | None = Field(default=None, ge=0, le=1)
+    """Share of the tasks, by the MD5 of their ids, that `crrl collect` attempts and training leaves out. Unset,
+    `crrl collect` takes a quarter, and training leaves out none."""
+    learned: Literal["refuse", "train"] = "refuse"
+    """Of tasks whose trajectories the model was fine-tuned on (`crrl sft`): refuse to train on them again, or do so."""
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Tasks:
@@ -520,6 +525,47 @@ class Eval(Section):
         return {value: 1.0} if isinstance(value, str) else value
 
 
+def _words(value: Any) -> Any:
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
+class Keep(Section):
+    """What `crrl collect` and `crrl select` keep of the attempts, filter after filter in this order
+    (docs/guides/collect.md)."""
+
+    endings: Annotated[tuple[Literal["done", "limit", "crash"], ...], BeforeValidator(_words), Field(min_length=1)] = (
+        "done",
+    )
+    """Only attempts that ended so; several as a list, or with commas between them."""
+    holdout: float = Field(default=1.0, gt=0, le=1)
+    """Only tasks that training with this `tasks.holdout` leaves out; 1 is all of them."""
+    models: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
+    """Of a server: only attempts all of whose replies are by models of these names, as the server calls them."""
+    well_formed: bool = True
+    """Only conversations whose every tool call has a JSON object as arguments and names a tool that was offered."""
+    above: float = 0.0
+    """Only attempts that earned more."""
+    passed: bool = False
+    """Only attempts whose patch passed the task's checks."""
+    scores: dict[str, float] = {}
+    """Only attempts with at least this score of each reward, for example `{build = 1}`."""
+    unjudged: bool = False
+    """The three above let through what was never judged, such as published trajectories without a verdict."""
+    distinct: Literal["patch", "conversation", "no"] = "patch"
+    """Of attempts at a task that made the same patch, or had the same conversation, only the one with the highest
+    reward. Empty patches count as different where the conversations are."""
+    best: int = Field(default=0, ge=0)
+    """Of each task the so many attempts with the highest reward; 0 is all of them, here and below."""
+    per_repository: int = Field(default=0, ge=0)
+    """At most so many attempts of a repository, in turn from its tasks."""
+    per_language: int = Field(default=0, ge=0)
+    """At most so many attempts of a language, in turn from its repositories."""
+    total: int = Field(default=0, ge=0)
+    """At most so many attempts, in turn from the languages."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Draws which ones, where the last three leave some out."""
+
+
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
 """What a further evaluation may do otherwise: it shares its steps, its reward and all limits with the first."""
 
@@ -542,6 +588,7 @@ class Config(Section):
     gateway: Gateway = Gateway()
     train: Train = Train()
     eval: Eval = Eval()
+    keep: Keep = Keep()
     gpu: Gpu = Gpu()
     log: Annotated[tuple[Tracker, ...], BeforeValidator(_several)] = ()
     """Trackers that get the metrics of each step and evaluation beside the run folder, as `log = ["tensorboard"]` above

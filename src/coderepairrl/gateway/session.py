@@ -21,7 +21,7 @@ from coderepairrl.gateway.tree import Placement
 from coderepairrl.gateway.workers import Offload, Workers
 from coderepairrl.processes import clock
 from coderepairrl.tokens import Reply, TooLong
-from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation
+from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation, offered
 
 OnTurn = Callable[[str, Turn], Awaitable[None] | None]
 """Called with the episode's id and a turn, before the turn's client learns of its end."""
@@ -308,9 +308,14 @@ class Session:
             ended=clock.now(),
             masked=unfinished or self._source.masked or ("" if self._sampling.trainable else "sampling"),
             tools=tuple(tool["function"]["name"] for tool in request.tools),
+            schemas=() if self._as_before(request, placement) else tuple(request.tools),
             fork=placement.fork,
             remote=generation.remote,
         )
+
+    def _as_before(self, request: Request, placement: Placement) -> bool:
+        """Whether the turn that this one continues was offered the same tools."""
+        return placement.base is not None and offered(self._tree.turns, placement.base) == tuple(request.tools)
 
     def _note_limit(self, turn: Turn, placed: _Placed) -> None:
         """Note the limit that cut the reply short, or that its context exceeds."""

@@ -28,13 +28,13 @@ MAY_CHANGE = (
     *("train.max_grad_norm", "train.beta", "train.eps_low", "train.eps_high", "train.old_logprobs"),
     *("train.mismatch_correction", "train.mismatch_cap"),
     # what is asked before it goes on
-    "tasks.verify",
+    *("tasks.verify", "tasks.learned"),
     # which tasks come next: what came before is in the log
     "curriculum",
     # how much is computed at once, which changes the order of sums and so the last bits
     "train.micro_tokens",
-    # what is measured beside the training, and who is told of it
-    *("eval", "log"),
+    # what is measured beside the training, who is told of it, and what is kept of it afterwards
+    *("eval", "log", "keep"),
 )
 """Settings, and sections, that a resumed run may set otherwise."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from coderepairrl import models
 from coderepairrl.assembly.conditions import TRAINING, conditions, differences
+from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.assembly.sizing import DoesNotFit, require
@@ -23,6 +24,7 @@ from coderepairrl.learn.stitch import Account
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder
+from coderepairrl.runs.learned import write_learned
 from coderepairrl.runs.storage import damage, difference, digests
 from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed
 from coderepairrl.stages.history import History, read_history
@@ -168,6 +170,8 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
         **found,
     }
     folder.create(to_toml(plan.config), about, plan.model.engine.versions())
+    if plan.config.model.init == "weights":
+        write_learned(folder.path, learned_by(plan.config.model.path))
 
 
 async def _until_stopped(

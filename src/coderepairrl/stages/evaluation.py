@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coderepairrl import models
 from coderepairrl.assembly.conditions import TRAINING, Difference, conditions, differences
+from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.model import LocalModel, Use
 from coderepairrl.assembly.plan import AgentPlan, ServingPlan, resolve_evaluation
 from coderepairrl.assembly.replying import replying
@@ -52,6 +54,7 @@ USE = Use(
     ),
     defaults=("run.name=evaluation",),
 )
+COLLECT = Use("crrl collect", used=(*USE.used, "keep"), defaults=("run.name=collection",))
 _PLAIN = ("eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0")
 PRESETS = {
     "greedy": ("eval.temperature=0.0", *_PLAIN),
@@ -68,11 +71,17 @@ PRESETS = {
 
 
 def resolve(
-    model: str, overrides: Sequence[str] = (), *, settings_of: Path | None = None, by_tasks: bool = False
+    model: str,
+    overrides: Sequence[str] = (),
+    *,
+    settings_of: Path | None = None,
+    by_tasks: bool = False,
+    collects: bool = False,
 ) -> AgentPlan:
-    """The evaluations of `model` by its settings, or those of `settings_of`, and `overrides`. Raises what
-    `resolve_evaluation` raises."""
-    return resolve_evaluation(model, overrides, USE, settings_of=settings_of, by_tasks=by_tasks)
+    """The evaluations of `model` by its settings, or those of `settings_of`, and `overrides`; what it `collects` from
+    instead. Raises what `resolve_evaluation` raises."""
+    use = COLLECT if collects else USE
+    return resolve_evaluation(model, overrides, use, settings_of=settings_of, by_tasks=by_tasks, collects=collects)
 
 
 async def measure(
@@ -84,12 +93,13 @@ async def measure(
     prices: Prices | None = None,
     opens: Opens = replying,
     quiet: bool = False,
+    about: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Every evaluation that `plan` names, of its model as it is; their summaries by name. Of each the tasks of `shard`.
 
     There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
     and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`. `prices` are for the
-    cost so far, which is printed with each attempt; `opens` opens the model.
+    cost so far, which is printed with each attempt; `opens` opens the model; `about` is added to run.json.
 
     Raises what `replying` raises, `UsageError` for a folder that is taken or, with `resume`,
     that measured something else, `HealthGateError` where too many episodes are void, and `RunError` where a server's
@@ -103,7 +113,7 @@ async def measure(
     if resume:
         await _require_the_same(open_run(folder.path), plan, shard)
     else:
-        differing = await _begin(folder, plan, shard, prices)
+        differing = await _begin(folder, plan, shard, prices, about)
     log = folder.writer()
     try:
         folder.add_tasks(chain(*plan.eval_tasks.values()))
@@ -114,6 +124,8 @@ async def measure(
             progress.say(str(plan.place.choice))
             for each in differing:
                 (progress.say if each.meant else progress.alarm)(str(each))
+            for line in _known(plan):
+                progress.alarm(line)
             watch = Watch(attempts(plan, shard), config.rollout.concurrency, before, prices, progress.say)
 
             def on_episode(episode: Episode) -> None:
@@ -148,7 +160,9 @@ async def measure(
     return {name: record["summary"] for (name, _), record in history.evaluations.items()}
 
 
-async def _begin(folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None) -> list[Difference]:
+async def _begin(
+    folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None, more: Mapping[str, Any]
+) -> list[Difference]:
     """Make `folder`; returns how its conditions differ from those of training. Raises `UsageError` if it is taken."""
     found = await asyncio.to_thread(conditions, plan)
     differing = differences(found, trained) if (trained := _training_of(plan)) else []
@@ -163,6 +177,7 @@ async def _begin(folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Price
         **{part: await until_called_off(digests, models.files(place)) for part, place in _parts(plan).items()},
         "conditions": found,
         "differences": [each._asdict() for each in differing],
+        **more,
     }
     folder.create(to_toml(plan.config), about)
     return differing
@@ -174,6 +189,17 @@ def _training_of(plan: AgentPlan) -> dict[str, Any]:
     run = models.named(plan.model.name).run if isinstance(plan.model, LocalModel) else None
     found: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
     return found
+
+
+def _known(plan: AgentPlan) -> list[str]:
+    """Of each evaluation, how many of its tasks the policy was fine-tuned on, where there are any."""
+    learned = learned_by(plan.config.model.path) if isinstance(plan.model, LocalModel) else frozenset()
+    counts = {name: sum(task.id in learned for task in tasks) for name, tasks in plan.eval_tasks.items()}
+    return [
+        f"the policy was fine-tuned on trajectories of {count} of the {len(plan.eval_tasks[name])} tasks of {name}"
+        for name, count in counts.items()
+        if count
+    ]
 
 
 def attempts(plan: AgentPlan, shard: Shard) -> int:

@@ -33,13 +33,13 @@ _PLACE = ("name", "dir")
 
 
 def measured_by(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a configuration without where the run folder lies and who is told of it, which say nothing of
-    what is measured.
+    """The sections of a configuration without where the run folder lies, who is told of it, and what is kept of it
+    afterwards, which say nothing of what is measured.
 
     >>> measured_by({"run": {"name": "a", "dir": "runs", "seed": 1}, "eval": {}, "log": ["wandb"]})
     {'run': {'seed': 1}, 'eval': {}}
     """
-    sections = {key: section for key, section in config.items() if key != "log"}
+    sections = {key: section for key, section in config.items() if key not in ("log", "keep")}
     return {**sections, "run": {key: value for key, value in config["run"].items() if key not in _PLACE}}
 
 

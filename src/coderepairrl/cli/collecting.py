@@ -1,0 +1,76 @@
+"""``crrl collect``, ``select``: trajectories to learn from."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coderepairrl.cli.output import Json, show
+
+
+def collect(
+    what: Annotated[
+        str, typer.Argument(help="a TOML file, a shipped config, a run, or a task source; with --resume a collection")
+    ],
+    given: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's; several times: each"
+        ),
+    ] = None,
+    attempts: Annotated[int | None, typer.Option(help="at each task; else 4")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="so many tasks, drawn by run.seed; else all")] = None,
+    agent: Annotated[
+        list[str] | None, typer.Option(help="who works on the tasks; several times: each, same limits")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="a new run folder; else in run.dir")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue where it stopped")] = False,
+    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
+    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
+    prices: Annotated[
+        str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="of a URL, money per million tokens")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Attempt the held-out share of training tasks by any policy, and keep what is worth learning from."""
+    from coderepairrl.apps import collect as collecting
+    from coderepairrl.apps import evaluate as evaluating
+    from coderepairrl.assembly.model import relayed
+
+    settings = [*([] if resume else ["eval.attempts=4"]), *(given or []), *relayed(model_name, key_env)]
+    more: dict[str, Any] = {"limit": limit, "agents": agent or [], "output": output, "resume": resume, "prices": prices}
+    more |= {"attempts": attempts, "collects": True}
+    if policy and len(policy) > 1:
+        planned = evaluating.plan_each(policy, what, settings, **more)
+    else:
+        planned = [evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)]
+    found = asyncio.run(collecting.collect(planned, resume=resume))
+    show(json.dumps(found) if as_json else collecting.as_text(found))
+
+
+def select(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE... [KEEP=VALUE]...", help="runs of any kind, and files of examples; filters"),
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a file, or a folder; of one run, else its own examples")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Keep what is worth learning from of attempts that were made, by the filters keep.NAME=VALUE."""
+    from coderepairrl.apps import collect as collecting
+    from coderepairrl.errors import UsageError
+
+    paths = [Path(each) for each in sources if "=" not in each]
+    if not paths:
+        raise UsageError("no run is named", fix="crrl select RUN... [keep.NAME=VALUE]...")
+    found = collecting.select(paths, [each for each in sources if "=" in each], output)
+    show(json.dumps(found) if as_json else collecting.as_text(found))

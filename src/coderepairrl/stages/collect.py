@@ -1,0 +1,85 @@
+"""Trajectories to learn from: attempts by any policy, kept whole in a run folder, and a selection as examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.assembly.plan import AgentPlan
+from coderepairrl.assembly.replying import replying
+from coderepairrl.assembly.tasks import collected_share
+from coderepairrl.config.schema import Keep
+from coderepairrl.errors import UsageError
+from coderepairrl.runs import RunFolder
+from coderepairrl.runs.examples import Example, write_examples
+from coderepairrl.runs.folder import write_atomic
+from coderepairrl.stages import evaluation
+from coderepairrl.stages.conversations import source
+from coderepairrl.stages.evaluation import Opens
+from coderepairrl.stages.select import select
+from coderepairrl.stages.shards import WHOLE, Shard
+from coderepairrl.stats.spending import Prices
+
+
+async def collect(
+    plan: AgentPlan,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    shard: Shard = WHOLE,
+    prices: Prices | None = None,
+    opens: Opens = replying,
+    quiet: bool = False,
+) -> None:
+    """The attempts that `plan` names (`resolve_evaluation` with ``collects``), as `evaluation.measure` makes them.
+
+    `folder` then holds every episode, from which `keep` selects. Raises what `measure` raises; what was attempted by
+    then stays, and `resume` goes on.
+    """
+    about = {"holdout": collected_share(plan.config)}
+    await evaluation.measure(
+        plan, folder, resume=resume, shard=shard, prices=prices, opens=opens, quiet=quiet, about=about
+    )
+
+
+def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
+    """Write the examples of the attempts in `sources` (run folders, and files of examples) that `wanted` lets through
+    to `target`; returns how it came to these, which is also written beside it (``.json``).
+
+    A function of what the sources hold: the same file whenever it is called again. Raises `UsageError` for a source
+    that is none, where a filter leaves nothing, and for conversations that cannot be learned from together.
+    """
+    if twice := [path for path in sources if [each.resolve() for each in sources].count(path.resolve()) > 1]:
+        raise UsageError(f"{twice[0]} is there twice", fix="name it once")
+    there = [source(path) for path in sources]
+    found = select([each for number, one in enumerate(there) for each in one.candidates(number)], wanted)
+    ids = {number: {each.episode for each in found.kept if each.source == number} for number in range(len(there))}
+    exact = rendered = 0
+
+    def examples() -> Iterator[Example]:
+        nonlocal exact, rendered
+        for number, one in enumerate(there):
+            if not ids[number]:
+                continue
+            for example in one.examples(ids[number].__contains__):
+                exact, rendered = exact + example.exact, rendered + (not example.exact)
+                yield example
+
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        written = write_examples(target, sorted(examples(), key=lambda each: (each.source, each.id)))
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error}", fix="name another file with -o") from error
+    result = {
+        "examples": str(target),
+        "rows": written,
+        "exact": exact,
+        "rendered": rendered,
+        "sources": list(map(str, sources)),
+        **found.as_json(),
+        "keep": wanted.model_dump(mode="json"),
+    }
+    write_atomic(target.with_suffix(".json"), json.dumps(result, indent=2) + "\n")
+    return result

@@ -1,0 +1,279 @@
+"""What attempts said, as candidates for a selection and as examples to learn from: of run folders and of files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl import models, tasks, tokens
+from coderepairrl.config import Config
+from coderepairrl.errors import CodeRepairError, UsageError
+from coderepairrl.learn import stitch
+from coderepairrl.report.metrics import agents_of
+from coderepairrl.report.trajectories.chats import Chat, has_secrets, message
+from coderepairrl.rewards.parse import MalformedPatch
+from coderepairrl.rewards.verified import identity
+from coderepairrl.runs import logged_episodes, open_run
+from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.stages.select import Candidate
+from coderepairrl.stats import resolved
+from coderepairrl.types import Ending, Episode, Finish, Sample, Sampling, Turn, leaves, offered, replies, sequence
+
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The attempts in a run folder: all of a collection or an evaluation, of training only those that it trained on.
+
+    Raises `UsageError` where there is no run, and `ConfigError` where it measured an evaluation set, which is not
+    there to be learned from.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        if self._trained or "holdout" in self._about:  # the tasks of both are there to be trained on
+            return
+        here = self._config.tasks
+        for each in self._config.eval.each.values():
+            others = here.sources or (here,)
+            for own in (each,) if each.source else others:
+                tasks.check_trainable(tasks.make(own.source, **own.options).evaluation_set)
+
+    def candidates(self, number: int) -> Iterator[Candidate]:
+        """Each attempt that has a verdict and is not void; `number` is that of this source. Raises `RunError`."""
+        for episode in self._episodes(lambda name: True):
+            yield _candidate(number, episode)
+
+    def examples(self, wanted: Callable[[str], bool]) -> Iterator[Example]:
+        """The conversations of the attempts whose id is `wanted`. Raises `UsageError` where the ids of tokens mean
+        nothing, since the model that sampled them is gone."""
+        for episode in self._episodes(wanted):
+            yield from self._examples(episode)
+
+    def _episodes(self, wanted: Callable[[str], bool]) -> Iterator[Episode]:
+        for episode in logged_episodes(open_run(self.path).records(), wanted):
+            if episode.ending is not Ending.VOID and (not self._trained or episode.phase == "train"):
+                yield episode
+
+    def _examples(self, episode: Episode) -> Iterator[Example]:
+        agents = agents_of(self._config.model_dump(mode="json"), episode.phase)
+        replied = sorted(_models(episode))
+        common = Example(
+            "",
+            episode.id,
+            episode.task_id,
+            repository=episode.repository,
+            language=episode.language,
+            kind=episode.kind,
+            source=self.path.name,
+            agent=agents.get(episode.kind, agents[""]),
+            policy=", ".join(filter(None, replied)) or str(self._about.get("policy") or self.path.name),
+            reward=episode.reward,
+            passed=resolved(episode),
+        )
+        exact = list(_exact(episode))
+        end = _end(episode)
+        if not exact and end is not None:
+            messages, tools = _messages(episode.turns, end), offered(episode.turns, end)
+            yield replace(common, id=f"{episode.id}/0", messages=messages, tools=tools)
+        for number, (leaf, row) in enumerate(exact):
+            yield replace(
+                common,
+                id=f"{episode.id}/{number}",
+                messages=_messages(episode.turns, leaf),
+                tools=offered(episode.turns, leaf),
+                weight=row.weight,
+                ids=row.ids,
+                trained=row.trained,
+                tokenizer=self._tokenizer,
+            )
+
+    @property
+    def _trained(self) -> bool:
+        """Whether it is a run that trained a policy."""
+        return "policy" not in self._about
+
+    @cached_property
+    def _about(self) -> Mapping[str, Any]:
+        return open_run(self.path).about()
+
+    @cached_property
+    def _config(self) -> Config:
+        return configs.load(self.path)
+
+    @cached_property
+    def _tokenizer(self) -> str:
+        own = self.path / "model"
+        try:
+            folder = (
+                own if own.is_dir() else models.named(str(self._about.get("policy") or self._config.model.path)).folder
+            )
+            return tokens.digest(folder)
+        except CodeRepairError as error:
+            raise UsageError(
+                f"{self.path} has ids of tokens, and the model whose they are is gone: {error}",
+                fix="put the model back: its tokenizer says what they mean",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Written:
+    """The examples of a file, or of a folder that has such a file."""
+
+    path: Path
+
+    def candidates(self, number: int) -> Iterator[Candidate]:
+        """Each attempt of which the file has conversations. Raises `UsageError`."""
+        by_episode: dict[str, list[Example]] = {}
+        for example in self._rows:
+            by_episode.setdefault(example.episode, []).append(example)
+        for name, own in by_episode.items():
+            first = own[0]
+            yield Candidate(
+                number,
+                name,
+                first.task_id,
+                first.repository,
+                first.language,
+                reward=first.reward,
+                passed=first.passed,
+                models=frozenset({first.policy}),
+                malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in own)), ""),
+                conversation=_digest(
+                    _said(first.messages) if len(own) == 1 else [_said(each.messages) for each in own]
+                ),
+            )
+
+    def examples(self, wanted: Callable[[str], bool]) -> Iterator[Example]:
+        """Those of the attempts whose id is `wanted`."""
+        return (example for example in self._rows if wanted(example.episode))
+
+    @cached_property
+    def _rows(self) -> list[Example]:
+        return read_examples(self.path)
+
+
+Source = Recorded | Written
+
+
+def source(path: Path) -> Source:
+    """The attempts in `path`: a run folder, else a file of examples, or a folder that has one. Raises `UsageError`."""
+    if (path / "run.json").is_file():
+        return Recorded(path)
+    if path.is_file() or (path / NAME).is_file():
+        return Written(path / NAME if path.is_dir() else path)
+    open_run(path)  # raises what is wrong with it
+    raise UsageError(f"{path} is neither a run nor examples", fix="name a run folder, or a file of examples")
+
+
+def _candidate(number: int, episode: Episode) -> Candidate:
+    leaf = _end(episode)
+    messages = () if leaf is None else _messages(episode.turns, leaf)
+    malformed = "it has no reply" if leaf is None else _malformed(messages, offered(episode.turns, leaf))
+    if any(turn.remote and turn.finish is Finish.LENGTH for turn in episode.turns):
+        malformed = malformed or "a reply was cut at its length"
+    return Candidate(
+        number,
+        episode.id,
+        episode.task_id,
+        episode.repository,
+        episode.language,
+        episode.ending.value,
+        episode.reward,
+        resolved(episode),
+        {score.name: score.value for score in episode.scores},
+        _models(episode),
+        malformed,
+        _patch(episode.patch),
+        _digest(_said(messages)),
+    )
+
+
+def _models(episode: Episode) -> frozenset[str]:
+    """The names that servers gave to who replied; an empty one of a server that gave none."""
+    return frozenset(str(turn.remote.get("model", "")) for turn in episode.turns if turn.remote)
+
+
+def _exact(episode: Episode) -> Iterator[tuple[int, Sample]]:
+    """The rows of an episode that was sampled here, each with the turn that ends it.
+
+    How tokens were drawn does not matter here, since nobody compares with their logprobs. There are none where a text
+    has a secret, which ids would still say.
+    """
+    ends = list(leaves(episode.turns))
+    if any(has_secrets(Chat(replies(episode.turns, leaf), False)) for leaf in ends):
+        return
+    turns = tuple(
+        replace(turn, sampling=Sampling(), masked="" if turn.masked == "sampling" else turn.masked)
+        for turn in episode.turns
+    )
+    rows, _ = stitch(replace(episode, turns=turns), 1.0, max_tokens=_NO_LIMIT)
+    by_ids = {sequence(turns, turn.index): turn.index for turn in reversed(turns)} if rows else {}
+    for row in rows:
+        yield by_ids[row.ids], row
+
+
+def _end(episode: Episode) -> int | None:
+    """The last whole turn of the main conversation as it ended; None where it has none."""
+    turns = episode.turns
+    at = max((leaf for leaf in leaves(turns) if leaf not in episode.side), default=None)
+    while at is not None and turns[at].finish is Finish.ABORT:
+        at = turns[at].base
+    return at
+
+
+def _messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
+    """The conversation that turn `leaf` ends, without secrets."""
+    said = (message(each) for each, _ in replies(turns, leaf))
+    return tuple({key: value for key, value in each.items() if value is not None} for each in said)
+
+
+def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
+    """What is wrong with the tool calls in `messages`, of which only `tools` were offered, if that is known."""
+    names = {(tool.get("function") or {}).get("name") for tool in tools}
+    calls = [call for each in messages if each["role"] == "assistant" for call in each.get("tool_calls") or ()]
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        if names and name not in names:
+            return f"a call of {name!r}, which was not offered"
+        try:
+            whole = isinstance(json.loads(arguments), dict)
+        except (ValueError, RecursionError):
+            whole = False
+        if not whole:
+            return f"a call of {name!r} with {arguments[:40]!r}, which is no JSON object"
+    return ""
+
+
+def _patch(patch: bytes) -> str:
+    """A digest that is equal for two patches that do the same; empty for one that does nothing."""
+    try:
+        what = identity(patch)
+    except MalformedPatch:
+        return hashlib.sha256(patch).hexdigest()
+    return hashlib.sha256(repr(sorted(map(repr, what))).encode()).hexdigest() if what else ""
+
+
+def _said(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """The conversation without the ids of calls, which differ by attempt."""
+    return [
+        [
+            each["role"],
+            each.get("content"),
+            each.get("reasoning_content"),
+            [c["function"] for c in each.get("tool_calls") or ()],
+        ]
+        for each in messages
+    ]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

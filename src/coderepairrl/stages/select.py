@@ -1,0 +1,235 @@
+"""Which attempts are worth learning from: plain filters (section ``keep``), and an account of what each drops."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from coderepairrl.config.schema import Keep
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted
+from coderepairrl.tasks.select import held_out
+
+_SHOWN = 8
+"""Tasks, repositories and languages of which the table has a line each; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What filters ask of an attempt, without its conversation.
+
+    >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
+    True
+    """
+
+    source: int
+    """Which of the sources it is from."""
+    episode: str
+    task: str
+    repository: str = ""
+    language: str = ""
+    ending: str = "done"
+    reward: float | None = None
+    """None where nobody judged it; so `passed`."""
+    passed: bool | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    models: frozenset[str] = frozenset()
+    """The names that a server gave to who replied."""
+    malformed: str = ""
+    """What is wrong with its tool calls."""
+    patch: str = ""
+    """Digest of what its patch does; empty for an empty one, and where none is known."""
+    conversation: str = ""
+    """Digest of its messages."""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What it is found by."""
+        return self.source, self.episode
+
+
+class Step(NamedTuple):
+    """What a filter did."""
+
+    filter: str
+    dropped: int
+    left: int
+
+
+class Selection(NamedTuple):
+    """Attempts in an order that depends on nothing but them, and how it came to these."""
+
+    kept: tuple[Candidate, ...]
+    there: int
+    steps: tuple[Step, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """As plain data, with what is left by task, repository and language."""
+        return {
+            "attempts": self.there,
+            "kept": len(self.kept),
+            "tasks": len({each.task for each in self.kept}),
+            "filters": [step._asdict() for step in self.steps],
+            **{f"by_{part}": _counts(self.kept, part) for part in ("language", "repository", "task")},
+        }
+
+
+Wanted = Callable[[Candidate], bool]
+Filter = Callable[[Sequence[Candidate]], Sequence[Candidate]]
+
+
+def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
+    """Those of `candidates` that `keep` lets through. Raises `UsageError` where nothing is left, with the filter that
+    left nothing."""
+    left = sorted(candidates, key=lambda each: each.key)
+    if not left:
+        raise UsageError("there is no attempt with a verdict to select from", fix="collect some, or name another run")
+    steps = []
+    for name, filtered in _filters(keep):
+        before, left = left, list(filtered(left))
+        steps.append(Step(name, len(before) - len(left), len(left)))
+        if not left:
+            raise UsageError(f"{name} leaves none of {counted(len(before), 'attempt')}", fix=_advice(name, before))
+    return Selection(tuple(sorted(left, key=lambda each: each.key)), len(candidates), tuple(steps))
+
+
+def _filters(keep: Keep) -> list[tuple[str, Filter]]:
+    """Those that are on, with what they are called on the command line."""
+
+    def unless_known(value: Any, wanted: bool) -> bool:
+        return keep.unjudged if value is None else wanted
+
+    def score(name: str, least: float) -> Wanted:
+        return lambda one: unless_known(one.scores.get(name), one.scores.get(name, least) >= least)
+
+    wanted: list[tuple[bool, str, Wanted]] = [
+        (True, f"endings={','.join(keep.endings)}", lambda one: one.ending in keep.endings),
+        (keep.holdout < 1, f"holdout={keep.holdout:g}", lambda one: held_out(one.task, keep.holdout)),
+        (bool(keep.models), f"models={','.join(keep.models)}", lambda one: set() < one.models <= set(keep.models)),
+        (keep.well_formed, "well_formed=true", lambda one: not one.malformed),
+        (True, f"above={keep.above:g}", lambda one: unless_known(one.reward, (one.reward or 0.0) > keep.above)),
+        (keep.passed, "passed=true", lambda one: unless_known(one.passed, bool(one.passed))),
+        *((True, f"scores.{name}={least:g}", score(name, least)) for name, least in keep.scores.items()),
+    ]
+    seed = keep.seed
+    limits: list[tuple[bool, str, Filter]] = [
+        (keep.distinct != "no", f"distinct={keep.distinct}", partial(_distinct, by=keep.distinct)),
+        (keep.best > 0, f"best={keep.best}", partial(_best, k=keep.best)),
+        *(
+            (most > 0, f"{name}={most}", partial(_at_most, most=most, of=of, within=within, seed=seed))
+            for name, most, of, within in (
+                ("per_repository", keep.per_repository, ("language", "repository"), ("task",)),
+                ("per_language", keep.per_language, ("language",), ("repository", "task")),
+                ("total", keep.total, (), ("language", "repository", "task")),
+            )
+        ),
+    ]
+    each: list[tuple[bool, str, Filter]] = [(on, name, partial(_only, wanted=it)) for on, name, it in wanted]
+    return [(f"keep.{name}", it) for on, name, it in (*each, *limits) if on]
+
+
+def _only(some: Sequence[Candidate], wanted: Wanted) -> list[Candidate]:
+    return [one for one in some if wanted(one)]
+
+
+def _ranked(some: Sequence[Candidate]) -> list[Candidate]:
+    """By reward, the highest first; of equal ones as they come."""
+    return sorted(some, key=lambda one: float("inf") if one.reward is None else -one.reward)
+
+
+def _distinct(some: Sequence[Candidate], by: str) -> list[Candidate]:
+    first: dict[tuple[str, str], Candidate] = {}
+    for one in _ranked(some):
+        what = (one.patch if by == "patch" else "") or f"said {one.conversation}"
+        first.setdefault((one.task, what), one)
+    kept = {one.key for one in first.values()}
+    return [one for one in some if one.key in kept]
+
+
+def _best(some: Sequence[Candidate], k: int) -> list[Candidate]:
+    taken = Counter[str]()
+    found = []
+    for one in _ranked(some):
+        taken[one.task] += 1
+        if taken[one.task] <= k:
+            found.append(one)
+    return sorted(found, key=lambda one: one.key)
+
+
+def _at_most(
+    some: Sequence[Candidate], most: int, of: Sequence[str], within: Sequence[str], seed: int
+) -> list[Candidate]:
+    """At most `most` of each value of the fields `of`, in turn from each value of the fields `within`."""
+    found = []
+    for group in _by(some, of):
+        found += _in_turn(group, within, seed)[:most]
+    return found
+
+
+def _in_turn(some: Sequence[Candidate], within: Sequence[str], seed: int) -> list[Candidate]:
+    """One of each value of the first field after the other, each value's own in turn by the next field: what there is
+    little of comes whole before what there is much of comes twice."""
+    if not within:
+        return sorted(some, key=lambda one: _drawn(seed, one.task, one.conversation, one.patch))
+    queues = [_in_turn(group, within[1:], seed) for group in _by(some, within[:1])]
+    queues.sort(key=lambda queue: _drawn(seed, *(getattr(queue[0], name) for name in within[:1])))
+    longest = max(map(len, queues), default=0)
+    return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]
+
+
+def _by(some: Sequence[Candidate], fields: Sequence[str]) -> list[list[Candidate]]:
+    groups = defaultdict[tuple[str, ...], list[Candidate]](list)
+    for one in some:
+        groups[tuple(getattr(one, name) for name in fields)].append(one)
+    return [groups[value] for value in sorted(groups)]
+
+
+def _drawn(seed: int, *parts: str) -> bytes:
+    """A draw that depends on what is drawn alone, whatever its attempt is called: the same on every machine."""
+    return hashlib.blake2b("\0".join([str(seed), *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _advice(name: str, before: Sequence[Candidate]) -> str:
+    """What may be done about a filter that leaves none of `before`."""
+    what, _, _ = name.removeprefix("keep.").partition("=")
+    if what == "endings":
+        there = ", ".join(f"{count} {ending}" for ending, count in Counter(one.ending for one in before).most_common())
+        return f"they ended so: {there}; take others, too: keep.endings=done,limit"
+    if what == "models":
+        names = sorted({model for one in before for model in one.models})
+        return f"replies are by {', '.join(names) or 'engines of ours, or servers that do not say'}"
+    if what == "well_formed":
+        return f"the first: {before[0].malformed}; keep.well_formed=false keeps them"
+    known = [one for one in before if one.reward is not None]
+    if what == "above" and known:
+        best = max(one.reward for one in known if one.reward is not None)
+        return f"the highest reward is {best:g}: ask for less, or collect more attempts"
+    if what == "above" or (what == "passed" and all(one.passed is None for one in before)):
+        return "none of them was judged: keep.unjudged=true keeps what is not, crrl grade judges patches"
+    if what.startswith("scores."):
+        names = sorted({score for one in before for score in one.scores})
+        return f"scores that they have: {', '.join(names) or 'none'}"
+    return "ask for less of it, or collect more attempts"
+
+
+def _counts(kept: Sequence[Candidate], part: str) -> dict[str, int]:
+    return dict(sorted(Counter(getattr(one, part) for one in kept).items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def table(found: Mapping[str, Any]) -> list[str]:
+    """`Selection.as_json`, in lines: what there was, what each filter dropped, what is left of what."""
+    rows = [(f"{found['attempts']:>7}", "", "attempts")]
+    rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in found["filters"]]
+    lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]
+    for part in ("language", "repository", "task"):
+        counts = {name: count for name, count in found[f"by_{part}"].items() if name}
+        shown = [f"{name} {count}" for name, count in list(counts.items())[:_SHOWN]]
+        more = [f"{len(counts) - _SHOWN} more"] if len(counts) > _SHOWN else []
+        if counts:
+            what = {"repository": "repositories"}.get(part, f"{part}s")
+            lines.append(f"{len(counts):>7} {what if len(counts) > 1 else part}: {', '.join([*shown, *more])}")
+    return lines

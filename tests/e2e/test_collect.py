@@ -1,0 +1,255 @@
+"""``crrl collect`` and ``select`` as their users call them: a teacher behind a URL, an engine of ours, what is kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from coderepairrl import models, tokens
+from coderepairrl.apps import collect, evaluate
+from coderepairrl.errors import CodeRepairError, HealthGateError, RunError, UsageError
+from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.tasks.select import held_out
+
+from .conftest import Project, until
+
+Handler = Callable[[Mapping[str, Any], int], Awaitable[web.StreamResponse] | web.StreamResponse]
+QUESTIONS = [f"q/{number}" for number in range(40)]
+COLLECTED = {name for name in QUESTIONS if held_out(name, 0.25)}
+
+
+def replied(message: Mapping[str, Any], model: str = "teacher-1") -> web.Response:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+    return web.json_response({"id": "c", "model": model, "choices": [choice], "usage": usage})
+
+
+@asynccontextmanager
+async def teacher(reply: Handler) -> AsyncIterator[str]:
+    """The URL of a server that answers the request's body, and how many there were before it, by `reply`."""
+    seen = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal seen
+        assert request.headers["Authorization"] == "Bearer s3cret-key"
+        seen += 1
+        made = reply(await request.json(), seen - 1)
+        return made if isinstance(made, web.StreamResponse) else await made
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", handler)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{site.port}/v1"
+    await runner.cleanup()
+
+
+@pytest.fixture
+def questions(project: Project, monkeypatch: pytest.MonkeyPatch, isolating: None) -> Project:
+    """A project with tasks that are answered, and a key for the teacher."""
+    monkeypatch.chdir(project.path)
+    monkeypatch.setenv("TEACHER_KEY", "s3cret-key")
+    rows = [{"id": name, "prompt": f"{name}?", "language": "c", "answer": "yes"} for name in QUESTIONS]
+    Path("questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return project
+
+
+def command(url: str, *more: str, key: str = "TEACHER_KEY") -> list[str]:
+    options = ("engine.options.backoff=0", "agent=direct", 'agent.options={system=""}', "path=questions.jsonl")
+    return ["collect", "jsonl", *options, "--policy", url, "--model-name", "teacher", "--key-env", key, *more]
+
+
+def planned(url: str, *given: str, **more: Any) -> list[evaluate.Evaluation]:
+    settings = ["path=questions.jsonl", "agent=direct", 'agent.options={system=""}', *given]
+    settings += ["engine.options.backoff=0", "engine.options.model_name=teacher", "engine.options.key_env=TEACHER_KEY"]
+    return [evaluate.plan("jsonl", settings, policy=url, collects=True, **more)]
+
+
+def said(example: Example) -> Example:
+    """Without what depends on how often an attempt had to be begun."""
+    return replace(example, **{key: re.sub(r"-retry\d+", "", getattr(example, key)) for key in ("id", "episode")})
+
+
+async def test_a_teacher_that_throttles_and_refuses_is_paid_once_and_its_good_answers_are_kept(
+    questions: Project,
+) -> None:
+    refusing = sorted(COLLECTED)[::3]
+
+    def reply(body: Mapping[str, Any], before: int) -> web.Response:
+        if before % 3 == 0:
+            return web.json_response({"error": "slow down"}, status=429, headers={"Retry-After": "0"})
+        asked = body["messages"][-1]["content"]
+        if any(f"{name}?" in asked for name in refusing):
+            return replied({"content": None, "refusal": "I cannot help with that."})
+        return replied({"content": f"<answer>yes</answer> as {len(asked)}", "reasoning_content": "hm"})
+
+    async with teacher(reply) as url:
+        found = await collect.collect(planned(url, attempts=2, prices="1,10"))
+    calls = 2 * len(COLLECTED)
+    assert found["cost"]["calls"] == calls and found["cost"]["money"] == pytest.approx(calls * (10 + 30) / 1e6)
+    assert (found["attempts"], found["tasks"]) == (calls, len(COLLECTED) - len(refusing))
+    assert found["kept"] == found["rows"] == found["rendered"] == found["tasks"], "the same conversation counts once"
+    examples = read_examples(Path(found["examples"]))
+    assert {each.task_id for each in examples} == COLLECTED - set(refusing)
+    assert all(each.messages[-1]["reasoning_content"] == "hm" and not each.exact for each in examples)
+    assert {(each.policy, each.agent, each.reward, each.language) for each in examples} == {
+        ("teacher-1", "direct", 1.0, "c")
+    }
+    assert "s3cret-key" not in Path(found["examples"]).with_suffix(".json").read_text()
+    assert b"s3cret-key" not in (Path(found["run"]) / "log.jsonl").read_bytes()
+
+    account = json.loads(questions.crrl("select", found["run"], "keep.total=3", "--json").stdout)
+    assert account["kept"] == 3 and account["filters"][-1]["filter"] == "keep.total=3"
+    refused = questions.crrl("select", found["run"], "keep.passed=true", check=False)
+    assert refused.returncode == 2 and "keep.passed=true leaves none" in refused.stderr
+    assert len(read_examples(Path(found["examples"]))) == 3, "the selection before stays"
+    for arguments in (["eval", found["run"], "--resume"], ["select", found["run"], "best=1"]):
+        assert questions.crrl(*arguments, check=False).returncode == 2
+
+
+async def test_killed_and_resumed_a_collection_holds_what_one_process_collects(questions: Project) -> None:
+    import asyncio
+
+    slow = True
+
+    async def reply(body: Mapping[str, Any], before: int) -> web.StreamResponse:
+        if slow and before > 4:
+            await asyncio.sleep(60)
+        return replied({"content": f"<answer>yes</answer> to {body['messages'][-1]['content'][:20]}"})
+
+    async with teacher(reply) as url:
+        arguments = command(url, "--attempts", "1", "rollout.concurrency=2", "-o", "killed", "keep.total=6")
+        log = RunFolder(questions.path / "killed").log
+        with questions.started(*arguments) as process:
+            await until(process, lambda: log.is_file() and log.read_bytes().count(b'{"type":"verdict"') >= 3)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        before = len(list(logged_episodes(RunFolder(Path("killed")).records())))
+        slow = False
+        resumed = evaluate.plan("killed", [], resume=True, collects=True)
+        again = await collect.collect([resumed], resume=True)
+        whole = await collect.collect(planned(url, "keep.total=6", attempts=1, output=Path("whole")))
+    assert 3 <= before < again["attempts"] == whole["attempts"] == len(COLLECTED)
+    made, expected = (read_examples(Path(each["examples"])) for each in (again, whole))
+    assert [said(each) for each in made] == [replace(said(each), source="killed") for each in expected]
+    assert again["by_task"] == whole["by_task"] and len(made) == 6
+
+
+async def test_another_models_answers_and_a_dead_teacher_stop_it_and_lose_nothing(questions: Project) -> None:
+    def reply(body: Mapping[str, Any], before: int) -> web.Response:
+        return replied({"content": f"<answer>yes</answer> {before}"}, model="teacher-1" if before < 3 else "cheaper-1")
+
+    async with teacher(reply) as url:
+        mine = planned(url, "rollout.concurrency=1", attempts=1, output=Path("two"))
+        with pytest.raises(RunError, match="replied as teacher-1 before, and as cheaper-1 now"):
+            await collect.collect(mine)
+    found = collect.select([Path("two")], ["keep.models=teacher-1"], None)
+    assert found["kept"] == 3 and {each.policy for each in read_examples(Path("two") / NAME)} == {"teacher-1"}
+    with pytest.raises(UsageError, match="keep.models=teacher leaves none") as caught:
+        collect.select([Path("two")], ["keep.models=teacher"], None)
+    assert caught.value.fix == "replies are by cheaper-1, teacher-1"
+
+    async with teacher(lambda body, before: web.json_response({"error": "no"}, status=401)) as url:
+        with pytest.raises((HealthGateError, CodeRepairError)) as failed:
+            await collect.collect(planned(url, attempts=1, output=Path("refused")))
+    assert failed.value.exit_code != 0 and not (Path("refused") / NAME).exists()
+
+
+async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_out(
+    questions: Project,
+) -> None:
+    calls = {"shell": '{"cmd": "echo fixed > notes.txt"}', "broken": '{"cmd": "echo', "other": "{}"}
+
+    def reply(body: Mapping[str, Any], before: int) -> web.Response:
+        names = [tool["function"]["name"] for tool in body["tools"]]
+        assert "shell" in names
+        results = sum(message["role"] == "tool" for message in body["messages"])
+        if results == 2:
+            return replied({"content": "done"})
+        kind = "shell" if results else ("shell", "broken", "other")[before // 3 % 3]
+        name = "unheard_of" if kind == "other" else "shell"
+        call = {"id": f"c{before}", "type": "function", "function": {"name": name, "arguments": calls[kind]}}
+        return replied({"content": "", "tool_calls": [call]})
+
+    settings = ["tasks.holdout=1", "select.n=6", "rollout.concurrency=1", "reward=patch_lines", "keep.above=-1"]
+    settings += ["engine.options.backoff=0", "engine.options.model_name=t", "engine.options.key_env=TEACHER_KEY"]
+    async with teacher(reply) as url:
+        made = evaluate.plan("handmade", settings, policy=url, attempts=1, output=Path("tools"), collects=True)
+        found = await collect.collect([made])
+    wellformed = next(step for step in found["filters"] if step["filter"] == "keep.well_formed=true")
+    assert (wellformed["dropped"], wellformed["left"], found["kept"]) == (3, 2, 2)
+    for example in read_examples(Path(found["examples"])):
+        assert [tool["function"]["name"] for tool in example.tools][:1] == ["shell"]
+        assert example.tools[0]["function"]["parameters"]["properties"]
+        made_calls = [call["function"] for each in example.messages for call in each.get("tool_calls", ())]
+        assert made_calls == [{"name": "shell", "arguments": calls["shell"]}] * 2
+
+
+@pytest.mark.timeout(600)
+async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_killed_or_not(
+    project: Project, isolating: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(project.path)
+    given = ["select.n=6", "tasks.holdout=1", "rollout.seconds=600", "keep.above=-1", "keep.distinct=no"]
+    made = evaluate.plan("mutants", given, policy="builtin:tiny", attempts=2, output=Path("whole"), collects=True)
+    whole = await collect.collect([made])
+    examples = read_examples(Path(whole["examples"]))
+    assert len(examples) == whole["exact"] == 12 and whole["rendered"] == 0
+    folder = models.folder("builtin:tiny")
+    codec = tokens.load(folder, renderer="auto", thinking=False)
+    sampled = {each.id: each.sampled for each in logged_episodes(RunFolder(Path("whole")).records())}
+    for example in examples:
+        [row] = tokens.rows(codec, example.messages, example.tools)
+        assert (row.ids, row.trained) == (example.ids, example.trained), "messages and tools say what the ids do"
+        assert sum(example.trained) == sampled[example.episode]
+        assert (example.tokenizer, example.weight) == (tokens.digest(folder), 1.0)
+
+    log = RunFolder(project.path / "killed").log
+    tiny = ("collect", "mutants", *given, "--policy", "builtin:tiny", "--attempts", "2", "-o", "killed")
+    with project.started(*tiny) as process:
+        await until(process, lambda: log.is_file() and log.read_bytes().count(b'{"type":"verdict"') >= 2)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    project.crrl("collect", "killed", "--resume")
+    assert [said(each) for each in read_examples(Path("killed") / NAME)] == [
+        replace(said(each), source="killed") for each in examples
+    ]
+    both = collect.select(
+        [Path("whole"), Path("killed"), Path("whole") / NAME],
+        ["keep.above=-1", "keep.distinct=conversation"],
+        Path("all.parquet"),
+    )
+    assert both["attempts"] == 36 and both["kept"] == len(read_examples(Path("all.parquet"))) <= 12
+    with pytest.raises(UsageError, match="whole is there twice"):
+        collect.select([Path("whole"), Path("whole")], [], Path("all.parquet"))
+
+
+def test_attempts_at_what_is_measured_on_are_not_learned_from(tmp_path: Path) -> None:
+    source = 'source = "swe_bench"\noptions = {name = "verified"}\nsplit = "test"\n'
+    text = f'[run]\nname = "x"\n[eval]\n{source}'
+    RunFolder(tmp_path / "measured").create(text, {"policy": "builtin:tiny"})
+    with pytest.raises(CodeRepairError, match="is an evaluation set"):
+        collect.select([tmp_path / "measured"], ["keep.above=-1"], None)
+
+
+@pytest.mark.parametrize("damage", ["nowhere", "empty", "bytes"])
+def test_what_is_no_source_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / damage
+    if damage == "empty":
+        path.mkdir()
+    elif damage == "bytes":
+        path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UsageError, match=damage):
+        collect.select([path], [], tmp_path / "x.parquet")

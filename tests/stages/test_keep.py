@@ -1,0 +1,168 @@
+"""Filters: each does what it is called, in any order of the attempts, and one that leaves nothing is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coderepairrl.config.schema import Keep
+from coderepairrl.errors import UsageError
+from coderepairrl.stages.select import Candidate, select, table
+from coderepairrl.tasks.select import held_out
+
+ANYTHING: dict[str, Any] = {"above": -1e9, "distinct": "no", "well_formed": False}
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> list[Candidate]:
+    repositories = {"a/x": "python", "a/y": "python", "b/z": "go", "": "c"}
+    made = []
+    for number in range(draw(st.integers(1, 40))):
+        repository = draw(st.sampled_from(sorted(repositories)))
+        made.append(
+            Candidate(
+                draw(st.integers(0, 1)),
+                f"e{number}",
+                f"{repository}-{draw(st.integers(0, 3))}",
+                repository,
+                repositories[repository],
+                reward=draw(st.sampled_from([0.0, 0.5, 1.0])),
+                patch=draw(st.sampled_from(["", "p", "q"])),
+                conversation=draw(st.sampled_from(["c", "d"])),
+            )
+        )
+    return made
+
+
+@given(
+    attempts(),
+    st.builds(
+        Keep,
+        above=st.just(-1.0),
+        distinct=st.sampled_from(["patch", "conversation", "no"]),
+        best=st.integers(0, 3),
+        per_repository=st.integers(0, 4),
+        per_language=st.integers(0, 6),
+        total=st.integers(0, 9),
+        seed=st.integers(0, 5),
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
+    some: list[Candidate], keep: Keep, order: Random
+) -> None:
+    found = select(some, keep)
+    shuffled = order.sample(some, len(some))
+    assert select(shuffled, keep) == found
+    assert select(found.kept, keep).kept == found.kept, "what is selected passes again"
+    assert all(one in some for one in found.kept) and found.there == len(some)
+    assert found.there - sum(step.dropped for step in found.steps) == len(found.kept) == found.steps[-1].left
+    for most, fields in (
+        (keep.best, ("task",)),
+        (keep.per_repository, ("language", "repository")),
+        (keep.per_language, ("language",)),
+        (keep.total, ()),
+    ):
+        counts = Counter(tuple(getattr(one, name) for name in fields) for one in found.kept)
+        assert not most or max(counts.values()) <= most
+    if keep.distinct == "conversation":
+        assert len({(one.task, one.conversation) for one in found.kept}) == len(found.kept)
+    assert sum(found.as_json()["by_task"].values()) == len(found.kept)
+
+
+@given(attempts(), st.integers(1, 12), st.integers(0, 3))
+def test_a_total_is_shared_by_languages_as_evenly_as_they_allow(some: list[Candidate], total: int, seed: int) -> None:
+    there = Counter(one.language for one in some)
+    left = Counter(one.language for one in select(some, Keep(**ANYTHING, total=total, seed=seed)).kept)
+    fewest = min(left[language] for language in there)
+    assert all(count <= fewest + 1 or left[other] == there[other]
+               for language, count in left.items() for other in there if left[other] == fewest)  # fmt: skip
+    assert left.total() == min(total, len(some))
+
+
+def test_each_filter_drops_what_it_is_called_after() -> None:
+    good = Candidate(
+        0,
+        "good",
+        "t/1",
+        "o/r",
+        "go",
+        reward=1.0,
+        passed=True,
+        scores={"build": 1.0},
+        models=frozenset({"m"}),
+        patch="p",
+    )
+    others = [
+        (replace(good, ending="limit"), {}),
+        (replace(good, models=frozenset({"m", "n"})), {"models": ("m",)}),
+        (replace(good, models=frozenset()), {"models": ("m",)}),
+        (replace(good, malformed="no JSON"), {}),
+        (replace(good, reward=0.2), {"above": 0.2}),
+        (replace(good, reward=None), {}),
+        (replace(good, passed=False), {"passed": True}),
+        (replace(good, passed=None), {"passed": True}),
+        (replace(good, scores={"build": 0.0}), {"scores": {"build": 1.0}}),
+        (replace(good, scores={}), {"scores": {"build": 1.0}}),
+        (replace(good, conversation="another way to it"), {"distinct": "patch"}),
+        (replace(good, patch="q"), {"distinct": "conversation"}),
+        (replace(good, reward=0.9, patch="q"), {"best": 1}),
+    ]
+    for other, filters in others:
+        other = replace(other, episode="other")
+        assert [one.episode for one in select([other, good], Keep(**filters)).kept] == ["good"], filters
+        assert len(select([other, good], Keep(endings=("done", "limit"), **ANYTHING, unjudged=True)).kept) == 2
+    unjudged = replace(good, episode="published", reward=None, passed=None, scores={}, patch="q")
+    keep = Keep(passed=True, scores={"build": 1.0}, unjudged=True)
+    assert len(select([unjudged, good], keep).kept) == 2
+    assert (
+        len(select([replace(good, patch=""), replace(good, patch="", episode="e", conversation="c")], Keep()).kept) == 2
+    )
+
+
+def test_the_holdout_is_that_of_training() -> None:
+    some = [Candidate(0, str(number), f"t/{number}", reward=1.0) for number in range(200)]
+    kept = select(some, Keep(holdout=0.25)).kept
+    assert {one.task for one in kept} == {one.task for one in some if held_out(one.task, 0.25)} and 20 < len(kept) < 80
+
+
+@pytest.mark.parametrize(
+    ("filters", "names", "says"),
+    [
+        ({"endings": ("crash",)}, "keep.endings=crash leaves none of 2 attempts", "they ended so: 2 done"),
+        ({"models": ("gpt",)}, "keep.models=gpt leaves none", "replies are by m"),
+        ({"above": 0.7}, "keep.above=0.7 leaves none", "the highest reward is 0.5"),
+        ({"passed": True}, "keep.passed=true leaves none", "keep.unjudged=true"),
+        ({"scores": {"tests": 1}}, "keep.scores.tests=1 leaves none", "scores that they have: build"),
+        ({}, "keep.well_formed=true leaves none", "no JSON object; keep.well_formed=false"),
+    ],
+)
+def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], names: str, says: str) -> None:
+    one = Candidate(
+        0,
+        "e",
+        "t",
+        reward=0.5,
+        scores={"build": 1.0},
+        models=frozenset({"m"}),
+        malformed="" if filters else "no JSON object",
+    )
+    with pytest.raises(UsageError, match=names) as caught:
+        select([one, replace(one, episode="f")], Keep(**filters))
+    assert says in caught.value.fix
+    with pytest.raises(UsageError, match="no attempt with a verdict"):
+        select([], Keep())
+
+
+def test_the_table_says_what_each_filter_dropped() -> None:
+    some = [Candidate(0, f"e{at}", f"t/{at}", "o/r", "go", reward=at / 20, patch=str(at)) for at in range(20)]
+    lines = table(select(some, Keep(above=0.1)).as_json())
+    assert lines[0].split() == ["20", "attempts"]
+    assert any(line.split() == ["17", "-3", "keep.above=0.1"] for line in lines)
+    assert "17 tasks: t/10 1" in lines[-1] and lines[-1].endswith("9 more")

@@ -54,6 +54,8 @@ def shipped() -> list[Listing]:
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
         Listing("jsonl", {}, "your own, one JSON object per line: path=FILE"),
         Listing("git_history", {}, "commits of your repository that repaired something with tests: path=FOLDER n=50"),
+        Listing("functions", {}, "functions of Python code to write again by their docstrings: path=PACKAGE, or rows"),
+        Listing("repair", {}, "repairs of one file in one turn: source=NAME, or code before and after: path=ROWS"),
         *(Listing(name, {}, about) for name, about in BENCHMARKS.items()),
     ]
 

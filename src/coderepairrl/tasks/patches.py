@@ -153,6 +153,49 @@ def _files(patch: bytes) -> Iterator[_File]:
         yield _File(path, hunks, changed)
 
 
+def patched(before: bytes, patch: bytes) -> bytes | None:
+    r"""The file `before` after the hunks of `patch`, of one file, each exactly where it says; None where one is not.
+
+    >>> patched(b"a\nb\n", b"--- a/x\n+++ b/x\n@@ -2 +2 @@\n-b\n+c\n\\ No newline at end of file\n")
+    b'a\nc'
+    """
+    old = lines_of(before.decode("utf-8", "surrogateescape"))
+    lines = patch.decode("utf-8", "surrogateescape").split("\n")
+    new, done, at = list[str](), 0, 0
+    while at < len(lines):
+        if not (match := _HUNK.fullmatch(lines[at])):
+            at += 1
+            continue
+        end = _end(lines, at, match)
+        number, _, count = match["old"].partition(",")
+        start = int(number) - (count != "0")
+        removed, added = (_side_of(lines[at + 1 : end], sign) for sign in "-+")
+        if start < done or old[start : start + len(removed)] != removed:
+            return None
+        new += old[done:start] + added
+        done, at = start + len(removed), end
+    return "".join(new + old[done:]).encode("utf-8", "surrogateescape")
+
+
+def lines_of(text: str) -> list[str]:
+    r"""Lines with their ends, as git has them: a form feed ends none.
+
+    >>> lines_of("a\x0cb\nc"), lines_of("a\n"), lines_of("")
+    (['a\x0cb\n', 'c'], ['a\n'], [])
+    """
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def _side_of(body: list[str], sign: str) -> list[str]:
+    """The lines of a hunk on one side, with their ends."""
+    found = list[str]()
+    for number, line in enumerate(body):
+        if line[:1] in ("", " ", "\r", sign):
+            unended = body[number + 1 : number + 2] and body[number + 1].startswith("\\")
+            found.append(line[1:] + "\n" * (not unended))
+    return found
+
+
 def turned_round(patch: str) -> str:
     r"""The patch that undoes `patch`: what was added is removed, and removed lines stand before added ones.
 

@@ -26,6 +26,7 @@ from coderepairrl.tasks.mutants.environment import Environment, build, source_fo
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
 from coderepairrl.tasks.needs import PYTEST
+from coderepairrl.tasks.patches import lines_of
 from coderepairrl.types import Checks, Command, Task
 
 CHECK_SECONDS = 5.0
@@ -245,8 +246,6 @@ def unified(path: str, old: str, new: str) -> bytes:
     -x = 1
     +x = 2
     """
-    lines = difflib.unified_diff(
-        old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}", n=3
-    )
+    lines = difflib.unified_diff(lines_of(old), lines_of(new), f"a/{path}", f"b/{path}", n=3)
     body = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return f"diff --git a/{path} b/{path}\n{body}".encode()
+    return f"diff --git a/{path} b/{path}\n{body}".encode("utf-8", "surrogateescape")

@@ -17,6 +17,8 @@ SHIPPED = {
     "handmade": "coderepairrl.tasks.handmade:HandmadeSource",
     "mutants": "coderepairrl.tasks.mutants:MutantSource",
     "git_history": "coderepairrl.tasks.sources.git_history:GitHistory",
+    "repair": "coderepairrl.tasks.sources.repair:Repair",
+    "functions": "coderepairrl.tasks.sources.functions:Functions",
     "swe_bench": "coderepairrl.tasks.sources.swe_bench:SweBench",
     "swe_gym": "coderepairrl.tasks.sources.swe_gym:SweGym",
     "swe_smith": "coderepairrl.tasks.sources.swe_smith:SweSmith",

@@ -1,0 +1,124 @@
+"""Functions of Python code that their docstrings specify, and files in which a comment stands for one of them.
+
+Which functions and how they are masked is as in the original's code, which made such tasks of The Stack: its comment is
+kept byte for byte. Only what is SQL differs: there any text with a word such as "from" was.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+_LEAST = 50
+_BOILERPLATE = ("# noqa", ":rtype:", "Gets the", "Sets the")
+_SECTIONS = re.compile(r"(?:Args|Arguments|Parameters|Params|Returns|Yields|Raises|Examples):|Example", re.IGNORECASE)
+_SENTENCES, _SENTENCE = 3, 10
+_MOST_VARIABLES = 15
+_STATEMENTS = 4
+_SQL = re.compile(
+    r"\b(?:SELECT\b.+\bFROM|INSERT\s+INTO|UPDATE\b.+\bSET|DELETE\s+FROM|(?:CREATE|DROP|ALTER)\s+TABLE)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_ACCESSORS = {"property", "cached_property", "setter", "getter", "deleter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or method with a docstring. Lines count from 1, `end` included; decorators belong to it.
+
+    >>> [found] = functions('@cache\\ndef f(x):\\n    "Doubles."\\n    return 2 * x\\n')
+    >>> found.name, found.comment, found.header
+    ('f', '# MASKED: f function (lines 1-4)', '@cache\\ndef f(x):\\n    "Doubles."')
+    """
+
+    name: str
+    """As it is reached from its module: ``f``, ``Class.f``; within a function ``f.<locals>.g``."""
+    start: int
+    end: int
+    docstring: str
+    header: str
+    """What it is specified by: decorators, signature and docstring, as they stand in the file."""
+    problem: str
+    """Why it makes a poor task (a plural, of functions: ``are simple``); empty where it does not."""
+
+    @property
+    def comment(self) -> str:
+        """What stands for it."""
+        return f"# MASKED: {self.name.rpartition('.')[2]} function (lines {self.start}-{self.end})"
+
+    def masked(self, source: str) -> str:
+        """`source` without it."""
+        lines = source.split("\n")
+        ended = "\r" if lines[self.end - 1].endswith("\r") else ""
+        return "\n".join([*lines[: self.start - 1], self.comment + ended, *lines[self.end :]])
+
+
+def functions(source: str) -> list[Function]:
+    """The functions of `source` that have docstrings, in the order of their lines. Raises SyntaxError, and ValueError
+    for NUL characters."""
+    return sorted(_found(_parsed(source), source.split("\n"), ""), key=lambda found: found.start)
+
+
+def parses(source: str) -> bool:
+    """Whether Python reads it."""
+    try:
+        _parsed(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _parsed(source: str) -> ast.Module:
+    with warnings.catch_warnings():  # of invalid escapes
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def _found(node: ast.AST, lines: list[str], within: str) -> Iterator[Function]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _Definition):
+            docstring = ast.get_docstring(child)
+            if docstring:
+                start = min((each.lineno for each in child.decorator_list), default=child.lineno)
+                header = "\n".join(lines[start - 1 : child.body[0].end_lineno]).replace("\r", "")
+                end = child.end_lineno or child.lineno
+                problem = _poor_docstring(docstring) or _poor_code(child)
+                yield Function(within + child.name, start, end, docstring, header, problem)
+            yield from _found(child, lines, f"{within}{child.name}.<locals>.")
+        else:
+            yield from _found(child, lines, f"{within}{child.name}." if isinstance(child, ast.ClassDef) else within)
+
+
+def _poor_docstring(docstring: str) -> str:
+    if len(docstring) < _LEAST or len(docstring.strip("\"' \t\n")) < 0.8 * _LEAST:
+        return f"have a docstring of less than {_LEAST} characters"
+    if len([line for line in docstring.split("\n") if line.strip()]) < 2:
+        return "have a docstring of one line"
+    if any(words in docstring for words in _BOILERPLATE):
+        return "have a docstring of set phrases"
+    sentences = [part for part in re.split(r"[.!?]+", docstring) if len(part.strip()) > _SENTENCE]
+    if not _SECTIONS.search(docstring) and len(sentences) < _SENTENCES:
+        return f"have a docstring with no section and less than {_SENTENCES} sentences"
+    return ""
+
+
+def _poor_code(node: _Definition) -> str:
+    decorators = (each.func if isinstance(each, ast.Call) else each for each in node.decorator_list)
+    if _ACCESSORS & {getattr(each, "id", getattr(each, "attr", "")) for each in decorators}:
+        return "are properties"
+    branches = any(isinstance(each, ast.If | ast.For | ast.While) for each in node.body)
+    if len(node.body) <= 2 or (len(node.body) < _STATEMENTS and not branches):
+        return "are simple"
+    code = (part for statement in node.body[1:] for part in ast.walk(statement))
+    texts = (part.value for part in code if isinstance(part, ast.Constant) and isinstance(part.value, str))
+    if any(_SQL.search(text) for text in texts):
+        return "have SQL in them"
+    stored = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    if len(stored | {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}) > _MOST_VARIABLES:
+        return f"have more than {_MOST_VARIABLES} variables"
+    return ""

@@ -1,0 +1,286 @@
+"""`functions`: functions of Python code, masked, to be written again by their specification (kind ``implement``).
+
+Signature and docstring are the issue; the function, with its decorators, is replaced by a comment. What is written is
+compared with the original by any reward, and run by the docstring's own examples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from coderepairrl import sandbox as sandboxes
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.printable import counted
+from coderepairrl.processes.caches import user_cache
+from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.tasks.folders import digest, store
+from coderepairrl.tasks.masking import Function, functions, parses
+from coderepairrl.tasks.mutants.environment import build, source_folder, waited_for
+from coderepairrl.tasks.mutants.package_tasks import read_tree
+from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.patches import is_test
+from coderepairrl.tasks.rows import ENDINGS, Row, read
+from coderepairrl.tasks.select import HELD_OUT, TRAIN, held_out
+from coderepairrl.types import Checks, Command, Task
+
+KIND = "implement"
+CHECK = "crrl_examples.py"
+CHECK_SECONDS = 30.0
+_PROBE_SECONDS = 600.0
+_HELD_OUT = 0.25
+_PROMPT = """\
+`{name}` in {path} is missing. In its place there is this comment:
+
+{comment}
+
+Replace the comment by the function. It is specified like this:
+
+```python
+{header}
+```
+"""
+_EXAMPLES = """\
+import doctest
+import importlib
+import sys
+
+sys.path.insert(0, {imports!r})
+scope = dict(vars(importlib.import_module({module!r})))
+test = doctest.DocTestParser().get_doctest({docstring!r}, scope, {name!r}, None, None)
+ran = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(test)
+assert ran.attempted and not ran.failed, f"{{ran.failed}} of {{ran.attempted}} examples fail"
+"""
+_PROGRAM = resources.files(__package__) / "programs/examples.py"
+"""Runs the examples of many functions, with them and without."""
+_log = logging.getLogger(__name__)
+
+
+class _Tree(NamedTuple):
+    """Files that belong together, contents by path."""
+
+    name: str
+    files: Mapping[str, bytes]
+    licence: str
+
+
+class _Masked(NamedTuple):
+    """A function of a file that is decoded."""
+
+    path: str
+    source: str
+    function: Function
+
+
+class Functions(TaskSource):
+    """Functions that their docstrings specify, each masked in a copy of the files around it.
+
+    `path` is a Python file, a folder of them (a package, a git repository), or a file of rows as The Stack has them:
+    ``content``, ``path`` (or ``max_stars_repo_path``), and what groups them: ``package`` (or ``max_stars_repo_name``).
+    Left out are functions that make poor tasks (`masking.Function.problem`) unless `quality` is false, those within
+    functions, and, with `examples`, those whose docstring has none that passes with the function and fails without it,
+    in the sandbox `sandbox` (``auto``: the strongest that works here), made with `sandbox_options`. Without `examples`
+    tasks have no checks, and similarity alone judges. What the examples need, and `requirements` besides, is built into
+    an environment, as for the source `mutants`, unless `environment` is false. A quarter is split ``test``, by its id.
+
+    Ids are ``functions/PATH:NAME``. Why functions are left out is counted in `left_out`. Raises `ConfigError` for
+    options that cannot work, `TaskError` for code that cannot be used or has no such function, `SandboxFault`,
+    `PrerequisiteError`, and what `environment.build` does.
+    """
+
+    name = "functions"
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        examples: bool = True,
+        quality: bool = True,
+        requirements: str | Sequence[str] = (),
+        environment: bool = True,
+        sandbox: str = "auto",
+        sandbox_options: Mapping[str, Any] = MappingProxyType({}),
+        cache: str = "",
+    ) -> None:
+        if not path:
+            raise ConfigError("tasks.options.path is empty", fix="name a Python file, a folder, or a file of rows")
+        self.path = Path(path).expanduser()
+        self.examples, self.quality = examples, quality
+        self.requirements = requirements.split() if isinstance(requirements, str) else list(requirements)
+        self.environment = environment
+        self.sandbox, self.sandbox_options = sandbox, dict(sandbox_options)
+        self.cache = (Path(cache).expanduser() if cache else user_cache()) / "functions"
+        self.left_out = Counter[str]()
+        self._tasks: list[Task] | None = None
+
+    def prepare(self) -> None:
+        """Read, mask, run the examples, and write the workspaces; what is in the cache is not made again."""
+        if self._tasks is not None:
+            return
+        try:
+            found = [task for tree in self._trees() for task in self._of(tree)]
+        except OSError as error:
+            raise TaskError(f"{self.path}: {error}", fix="give what you may read; the cache: set CRRL_CACHE") from error
+        reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
+        if not found:
+            raise TaskError(
+                f"{self.path}: no function can be used ({reasons or 'there is none with a docstring'})",
+                fix="quality=false takes poor docstrings, too, examples=false those without examples",
+            )
+        _log.warning("%s: %s; left out: %s", self.path, counted(len(found), "function"), reasons or "none")
+        self._tasks = found
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return iter(self._tasks or ())
+
+    def _trees(self) -> list[_Tree]:
+        if self.path.name.endswith(ENDINGS) and not self.path.is_dir():
+            return _grouped(read(self.name, self.path))
+        if self.path.is_file():
+            return [_Tree("", {self.path.name: self.path.read_bytes()}, "")]
+        return [_Tree("", read_tree(self.path.resolve()), "")]
+
+    def _of(self, tree: _Tree) -> list[Task]:
+        chosen = [each for path, data in sorted(tree.files.items()) for each in self._chosen(path, data)]
+        imports, environment, files = source_folder(tree.files), "", dict(tree.files)
+        if chosen and self.examples:
+            command = ("python3", "-B", CHECK)
+            there = build(files, command, self.requirements, self.cache / "projects") if self.environment else None
+            if there:
+                imports, environment = there.imports, str(there.specification)
+                files |= there.built
+            told = self._told_apart(files, chosen, imports, environment)
+            self.left_out.update(problem for problem in told if problem)
+            chosen = [each for each, problem in zip(chosen, told, strict=True) if not problem]
+        taken = Counter[str]()
+        return [self._task(tree, files, each, imports, environment, taken) for each in chosen]
+
+    def _chosen(self, path: str, data: bytes) -> Iterator[_Masked]:
+        if not path.endswith(".py") or is_test(path):
+            return
+        try:
+            source = data.decode("utf-8")
+            found = functions(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            self.left_out["files cannot be parsed"] += 1
+            return
+        for function in found:
+            if problem := self._unfit(function, source):
+                self.left_out[problem] += 1
+            else:
+                yield _Masked(path, source, function)
+
+    def _unfit(self, function: Function, source: str) -> str:
+        if self.quality and function.problem:
+            return function.problem
+        if "<locals>" in function.name:
+            return "stand within functions"
+        if self.examples and ">>>" not in function.docstring:
+            return "have no examples"
+        return "" if parses(function.masked(source)) else "are all that their class has"
+
+    def _told_apart(
+        self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
+    ) -> list[str]:
+        """Of each function, why its examples do not judge it; empty if they do. Cached."""
+        asked = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
+        where = (self.sandbox, self.sandbox_options)
+        matter = json.dumps([_PROGRAM.read_text(), digest(files), asked, imports, environment, where])
+        known = self.cache / "examples" / f"{hashlib.sha256(matter.encode()).hexdigest()[:24]}.json"
+        if not known.exists():
+            healthy = f"dir:{store(self.cache / 'workspaces', files)}"
+            task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
+            backend = sandboxes.make(sandboxes.choose(self.sandbox).name, **self.sandbox_options)
+            try:
+                found = waited_for(_probe(backend, task, json.dumps([imports or ".", asked])))
+            finally:
+                backend.close()
+            known.parent.mkdir(parents=True, exist_ok=True)
+            making = known.with_suffix(f".{os.getpid()}")
+            making.write_text(json.dumps(found), encoding="utf-8")
+            making.replace(known)
+        problems: list[str] = json.loads(known.read_text(encoding="utf-8"))
+        return problems
+
+    def _task(
+        self,
+        tree: _Tree,
+        files: Mapping[str, bytes],
+        each: _Masked,
+        imports: str,
+        environment: str,
+        taken: Counter[str],
+    ) -> Task:
+        path, source, function = each
+        masked = function.masked(source)
+        place = f"{tree.name}/{path}" if tree.name and not path.startswith(f"{tree.name}/") else path
+        name = f"functions/{place}:{function.name}"
+        taken[name] += 1
+        task_id = name if taken[name] == 1 else f"{name}-{function.start}"
+        checks = Checks()
+        if self.examples:
+            where = {"imports": imports or ".", "module": _module(path, imports)}
+            script = _EXAMPLES.format(**where, docstring=function.docstring, name=function.name)
+            checks = Checks((Command(("python3", "-B", CHECK), CHECK_SECONDS),), {CHECK: script})
+        return Task(
+            id=task_id,
+            prompt=_PROMPT.format(name=function.name, path=path, comment=function.comment, header=function.header),
+            language="python",
+            workspace=f"dir:{store(self.cache / 'workspaces', {**files, path: masked.encode()})}",
+            reference=unified(path, masked, source),
+            checks=checks,
+            environment=environment,
+            split=HELD_OUT if held_out(task_id, _HELD_OUT) else TRAIN,
+            licence=tree.licence,
+            kind=KIND,
+        )
+
+
+async def _probe(backend: SandboxBackend, task: Task, asked: str) -> list[str]:
+    """Run the examples of all functions with them, and without. Raises `TaskError` where that does not end well."""
+    async with backend.open(task) as fresh:
+        await fresh.write(CHECK, _PROGRAM.read_bytes())
+        done = await fresh.exec(
+            ("python3", "-B", CHECK), stdin=asked.encode(), timeout=_PROBE_SECONDS, max_bytes=1 << 24
+        )
+    last = done.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
+    try:
+        found: list[str] = json.loads(last)
+    except ValueError:
+        how = "took too long" if done.timed_out else f"ended with {done.exit_code}: {last[-300:]}"
+        raise TaskError(f"the examples of {task.workspace} {how}", fix="leave them out: examples=false") from None
+    return found
+
+
+def _module(path: str, imports: str) -> str:
+    """The name by which a file is imported.
+
+    >>> _module("src/a/b.py", "src"), _module("a/__init__.py", "")
+    ('a.b', 'a')
+    """
+    parts = path.removeprefix(f"{imports}/" if imports else "").removesuffix(".py").split("/")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def _grouped(rows: Sequence[Row]) -> list[_Tree]:
+    """The files in rows by what they belong to; a row that does not say it is alone."""
+    files: dict[str, dict[str, bytes]] = defaultdict(dict)
+    licences: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        path = row.text("path", "max_stars_repo_path")
+        name = row.text("package", "max_stars_repo_name") if {"package", "max_stars_repo_name"} & {*row.values} else ""
+        group = name or f"{number}"
+        if path in files[group]:
+            raise row.wrong(f"{path} is in {group} twice")
+        files[group][path] = row.text("content").encode("utf-8", "surrogateescape")
+        licences.setdefault(group, row.maybe("license"))
+    return [_Tree(group, some, licences[group]) for group, some in files.items()]

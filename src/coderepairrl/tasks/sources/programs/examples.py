@@ -1,0 +1,84 @@
+"""Of functions `[module, name, docstring]` on stdin: do their examples pass with them, and fail without?
+
+The last line is a list: why the examples of each do not judge it, or an empty text.
+"""
+
+import contextlib
+import doctest
+import functools
+import importlib
+import inspect
+import io
+import json
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+SECONDS = 10
+
+
+def late(*_: object) -> None:
+    """End what is running."""
+    raise TimeoutError
+
+
+def passes(scope: Mapping[str, Any], examples: str) -> bool:
+    """Whether there are examples, and all of them do what they say."""
+    test = doctest.DocTestParser().get_doctest(examples, dict(scope), "examples", None, None)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
+    signal.alarm(SECONDS)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            ran = runner.run(test)
+    finally:
+        signal.alarm(0)
+    return ran.attempted > 0 and not ran.failed
+
+
+def problem(module: str, name: str, examples: str) -> str:
+    """Why the examples of a function do not judge it."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            there = importlib.import_module(module)
+        *outer, last = name.split(".")
+        owner = functools.reduce(getattr, outer, there)
+        function = vars(owner)[last]
+        if not passes(vars(there), examples):
+            return "have examples that fail"
+    except KeyError:
+        return "are not where they are defined"
+    except (Exception, SystemExit) as error:
+        return f"cannot be run ({type(error).__name__})"
+    with without(owner, last, function):
+        try:
+            return "have examples that pass without them" if passes(vars(there), examples) else ""
+        except (Exception, SystemExit):
+            return ""
+
+
+@contextlib.contextmanager
+def without(owner: Any, name: str, function: Any) -> Iterator[None]:
+    """Take a function away, by its own name and where it is known by another."""
+    inner = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(inner, "__code__", None)
+    with contextlib.suppress(AttributeError, ValueError):  # not Python, or a closure
+        inner.__code__ = missing.__code__
+    delattr(owner, name)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
+        with contextlib.suppress(AttributeError, ValueError):
+            inner.__code__ = code
+
+
+def missing(*_: object, **__: object) -> None:
+    """Stands for what is not there."""
+    raise NotImplementedError
+
+
+signal.signal(signal.SIGALRM, late)
+imports, asked = json.load(sys.stdin)
+sys.path.insert(0, imports)
+print("\n" + json.dumps([problem(*each) for each in asked]))

@@ -1,0 +1,175 @@
+"""`repair`: repairs of one file, to be made in one turn: the prompt has the code (kind ``repair``).
+
+They are made of contents before and after, or of the tasks of another source, and are those that search/replace blocks
+(`agents.blocks`) can make.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from coderepairrl.agents.blocks import Inexpressible, between
+from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.printable import counted
+from coderepairrl.processes.caches import user_cache
+from coderepairrl.protocols import TaskSource
+from coderepairrl.sandbox.workspace import files_at_hand
+from coderepairrl.tasks.folders import store
+from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.patches import language_of, patched, paths
+from coderepairrl.tasks.rows import Row, read
+from coderepairrl.types import Task
+
+KIND = "repair"
+_log = logging.getLogger(__name__)
+
+
+class _LeftOut(Exception):
+    """Why a task is not made, as a plural."""
+
+
+class Repair(TaskSource):
+    """Repairs of one file whose prompts have its code.
+
+    `path` is a file of rows with ``before``, and ``after`` or ``patch`` (a unified diff); with what there is of
+    ``prompt`` (or ``problem_statement``, ``description``), ``path`` (the file's), ``id`` (or ``instance_id``),
+    ``language``, ``license``. Else `source`, made with `options`, gives the tasks: their issues, workspaces and checks
+    stay. Shown is the whole file, or the lines around each change, `context_lines` on each side: where to look is then
+    given away. Ids of rows are ``repair/ID``; the tasks of a source keep theirs.
+
+    Left out, and counted in `left_out`, are tasks that change several files, or none that is there, whose file is not
+    at hand (prepare the source first) or no text, or whose change no search/replace blocks make. Raises `ConfigError`
+    for options that cannot work, `TaskError` where nothing is left, and what the source does.
+    """
+
+    name = "repair"
+
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        source: str = "",
+        options: Mapping[str, Any] = MappingProxyType({}),
+        context_lines: int | None = None,
+        cache: str = "",
+    ) -> None:
+        if bool(path) == bool(source):
+            raise ConfigError(
+                "the task source repair makes tasks of one thing", fix="name path=FILE of rows, or source=NAME"
+            )
+        if context_lines is not None and context_lines < 0:
+            raise ConfigError("tasks.options.context_lines is negative", fix="leave it out to show whole files")
+        self.path = Path(path).expanduser()
+        self.context_lines = context_lines
+        self.cache = (Path(cache).expanduser() if cache else user_cache()) / "repair"
+        self.left_out = Counter[str]()
+        self._tasks: list[Task] | None = None
+        self._source: TaskSource | None = None
+        if source:
+            from coderepairrl.tasks.sources import make
+
+            self._source = make(source, **options)
+            self.evaluation_set = self._source.evaluation_set
+
+    def prepare(self) -> None:
+        """Read the rows, or prepare the source, and write the prompts."""
+        if self._tasks is not None:
+            return
+        if self._source is not None:
+            self._source.prepare()
+        what = self._source.name if self._source else str(self.path)
+        found = [task for each in self._given() if (task := self._taken(each)) is not None]
+        reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
+        if not found:
+            raise TaskError(
+                f"repair: no task of {what} changes one file ({reasons})", fix="prepare it, or name another source"
+            )
+        _log.warning("repair, of %s: %s; left out: %s", what, counted(len(found), "task"), reasons or "none")
+        self._tasks = found
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return iter(self._tasks or ())
+
+    def _given(self) -> Iterable[Task | Row]:
+        return self._source or read(self.name, self.path)
+
+    def _taken(self, given: Task | Row) -> Task | None:
+        try:
+            return self._of_task(given) if isinstance(given, Task) else self._of_row(given)
+        except _LeftOut as left:
+            self.left_out[str(left)] += 1
+            return None
+
+    def _of_task(self, task: Task) -> Task:
+        changed = paths(task.reference)
+        if len(changed) != 1:
+            raise _LeftOut("change several files" if changed else "have no reference")
+        [path] = changed
+        there = files_at_hand(task.workspace, changed)
+        if path not in there:
+            raise _LeftOut("have a workspace that is not at hand")
+        before = there[path]
+        after = patched(before or b"", task.reference)
+        if before is None or after is None:
+            raise _LeftOut("create, remove or rename their file")
+        return replace(task, prompt=self._prompt(task.prompt, path, before, after), kind=task.kind or KIND)
+
+    def _of_row(self, row: Row) -> Task:
+        task_id, path = _first(row, "id", "instance_id"), _first(row, "path") or "code.py"
+        if not task_id:
+            raise row.wrong("no column 'id'")
+        before = row.text("before").encode("utf-8", "surrogateescape")
+        if "after" in row:
+            after: bytes | None = row.text("after").encode("utf-8", "surrogateescape")
+        else:
+            after = patched(before, row.text("patch").encode("utf-8", "surrogateescape"))
+        if after is None:
+            raise _LeftOut("have a patch that does not apply")
+        issue = _first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
+        try:
+            workspace = store(self.cache / "workspaces", {path: before})
+        except OSError as error:
+            raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
+        return Task(
+            id=f"repair/{task_id}",
+            prompt=self._prompt(issue, path, before, after),
+            language=row.maybe("language") or language_of(path) or "text",
+            workspace=f"dir:{workspace}",
+            reference=unified(path, *(text.decode("utf-8", "surrogateescape") for text in (before, after))),
+            licence=row.maybe("license"),
+            kind=KIND,
+        )
+
+    def _prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
+        """The issue and the code. Raises `_LeftOut`."""
+        if before == after:
+            raise _LeftOut("change nothing")
+        try:
+            text = before.decode()
+        except UnicodeDecodeError:
+            raise _LeftOut("are of a file that is no UTF-8") from None
+        try:
+            blocks = between(path, before, after, self.context_lines or 0)
+        except Inexpressible:
+            raise _LeftOut("cannot be written as search/replace blocks") from None
+        text = text.replace("\r\n", "\n")
+        shown = [text] if self.context_lines is None else [block.old for block in blocks]
+        code = "\n...\n".join(map(_fenced, filter(None, shown)))
+        return f"{issue.rstrip()}\n\n{path}\n{code}\n" if code else issue
+
+
+def _fenced(text: str) -> str:
+    fence = "```" if "```" not in text else "````"
+    return f"{fence}\n{text}{'' if text.endswith(chr(10)) else chr(10)}{fence}"
+
+
+def _first(row: Row, *columns: str) -> str:
+    """The text in the first of `columns` that there is; empty where there is none."""
+    return next((row.text(column) for column in columns if column in row), "")

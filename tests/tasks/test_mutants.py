@@ -14,7 +14,7 @@ import pytest
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.mutants import MutantSource
-from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, mutants
+from coderepairrl.tasks.mutants.corpus_tasks import mutants, verified
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.slices import UNSEEN_MODULES, functions
 from coderepairrl.tasks.mutants.verify import verify
@@ -63,7 +63,7 @@ def module(task: Task) -> str:
 
 def test_shipped_verdicts_are_true() -> None:
     """Judged anew: what fails, and how. What hangs may depend on the machine, and is not shipped."""
-    shipped = json.loads(VERIFIED.read_text())
+    shipped = json.loads(verified().read_text())
     judged = verify()
     assert shipped == {key: judged.get(key) for key in shipped}
     assert len(judged) - len(shipped) < 20

@@ -46,6 +46,8 @@ def disguise(exercise: Exercise, rng: Random) -> Exercise:
         exercise,
         files={rename(path): rename(content) for path, content in exercise.files.items()},
         path=rename(exercise.path),
+        tests={rename(path): rename(content) for path, content in exercise.tests.items()},
+        command=tuple(map(rename, exercise.command)),
         fixed=rename(exercise.fixed),
         prompt=rename(exercise.prompt),
     )

@@ -35,7 +35,7 @@ _SINGLE = {"new file mode ": "deleted file mode ", "deleted file mode ": "new fi
 
 _TEST_FOLDERS = {"test", "tests", "testsuite", "__tests__", "spec", "specs", "testdata", "test_data"}
 _TEST_MODULE = re.compile(
-    r"test_.*\.pyi?|.*_test\.(py|go|rb|cc|cpp|c|rs|dart)|tests?\.(py|rs)|.*[._](test|spec)\.[cm]?[jt]sx?|.*_spec\.rb"
+    r"test_.*\.(pyi?|c|cc|cpp|[cm]?js)|.*_test\.(py|go|rb|cc|cpp|c|rs|dart)|tests?\.(py|rs)|.*[._](test|spec)\.[cm]?[jt]sx?|.*_spec\.rb"
     r"|.*Tests?\.(java|kt|php|scala|swift|cs)|Test[A-Z].*\.java|.*Spec\.(scala|kt|swift)",
     re.DOTALL,
 )
@@ -111,7 +111,7 @@ def language_of(path: str) -> str:
 def is_test_module(path: str) -> bool:
     """Whether test runners would take the file at `path` for tests, by the conventions of its language.
 
-    >>> [is_test_module(path) for path in ("a/test_b.py", "tests/b.py", "b_test.go", "src/b.test.ts", "BTest.java")]
+    >>> [is_test_module(path) for path in ("a/test_b.c", "tests/b.py", "b_test.go", "src/b.test.ts", "BTest.java")]
     [True, False, True, True, True]
     """
     return _TEST_MODULE.fullmatch(PurePosixPath(path).name) is not None

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 from random import Random
 from typing import Literal
 
+from coderepairrl.tasks.mutants.grammars import mutations_in
 from coderepairrl.tasks.mutants.issues import Symptom, issue
-from coderepairrl.tasks.mutants.mutations import Mutation, mutations
-from coderepairrl.tasks.mutants.slices import CORPUS, UNSEEN_MODULES, Function, check_script, functions, module_source
+from coderepairrl.tasks.mutants.languages import LANGUAGES
+from coderepairrl.tasks.mutants.mutations import Mutation
+from coderepairrl.tasks.mutants.slices import CORPUS, UNSEEN_MODULES, Check, Function, functions, repository
 
 Split = Literal["train", "test", "unseen"]
 HELD_OUT_PERCENT = 25
-VERIFIED = CORPUS / "verified.json"
-"""Key of each verified mutant to ``[check that fails, what it gives]``; key ``corpus`` is a digest of the corpus."""
+PER_FUNCTION = 6
+"""Mutations of a function in another language than Python, where each has to be compiled to be verified."""
+
+
+def verified(language: str = "python") -> Path:
+    """Key of each verified mutant to ``[check that fails, what it gives]``; key ``corpus``: a digest of the corpus."""
+    return CORPUS / ("verified.json" if language == "python" else f"{language}.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,10 @@ class Mutant:
 
     @property
     def split(self) -> Split:
-        """Decided by the key alone, so that no seed and no machine moves a task between splits."""
+        """Decided by the key alone, so that no seed and no machine moves a task between splits.
+
+        A function that is ``unseen`` is so in every language.
+        """
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
         return (
@@ -65,6 +77,10 @@ class Exercise:
     """The broken repository: path to content."""
     path: str
     """The file with the bug."""
+    tests: Mapping[str, str]
+    """Those of the files that check it."""
+    command: tuple[str, ...]
+    """Runs them."""
     fixed: str
     """That file as it should be."""
     prompt: str
@@ -92,23 +108,30 @@ def pair_key(function: Function, mutation: Mutation) -> str:
 
 
 @cache
-def mutants() -> tuple[Mutant, ...]:
+def mutants(language: str = "python") -> tuple[Mutant, ...]:
     """Every verified mutant of the corpus, in order; hanging and equivalent ones are left out.
 
     Verdicts are shipped, so that no machine's speed decides what hangs. Raises RuntimeError when they are not those
-    of this corpus; ``python -m coderepairrl.tasks.mutants.verify`` makes them anew (half a minute).
+    of this corpus; ``python -m coderepairrl.tasks.mutants.verify`` makes them anew (half a minute for Python).
     """
-    symptoms = json.loads(VERIFIED.read_text(encoding="utf-8"))
-    known = pairs()
+    symptoms = json.loads(verified(language).read_text(encoding="utf-8"))
+    known = pairs(language)
     if symptoms["corpus"] != corpus_digest(known):
-        raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m coderepairrl.tasks.mutants.verify")
+        raise RuntimeError(f"{verified(language)} is not of this corpus: run python -m {__package__}.verify {language}")
     found = []
     for key, (function, mutation) in known.items():
         if key in symptoms:
             index, got = symptoms[key]
-            check = function.checks[index]
-            found.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
+            found.append(Mutant(function, mutation, _symptom(function, function.checks[index], got)))
     return tuple(found)
+
+
+def _symptom(function: Function, check: Check, got: str) -> Symptom:
+    """Of a check that gives `got`, as one writes it in the language of `function`."""
+    if function.language == "python":
+        return Symptom(check.call, got, check.want)
+    layout = LANGUAGES[function.language]
+    return Symptom(layout.call(check.call, function.module), got, layout.value(check.want))
 
 
 def exercise(mutant: Mutant, rng: Random, quoted: bool) -> Exercise | None:
@@ -118,40 +141,57 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool) -> Exercise | None:
     an ambiguous one would ask for more than it can say.
     """
     function = mutant.function
-    broken = mutant.mutation.apply(function.source)
-    neighbours = [f for f in functions() if f.module == function.module and f.name != function.name]
+    broken = replace(function, source=mutant.mutation.apply(function.source))
+    of_module = functions(function.language)
+    neighbours = [f for f in of_module if f.module == function.module and f.name != function.name]
     rng.shuffle(neighbours)
     first = rng.random() < 0.5
     for other in neighbours:
-        sources = (broken, other.source) if first else (other.source, broken)
-        content = module_source(sources)
-        if content.count(mutant.broken_line) == 1:
+        made = repository((broken, other) if first else (other, broken))
+        if made.text.count(mutant.broken_line) == 1:
             break
     else:
         return None
-    path = f"{function.module}.py"
-    parts = (function, other) if first else (other, function)
-    checks = check_script(function.module, [f.name for f in parts], [c for f in parts for c in f.checks])
     line = mutant.broken_line if quoted else None
     return Exercise(
         mutant=mutant,
-        files={path: content, f"test_{path}": checks},
-        path=path,
-        fixed=module_source([f.source for f in parts]),
-        prompt=issue(path, function.name, mutant.symptom, line, rng),
+        files={made.path: made.text, **made.tests},
+        path=made.path,
+        tests=made.tests,
+        command=made.command,
+        fixed=repository((function, other) if first else (other, function)).text,
+        prompt=issue(made.path, _spelled(function), mutant.symptom, line, rng),
         quoted=quoted,
     )
 
 
-def pairs() -> dict[str, tuple[Function, Mutation]]:
-    """Every (function, mutation) by its key, mutations that yield the same text counted once."""
+def _spelled(function: Function) -> str:
+    return function.name if function.language == "python" else LANGUAGES[function.language].spelled(function.name)
+
+
+def pairs(language: str = "python") -> dict[str, tuple[Function, Mutation]]:
+    """Every (function, mutation) by its key, mutations that yield the same text counted once.
+
+    Of other languages than Python `PER_FUNCTION` of each function, those with the smallest digests.
+    """
     by_key: dict[str, tuple[Function, Mutation]] = {}
-    for function in functions():
-        found = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
+    for function in functions(language):
+        # a line that is lost cannot be quoted
+        possible = [m for m in mutations_in(function.source, language) if m.kind != "missing statement"]
+        found = sorted(possible, key=lambda m: m.apply(function.source))
         for _, same in groupby(found, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))
             by_key[pair_key(function, mutation)] = (function, mutation)
-    return by_key
+    if language == "python":
+        return by_key
+    chosen: Counter[str] = Counter()
+    kept = set()
+    for key in sorted(by_key, key=_digest):
+        function, _ = by_key[key]
+        if chosen[function.name] < PER_FUNCTION:
+            chosen[function.name] += 1
+            kept.add(key)
+    return {key: pair for key, pair in by_key.items() if key in kept}
 
 
 def corpus_digest(known: Mapping[str, tuple[Function, Mutation]]) -> str:

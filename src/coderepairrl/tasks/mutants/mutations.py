@@ -78,10 +78,10 @@ class Mutation:
 
     def apply(self, source: str) -> str:
         """`source` with this bug in it."""
-        lines = source.splitlines(keepends=True)
+        lines = source.split("\n")  # not at form feeds, which C files have
         old = lines[self.line - 1]
         lines[self.line - 1] = old[: self.start] + self.text + old[self.end :]
-        return "".join(lines)
+        return "\n".join(lines)
 
 
 def mutations(source: str, lines: Container[int] | None = None) -> list[Mutation]:

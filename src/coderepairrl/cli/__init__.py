@@ -63,7 +63,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(collecting.collect, collecting.select),
     *(serving.fix, serving.serve, serving.export),
     *(reading.score, reading.view, reading.report, reading.check),
-    *(comparing.compare, comparing.choose, study.study, pipeline.probe),
+    *(comparing.compare, comparing.choose, study.study, pipeline.pipeline, pipeline.probe),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -1,13 +1,53 @@
-"""``crrl probe``: would training have anything to learn from?"""
+"""``crrl pipeline``, ``probe``: stages in a chain, and whether training would have anything to learn from."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from coderepairrl.cli.output import Format, Json, Overrides, note, run, show
+from coderepairrl.errors import UsageError
+
+
+def pipeline(
+    file: Annotated[str, typer.Argument(help="a TOML file with stages, or a shipped pipeline")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[STAGE.KEY=VALUE]...", help="keys of a stage, and its settings")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="STAGE", help="run this one alone; several times")] = None,
+    first: Annotated[str, typer.Option("--from", metavar="STAGE", help="run this one and those after it")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="check all stages, and say what each would do")] = False,
+    table: Annotated[bool, typer.Option("--table", help="what the stages that are done say; starts nothing")] = False,
+    form: Format = "text",
+    as_json: Json = False,
+) -> None:
+    """Stages in a chain (probe, collect, sft, rl, eval): run what is not done yet; what each cost and brought."""
+    from coderepairrl.report import verdict
+    from coderepairrl.stages import pipeline as pipelines
+    from coderepairrl.stages import pipeline_run
+
+    if dry_run and table:
+        raise UsageError("these options exclude each other", fix="one of --dry-run, --table")
+    if only and first:
+        raise UsageError("--only and --from exclude each other", fix="name one of them")
+    form = "json" if as_json else form
+    planned = pipelines.read(file, overrides or [])
+    if not table:
+        steps, problem = pipeline_run.check(planned, only or [], first)
+        if dry_run:
+            data = verdict.Result([], [pipeline_run.plan_table(planned, steps)], [], {})
+            shown = json.dumps(pipeline_run.plan_json(steps)) if form == "json" else verdict.render(data, form).strip()
+            show(shown)
+        if problem is not None:
+            raise problem
+        if dry_run:
+            return
+        run(pipeline_run.run(planned, steps, note))
+    show(verdict.render(pipeline_run.table(planned), form))
+    note(f"crrl report {planned.folder}  the same as a page")
 
 
 def probe(

@@ -1,7 +1,8 @@
 """Starts a child process: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
 
-It asks the kernel to be killed when PARENT ends, and only then runs MODULE, whose imports may take seconds. This exists
-on Linux only; elsewhere a child notices the end of its parent when it next reads from it.
+It asks the kernel to be killed when PARENT ends, and only then runs MODULE, whose imports may take seconds; with ``--``
+as MODULE it becomes the program that follows, which keeps that. This exists on Linux only; elsewhere a child notices
+the end of its parent when it next reads from it.
 """
 
 from __future__ import annotations
@@ -26,5 +27,7 @@ def die_with(parent: int) -> None:
 
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
+    if sys.argv[2] == "--":
+        os.execvp(sys.argv[3], sys.argv[3:])
     sys.argv[:] = sys.argv[2:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

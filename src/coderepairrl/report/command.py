@@ -29,7 +29,7 @@ def write_page(reports: Sequence[Report], output: Path | None) -> Path:
     if output is None:
         name = "index" if len(reports) == 1 else "compare"
         output = Path(reports[0].path) / "report" / f"{name}.html"
-    return _write(output, render(reports, output.parent))
+    return write(output, render(reports, output.parent))
 
 
 def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Path) -> Path:
@@ -42,7 +42,7 @@ def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Pa
     if len(lines) == len(reports) > 1:
         lines = [Baseline(line.name, line.value, at) for at, line in enumerate(lines)]
     panels = [curve(reports, "reward", lines), curve(reports, "tests")]
-    return _write(output, figure(panels, columns=2, standalone=True))
+    return write(output, figure(panels, columns=2, standalone=True))
 
 
 def numbers(reports: Sequence[Report]) -> dict[str, Any]:
@@ -82,7 +82,8 @@ def _baseline(text: str) -> Baseline:
         raise UsageError(f"baseline {text!r} is not NAME=VALUE", fix='write for example "junk edit=0.04"') from None
 
 
-def _write(path: Path, text: str) -> Path:
+def write(path: Path, text: str) -> Path:
+    """Write a page or a figure to `path`, which is returned. Raises `UsageError` when it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

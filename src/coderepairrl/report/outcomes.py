@@ -190,7 +190,7 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
         void=void,
         limits=limits,
         environments=_environments(conditions.get("environments", ())),
-        tasks={task.id: _digest(task) for task in kept.values() if task.id in values} or None,
+        tasks={task.id: digest_of(task) for task in kept.values() if task.id in values} or None,
         versions=_versions(about.get("rewards") or {}, metric, judges),
         settings=settings | ({"policy": about["policy"]} if about.get("policy") else {}),
         answers=answers_of(episodes, kept),
@@ -283,7 +283,7 @@ def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dic
     return {name: version for name, version in versions.items() if name in names}
 
 
-def _digest(task: Task) -> str:
+def digest_of(task: Task) -> str:
     """Of what an attempt at it depends on, but for folders of this machine."""
     data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
     for key, own in (("workspace", "dir:"), ("environment", "venv:")):

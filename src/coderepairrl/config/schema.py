@@ -312,6 +312,8 @@ class TaskKind(Section):
     """As `rollout.seconds`."""
     turn_tokens: int | None = Field(default=None, ge=1)
     """As `rollout.turn_tokens`."""
+    weight: float = Field(default=1.0, gt=0)
+    """Factor on its advantages, and so on its part of the loss (`train.balance_kinds`)."""
 
 
 class Gateway(Section):
@@ -439,6 +441,9 @@ class Train(Learning):
     denominator: Denominator = "episodes"
     """What the loss is averaged over: all episodes that are not void, as in the papers, or only those of groups whose
     rewards differ. With `beta` above 0, `episodes` also trains groups whose rewards are all equal, at advantage 0."""
+    balance_kinds: bool = False
+    """Give each kind of tasks in a batch its part of the loss by `kinds.NAME.weight`, and not by how many episodes it
+    has, or tokens where the loss adds these up (`dr_grpo`): one with few short replies is not drowned by the others."""
     mismatch_correction: Literal["auto", Correction] = "auto"
     """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`. `auto` is
     `token` with `recomputed` where either computes in half precision, else `off`."""

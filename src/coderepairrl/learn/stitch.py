@@ -11,11 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Literal
 
 from coderepairrl.config.schema import Denominator, Kind
 from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
+
+Balance = Literal["", "episodes", "tokens"]
+"""What kinds of tasks have equal parts of, where they are balanced: what the loss is a mean or a sum of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Batch:
     groups: Mapping[str, GroupAdvantages]
     kinds: Mapping[str, Account] = field(default_factory=dict)
     """The account by kind of task; `account` is their sum."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """What the advantages of each kind are multiplied by (`kind_scales`)."""
 
 
 def batch(
@@ -80,6 +87,8 @@ def batch(
     max_tokens: int,
     denominator: Denominator = "episodes",
     kl: bool = False,
+    weights: Mapping[str, float] = MappingProxyType({}),
+    balance: Balance = "",
 ) -> Batch:
     """The training batch of finished episodes: advantages per group, then rows of at most `max_tokens` tokens.
 
@@ -89,6 +98,9 @@ def batch(
     reflects the share of the batch with something to learn from; with a KL term (`kl`) they have rows of advantage 0,
     without one no rows, since their gradient is 0. With ``denominator="informative"`` only episodes with rows count, so
     that a single group that is not flat makes a step as large as a whole batch does.
+
+    Advantages are compared within a group alone, so that rewards of several kinds need not have one scale. They are
+    then multiplied by `kind_scales` of `weights` and `balance`.
 
     Raises ValueError when two episodes share an id, and what `stitch` raises.
     """
@@ -101,10 +113,47 @@ def batch(
         rows, entry = stitch(episode, advantage[episode.id], max_tokens=max_tokens)
         samples += rows
         kinds[episode.kind] = kinds.get(episode.kind, Account()) + entry
+    own = {episode.id: episode.kind for episode in episodes}
+    scales = kind_scales(_masses(episodes, samples, kinds, denominator, balance), weights, balanced=bool(balance))
+    if set(scales.values()) != {1.0}:
+        samples = [replace(each, advantage=each.advantage * scales[own[each.episode_id]]) for each in samples]
     informative = len({sample.episode_id for sample in samples})
     valid = sum(episode.ending is not Ending.VOID for episode in episodes)
     account = sum(kinds.values(), Account())
-    return Batch(tuple(samples), valid if denominator == "episodes" else informative, account, groups, kinds)
+    return Batch(tuple(samples), valid if denominator == "episodes" else informative, account, groups, kinds, scales)
+
+
+def _masses(
+    episodes: Iterable[Episode],
+    samples: Iterable[Sample],
+    kinds: Mapping[str, Account],
+    denominator: Denominator,
+    balance: Balance,
+) -> dict[str, float]:
+    """How much of each kind the loss adds up: trained tokens, or the episodes that it is averaged over."""
+    if balance == "tokens":
+        return {kind: float(account.trained) for kind, account in kinds.items()}
+    trained = {sample.episode_id for sample in samples}
+    valid = (each for each in episodes if each.ending is not Ending.VOID)
+    counts = Counter(each.kind for each in valid if denominator == "episodes" or each.id in trained)
+    return {kind: float(counts[kind]) for kind in kinds}
+
+
+def kind_scales(masses: Mapping[str, float], weights: Mapping[str, float], *, balanced: bool) -> dict[str, float]:
+    """The factor of each kind: its weight, 1 where it has none; `balanced`, divided by its mass, so that kinds have
+    parts of the loss as their weights are, and all together what they had. A kind without mass has no part.
+
+    >>> kind_scales({"detect": 10, "repair": 30}, {}, balanced=True)
+    {'detect': 2.0, 'repair': 0.6666666666666666}
+    >>> kind_scales({"detect": 10, "repair": 30}, {"detect": 3}, balanced=False)
+    {'detect': 3, 'repair': 1.0}
+    """
+    own = {kind: weights.get(kind, 1.0) for kind in masses}
+    if not balanced:
+        return own
+    whole = sum(masses.values())
+    weight = sum(own[kind] for kind, mass in masses.items() if mass)
+    return {kind: own[kind] / weight * whole / mass if mass else 1.0 for kind, mass in masses.items()}
 
 
 def advantages(

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from coderepairrl.learn import Account
 from coderepairrl.processes.meter import total
+from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.ledger import covered, run_ledger, step_ledger
 from coderepairrl.report.reading import Printed, Row, RunData
 from coderepairrl.stats import Interval, Noted, pair, summarise
@@ -80,6 +82,8 @@ class Report:
     comparisons: Sequence[Comparison]
     """First and last evaluation: all tasks, then slices."""
     account: Mapping[str, Any]
+    kinds: Mapping[str, Mapping[str, Any]]
+    """The account by kind of task, where there are several."""
     ledger: Mapping[str, float]
     wall_seconds: float
     used: Mapping[str, float | None] | None
@@ -124,8 +128,8 @@ def analyse(data: RunData) -> Report:
         tools=tools,
         evaluations=evaluations,
         comparisons=comparisons,
-        account=asdict(data.account)
-        | {"delivered": data.account.delivered, "expansion": data.account.expansion, "balanced": data.account.balanced},
+        account=_account(sum(data.kinds.values(), Account())),
+        kinds={kind or PLAIN: _account(own) for kind, own in data.kinds.items()} if len(data.kinds) > 1 else {},
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
         used=used._asdict() if (used := total(data.used)) else None,
         wall_seconds=sum(end - start for start, end in data.sessions),
@@ -310,6 +314,11 @@ def _counts(data: RunData) -> dict[str, int]:
 
 def _ending(row: Row) -> str:
     return str(row.ending) if row.ending is Ending.DONE else f"{row.ending}: {row.reason}"
+
+
+def _account(account: Account) -> dict[str, Any]:
+    numbers = {"delivered": account.delivered, "expansion": account.expansion, "balanced": account.balanced}
+    return asdict(account) | numbers
 
 
 def _status(data: RunData) -> str:

@@ -21,6 +21,7 @@ def sections(reports: Sequence[Report]) -> list[Section]:
     """All panels of a page by heading; with several runs each panel has a colour per run, or there is one per run."""
     found = [
         ("What is learned", outcomes(reports)),
+        ("Kinds of tasks", _kinds(reports)),
         ("What the agent does", _behaviour(reports)),
         ("Speed and time", _speed(reports)),
         ("The learner's health", _learner(reports)),
@@ -66,6 +67,26 @@ def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline]
             )
     dots = "; dots: held-out tasks, 95 % intervals" if held_out else ""
     return Panel(spoken(measure), series, note=(_note(alpha) + dots).removeprefix("; "), baselines=baselines)
+
+
+def _kinds(reports: Sequence[Report]) -> list[Panel]:
+    """For each run with several kinds of tasks its rewards, trained tokens and scales by kind."""
+    panels = []
+    for each in reports:
+        for prefix, title in (
+            ("reward/", "reward by kind"),
+            ("trained/", "trained tokens by kind"),
+            ("kind_scale/", "factor on advantages by kind"),
+        ):
+            names = dict.fromkeys(name for step in each.steps for name in step if name.startswith(prefix))
+            panel = _metrics([each], list(names), title + _of(reports, each)) if names else None
+            if panel and (prefix != "kind_scale/" or _moves(panel)):
+                panels.append(panel)
+    return panels
+
+
+def _moves(panel: Panel) -> bool:
+    return {y for series in panel.series for _, y in series.points} != {1.0}
 
 
 def _behaviour(reports: Sequence[Report]) -> list[Panel]:

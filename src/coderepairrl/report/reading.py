@@ -12,7 +12,7 @@ from typing import Any
 from coderepairrl.agents.stats import ToolStats, tally
 from coderepairrl.errors import RunError
 from coderepairrl.learn import Account
-from coderepairrl.learn.account import run_account
+from coderepairrl.learn.account import accounts_by_kind
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stats import Notes
 from coderepairrl.stats.notes import kind_of, plain
@@ -95,7 +95,8 @@ class RunData:
     """``start`` and ``used`` records: what each process has used of the machine (`processes.meter.total`)."""
     changes: list[Record] = field(default_factory=list)
     """What the run was resumed with otherwise."""
-    account: Account = field(default_factory=Account)
+    kinds: dict[str, Account] = field(default_factory=dict)
+    """The account of sampled tokens by kind of task."""
     tokens: Counter[str] = field(default_factory=Counter)
     """Sampled and given, by episode."""
     busy: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
@@ -115,7 +116,7 @@ def read(path: Path) -> RunData:
         return data
     for episode in logged_episodes(_watch(data)):
         _add(data, episode)
-    data.account = run_account(_whole(folder, []))
+    data.kinds = accounts_by_kind(_whole(folder, []))
     return data
 
 

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config
@@ -25,12 +25,15 @@ from coderepairrl.types import Episode
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     """What the learner is given for a step: the same function live and in a replay."""
     terms = config.train
+    summed: Literal["tokens", "episodes"] = "tokens" if terms.algorithm == "dr_grpo" else "episodes"
     return batch(
         episodes,
         terms.advantage or KIND[terms.algorithm],
         max_tokens=config.rollout.tokens,
         denominator=terms.denominator,
         kl=terms.beta > 0 or bool(terms.teacher),
+        weights={name: kind.weight for name, kind in config.kinds.items()},
+        balance=summed if terms.balance_kinds else "",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch, advantages
+from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.rollout import Group, Slot, check_health, collect, due, episodes_of, outcomes, slots
 from coderepairrl.stages import gates, overoptimisation
@@ -247,6 +248,8 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         **{name: interval.value for name, interval in summarise(episodes).values.items()},
         **{f"reward/{kind}": fmean(rewards) for kind, rewards in _by_kind(episodes).items() if len(batch.kinds) > 1},
         "reward_std": sum(spreads) / len(spreads),
+        **{f"kind_scale/{kind or PLAIN}": scale for kind, scale in batch.scales.items() if len(batch.kinds) > 1},
+        **{f"trained/{kind or PLAIN}": own.trained for kind, own in batch.kinds.items() if len(batch.kinds) > 1},
         "flat_groups": sum(group.flat for group in batch.groups.values()),
         "groups": len(groups),
         "informative": fmean(not group.flat for group in batch.groups.values()),
@@ -264,5 +267,5 @@ def _by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     rewards: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
-            rewards.setdefault(episode.kind or "plain", []).append(episode.reward)
+            rewards.setdefault(episode.kind or PLAIN, []).append(episode.reward)
     return rewards

@@ -1,0 +1,120 @@
+"""Kinds of tasks in one batch: what part of the loss each has."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from coderepairrl.config import Config
+from coderepairrl.learn import Batch, batch
+from coderepairrl.learn.losses import LOSSES, Scale, Trained
+from coderepairrl.learn.stitch import kind_scales
+from coderepairrl.stages.policy import make_batch
+from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
+
+fresh = itertools.count(10)
+ALGORITHMS = ("gspo", "grpo", "dr_grpo")
+
+
+def group(kind: str, name: str, tokens: int, rewards: Sequence[float | None] = (0.0, 1.0)) -> list[Episode]:
+    made = []
+    for at, reward in enumerate(rewards):
+        said = TokenSpan(tuple(itertools.islice(fresh, tokens)), Origin.POLICY, (-0.5,) * tokens)
+        turn = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), said, versions=(VersionRange(0, 0, tokens),))
+        ending = Ending.VOID if reward is None else Ending.DONE
+        scores = (Score("r", reward or 0.0),)
+        made.append(
+            Episode(f"{name}-{at}", name, "train", 0, name, at, ending, turns=(turn,), scores=scores, kind=kind)
+        )
+    return made
+
+
+MIXED = [
+    *(each for at in range(3) for each in group("repair", f"r{at}", 40)),
+    *group("repair", "flat", 40, (1.0, 1.0)),
+    *group("detect", "d", 4),
+    *group("detect", "v", 4, (None, None)),
+]
+"""Of repair 8 episodes in 4 groups, one of which is flat; of detect 2 that are valid, ten times as short."""
+
+
+def config(algorithm: str, **more: Any) -> Config:
+    weight = more.pop("weight", 1.0)
+    kinds = {"detect": {"weight": weight}}
+    return Config.model_validate({"run": {"name": "x"}, "kinds": kinds, "train": {"algorithm": algorithm, **more}})
+
+
+def parts(made: Batch, algorithm: str) -> dict[str, float]:
+    """By kind the size of what its tokens' gradients come to, by the loss itself, over its groups that are not flat."""
+    kinds = {each.id: each.kind for each in MIXED}
+    counts = [sum(sample.trained) for sample in made.samples]
+    logp = torch.full((sum(counts),), -0.5, requires_grad=True)
+    rows = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    trained = Trained(
+        logp,
+        logp.detach(),
+        None,
+        rows,
+        torch.tensor([sample.advantage for sample in made.samples]),
+        torch.tensor([sample.weight for sample in made.samples]) / made.episodes,
+        torch.tensor(counts, dtype=torch.float32),
+    )
+    LOSSES[algorithm](trained, Scale(made.episodes, 0.2, 0.2, tokens=1000)).value.backward()  # type: ignore[index]
+    assert logp.grad is not None
+    found: dict[str, float] = defaultdict(float)
+    for at, sample in enumerate(made.samples):
+        found[kinds[sample.episode_id]] += float(logp.grad[rows == at].abs().sum())
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_kind_with_few_tokens_is_not_drowned(algorithm: str) -> None:
+    """As it is, kinds weigh what they have: tokens where these are added up, else episodes. Balanced, equal parts; of
+    the informative episodes alone where the loss is their mean, or sums tokens."""
+    plain = parts(make_batch(MIXED, config(algorithm)), algorithm)
+    assert plain["repair"] / plain["detect"] == pytest.approx(30 if algorithm == "dr_grpo" else 3, rel=1e-3)
+
+    balanced = make_batch(MIXED, config(algorithm, balance_kinds=True, denominator="informative"))
+    even = parts(balanced, algorithm)
+    assert even["repair"] == pytest.approx(even["detect"], rel=1e-3)
+    whole = parts(make_batch(MIXED, config(algorithm, denominator="informative")), algorithm)
+    assert sum(even.values()) == pytest.approx(sum(whole.values()), rel=1e-3)  # a step is as large as before
+
+    weighted = config(algorithm, balance_kinds=True, denominator="informative", weight=3)
+    thrice = parts(make_batch(MIXED, weighted), algorithm)
+    assert thrice["detect"] == pytest.approx(3 * thrice["repair"], rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_weight_is_a_factor(algorithm: str) -> None:
+    plain, weighted = (parts(make_batch(MIXED, config(algorithm, weight=weight)), algorithm) for weight in (1.0, 2.5))
+    assert weighted["repair"] == pytest.approx(plain["repair"])
+    assert weighted["detect"] == pytest.approx(2.5 * plain["detect"])
+
+
+def test_flat_groups_count_where_the_loss_is_averaged_over_them() -> None:
+    """8 episodes of repair, 2 of detect: parts of 5 each."""
+    made = make_batch(MIXED, config("gspo", balance_kinds=True))
+    assert made.scales == {"repair": 5 / 8, "detect": 5 / 2} and made.episodes == 10
+
+
+def test_rewards_of_another_scale_change_nothing() -> None:
+    """Advantages are of a group alone."""
+    cents = [*group("repair", "a", 9, (0.0, 1.0)), *group("detect", "b", 9, (0.0, 100.0))]
+    made = batch(cents, max_tokens=100)
+    assert len({abs(round(sample.advantage, 2)) for sample in made.samples}) == 1
+
+
+def test_accounts_and_scales_of_kinds_that_have_nothing() -> None:
+    made = make_batch(MIXED, config("gspo", balance_kinds=True, weight=2))
+    assert sum(own.trained for own in made.kinds.values()) == made.account.trained
+    assert sum(own.sampled for own in made.kinds.values()) == made.account.sampled
+    assert all(own.balanced for own in made.kinds.values())
+    void = make_batch(group("detect", "v", 4, (None, None)), config("gspo", balance_kinds=True))
+    assert void.scales == {"detect": 1.0} and void.samples == ()
+    assert kind_scales({"a": 0, "b": 4}, {}, balanced=True) == {"a": 1.0, "b": 1.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -173,3 +174,45 @@ def data_overlap(
     tasks = (list(data.load(first, sides.get("a", {}))), list(data.load(second, sides.get("b", {}))))
     found = data.overlap(*tasks)
     show(json.dumps(found.as_json()) if as_json else data.shared(found, (first, second)))
+
+
+@app.command("import")
+def data_import(
+    form: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="openhands, swe-agent, mini-swe-agent, atif, or nano: its own logs")
+    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="files, or folders of them")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the file of examples to write")],
+    against: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="an evaluation set: what overlaps with it is refused"),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="an evaluation set: what overlaps is left out"),
+    ] = None,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="compare with no evaluation set")] = False,
+    tasks: Annotated[
+        str,
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="whose tasks they are: language, repository, reference"),
+    ] = "",
+    outcomes: Annotated[str, typer.Option(help="reports of SWE-bench's harness, or an outcome file: who passed")] = "",
+    after: Annotated[datetime | None, typer.Option(help="of nano: only logs that began then or later")] = None,
+    before: Annotated[datetime | None, typer.Option(help="of nano: only logs that began earlier")] = None,
+    model: Annotated[str, typer.Option(help="of nano: only models with this in their name")] = "",
+    as_json: Json = False,
+) -> None:
+    """Write trajectories of others as examples to learn from, without those that overlap with what is measured on."""
+    from coderepairrl.apps import importing
+    from coderepairrl.report.trajectories.others import Window
+
+    asked = importing.Asked(
+        against=against or [],
+        drop=drop or [],
+        unchecked=unchecked,
+        tasks=tasks,
+        outcomes=outcomes,
+        window=Window(after, before, model),
+    )
+    found = importing.bring_in(form, paths, output, asked)
+    show(json.dumps(found) if as_json else importing.as_text(found))

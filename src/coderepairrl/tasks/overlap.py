@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from coderepairrl.types import Task
@@ -59,13 +59,35 @@ def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
     )
 
 
+def quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
+    """Of `texts` by name, those that hold the issue of one of `tasks`, with its id: at least `ALIKE` of what it says,
+    whatever stands around it. An issue of a few words is in too many texts to say anything."""
+    where = defaultdict[Hashable, list[str]](list)
+    sizes = {}
+    for task in tasks:
+        if len(parts := _said(task.prompt)) >= _WORDS:
+            sizes[task.id] = len(parts)
+            for part in parts:
+                where[part].append(task.id)
+    found = {}
+    for name, text in texts.items():
+        shared = Counter(task for part in _said(text) for task in where.get(part, ()))
+        if near := [task for task in sorted(shared) if shared[task] >= ALIKE * sizes[task]]:
+            found[name] = near[0]
+    return found
+
+
 def _place(task: Task) -> Hashable:
     kind, _, where = task.workspace.partition(":")
     return (task.repository or where.rpartition("@")[0], where.rpartition("@")[2]) if kind == "git" else task.workspace
 
 
 def _issue(task: Task) -> set[Hashable]:
-    words = re.findall(r"\w+", task.prompt.lower())
+    return _said(task.prompt)
+
+
+def _said(text: str) -> set[Hashable]:
+    words = re.findall(r"\w+", text.lower())
     found: set[Hashable] = {tuple(words[at : at + _WORDS]) for at in range(max(1, len(words) - _WORDS + 1))}
     return found - {()}
 

@@ -1,0 +1,64 @@
+"""Harbor's Agent Trajectory Interchange Format (ATIF), as `crrl export RUN TARGET --to atif` writes it, and others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, schemas
+
+_SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
+
+
+def read(row: Mapping[str, Any], name: str) -> Trajectory:
+    """The main conversation in `row`. Raises `ValueError` for what is no such document."""
+    steps, agent = row.get("steps"), row.get("agent")
+    if not isinstance(steps, list) or not isinstance(agent, Mapping):
+        raise ValueError("it has no steps by an agent")
+    extra = row.get("extra")
+    about: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
+    passed = [score.get("passed") for score in about.get("scores") or () if score.get("passed") is not None]
+    reward = about.get("reward")
+    return Trajectory(
+        str(about.get("task") or about.get("instance_id") or name.rpartition("/")[2].partition(".json")[0]),
+        conversation([message for step in steps for message in _messages(step)]),
+        schemas(agent.get("tool_definitions")),
+        str(row.get("trajectory_id") or row.get("session_id") or name),
+        str(agent.get("name") or ""),
+        str(agent.get("model_name") or ""),
+        resolved=all(passed) if passed else None,
+        reward=float(reward) if isinstance(reward, int | float) else None,
+        patch=str(about.get("patch") or ""),
+    )
+
+
+def _messages(step: Any) -> Iterator[Mapping[str, Any]]:
+    if not isinstance(step, Mapping) or step.get("source") not in _SOURCES:
+        raise ValueError("a step has no source")
+    said: dict[str, Any] = {"role": _SOURCES[step["source"]], "content": step.get("message")}
+    if thoughts := step.get("reasoning_content"):
+        said["reasoning_content"] = thoughts
+    said["tool_calls"] = [
+        {"id": call.get("tool_call_id"), "function": {"name": call.get("function_name"), "arguments": _written(call)}}
+        for call in step.get("tool_calls") or ()
+    ]
+    yield said
+    for result in (step.get("observation") or {}).get("results") or ():
+        role = {"role": "tool"} if step["source"] == "agent" and said["tool_calls"] else {"role": "user"}
+        yield {**role, "content": result.get("content"), "tool_call_id": result.get("source_call_id")}
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    """Arguments that were no JSON object stand there as ``text``."""
+    arguments = call.get("arguments")
+    if isinstance(arguments, Mapping) and list(arguments) == ["text"] and not _is_object(arguments["text"]):
+        return str(arguments["text"])
+    return json.dumps(arguments or {})
+
+
+def _is_object(written: Any) -> bool:
+    try:
+        return isinstance(json.loads(written), dict)
+    except (ValueError, TypeError, RecursionError):
+        return True  # a real argument that is called so

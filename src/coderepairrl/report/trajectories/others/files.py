@@ -1,0 +1,125 @@
+"""Files and folders of trajectories: which there are of a format, and each read or said to be damaged."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coderepairrl.errors import UsageError
+from coderepairrl.report.trajectories.others import atif, mini_swe_agent, nano, openhands, swe_agent
+from coderepairrl.report.trajectories.others.trajectory import Trajectory
+from coderepairrl.runs import foreign
+
+Reader = Callable[[Mapping[str, Any], str], Trajectory]
+_READERS: Mapping[str, Reader] = {
+    "openhands": openhands.read,
+    "swe-agent": swe_agent.read,
+    "mini-swe-agent": mini_swe_agent.read,
+    "atif": atif.read,
+}
+_ENDINGS: Mapping[str, tuple[str, ...]] = {
+    "openhands": (".jsonl", ".jsonl.gz", ".parquet", ".json"),
+    "swe-agent": (".traj", ".jsonl", ".jsonl.gz", ".parquet"),
+    "mini-swe-agent": (".traj.json", ".jsonl", ".parquet"),
+    "atif": (".json", ".jsonl"),
+}
+FORMATS = (*_READERS, "nano")
+
+
+class Damaged(NamedTuple):
+    """What could not be read, and why."""
+
+    where: str
+    why: str
+
+
+class Window(NamedTuple):
+    """Of an agent's own logs: only those that began between two local times, and only of models with this in their
+    name."""
+
+    after: datetime | None = None
+    before: datetime | None = None
+    model: str = ""
+
+    def takes(self, when: datetime) -> bool:
+        """Whether `when` is in it."""
+        return (self.after is None or when >= self.after) and (self.before is None or when < self.before)
+
+
+def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajectory | Damaged]:
+    """The trajectories in `path`, a file or all files of the format `form` below a folder, in the order of their names.
+
+    Raises `UsageError` for a format that is none, and where there is no such file.
+    """
+    if form not in FORMATS:
+        raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
+    if form == "nano":
+        yield from _logged(path, window or Window())
+        return
+    if any(window or ()):
+        raise UsageError("a time window and a model are asked for logs of an agent", fix="leave them out, or: nano")
+    endings = _ENDINGS[form]
+    files = sorted(each for each in path.rglob("*") if each.name.endswith(endings)) if path.is_dir() else [path]
+    if not files or not path.exists():
+        raise UsageError(f"{path} has no trajectories", fix=f"{form} is read from {', '.join(endings)}")
+    for file in files:
+        for where, row in _rows(file, str(file.relative_to(path.parent))):
+            yield _read(_READERS[form], row, where) if not isinstance(row, Damaged) else row
+
+
+def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
+    try:
+        if not isinstance(row, Mapping):
+            raise ValueError("no object")
+        return reader(row, where)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # anything may stand in it
+        return Damaged(where, str(error) or type(error).__name__)
+
+
+def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
+    """What `file` holds, each with where it stands (`shown` is the file): a file of one, or rows of many."""
+    if file.name.endswith(".parquet"):
+        try:
+            table = importlib.import_module("pyarrow.parquet").ParquetFile(file)
+            everything = (row for batch in table.iter_batches(64) for row in batch.to_pylist())
+            yield from ((f"{shown}:{number}", row) for number, row in enumerate(everything, 1))
+        except Exception as error:  # pyarrow has a family of its own, beside OSError
+            yield shown, Damaged(shown, str(error))
+        return
+    try:
+        written = foreign.text(file)
+    except ValueError as error:
+        yield shown, Damaged(shown, str(error))
+        return
+    lines = file.name.endswith((".jsonl", ".jsonl.gz"))
+    for number, each in enumerate(written.split("\n") if lines else [written], 1):
+        if not each.strip():
+            continue
+        where = f"{shown}:{number}" if lines else shown
+        try:
+            value = json.loads(each)
+        except (ValueError, RecursionError) as error:
+            yield where, Damaged(where, f"not read as JSON: {error}")
+            continue
+        if isinstance(value, list):
+            yield from ((f"{where}:{at}", row) for at, row in enumerate(value, 1))
+        else:
+            yield where, value
+
+
+def _logged(path: Path, window: Window) -> Iterator[Trajectory | Damaged]:
+    folders = sorted(each.parent for each in path.expanduser().rglob(nano.MESSAGES))
+    if not folders:
+        raise UsageError(f"{path} has no logs of nano", fix="name the folder that holds them: ~/.nano")
+    for folder in folders:
+        try:
+            if window.takes(nano.began(folder)):
+                found = nano.read(folder)
+                if window.model in found.model:
+                    yield found
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OSError) as error:
+            yield Damaged(str(folder), str(error) or type(error).__name__)

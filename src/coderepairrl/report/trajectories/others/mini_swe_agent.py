@@ -1,0 +1,46 @@
+"""mini-swe-agent: ``INSTANCE.traj.json``, in either version of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation
+
+_BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Execute a bash command",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string", "description": "The bash command to execute"}},
+            "required": ["command"],
+        },
+    },
+}
+"""Its only tool, which its files do not hold."""
+
+
+def read(row: Mapping[str, Any], name: str) -> Trajectory:
+    """The attempt in `row`, the file of `name`. Raises `ValueError` for what is none."""
+    about = row.get("info")
+    about = about if isinstance(about, Mapping) else {}
+    config = about.get("config") if isinstance(about.get("config"), Mapping) else {}
+    model = config.get("model") if isinstance(config, Mapping) else {}
+    raw = row.get("messages")
+    said = conversation([each for each in raw if not _exit(each)] if isinstance(raw, list) else raw)
+    return Trajectory(
+        str(row.get("instance_id") or name.rpartition("/")[2].partition(".traj")[0]),
+        said,
+        (_BASH,) if any(each.get("tool_calls") for each in said) else (),
+        name,
+        "mini-swe-agent",
+        str(model.get("model_name") or "") if isinstance(model, Mapping) else "",
+        patch=str(about.get("submission") or ""),
+    )
+
+
+def _exit(message: Any) -> bool:
+    """Its own note of how it ended, which the model never saw."""
+    return isinstance(message, Mapping) and message.get("role") == "exit"

@@ -1,0 +1,47 @@
+"""Nano's own logs, ``~/.nano/TIME-ID/``: what an interrupted collection had finished."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, issue_in, schemas
+
+MESSAGES = "messages.jsonl"
+
+
+def read(folder: Path) -> Trajectory:
+    """The attempt that `folder` logs. Raises `ValueError` for one that was not finished, or is damaged."""
+    said = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
+    about = _json(folder / "metadata.json")
+    patch = _text(folder / "diff.txt")
+    ended = bool(said) and isinstance(said[-1], Mapping) and said[-1].get("role") == "assistant"
+    if not patch.strip() and not (ended and not said[-1].get("tool_calls")):
+        raise ValueError("it was not finished")
+    messages = conversation(said)
+    return Trajectory(
+        "",
+        messages,
+        schemas(_json(folder / "tools.json")),
+        folder.name,
+        "nano",
+        str(about.get("model") or "") if isinstance(about, Mapping) else "",
+        issue=issue_in(messages),
+        patch=patch,
+    )
+
+
+def began(folder: Path) -> datetime:
+    """When it began, local time, by the name of `folder`. Raises `ValueError`."""
+    return datetime.fromisoformat(folder.name.rpartition("-")[0])
+
+
+def _json(path: Path) -> Any:
+    return json.loads(_text(path) or "null")
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8") if path.is_file() else ""

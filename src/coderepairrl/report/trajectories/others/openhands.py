@@ -1,0 +1,89 @@
+"""OpenHands: rows of chats as they are published, and ``output.jsonl`` of its evaluations.
+
+The rows are those of nebius/SWE-rebench-openhands-trajectories (``trajectory``) and SWE-Gym's sampled ones
+(``messages``). The events of an evaluation have each reply whole, in ``tool_call_metadata``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, known, schemas
+
+
+def read(row: Mapping[str, Any], name: str) -> Trajectory:
+    """The attempt in `row`. Raises `ValueError` for what is none."""
+    task = row.get("instance_id")
+    if not isinstance(task, str):
+        raise ValueError("it has no instance_id")
+    if "history" in row:
+        return _evaluated(task, row, name)
+    result = row.get("test_result")
+    found = row.get("resolved", result.get("resolved") if isinstance(result, Mapping) else None)
+    return Trajectory(
+        task,
+        conversation(row.get("trajectory", row.get("messages"))),
+        schemas(row.get("tools")),
+        str(row.get("trajectory_id") or row.get("run_id") or name),
+        "openhands",
+        str(row.get("model") or ""),
+        str(row.get("repo") or ""),
+        resolved=known(found),
+        patch=str(row.get("model_patch") or ""),
+    )
+
+
+def _evaluated(task: str, row: Mapping[str, Any], name: str) -> Trajectory:
+    instance, result = _table(row.get("instance")), _table(row.get("test_result"))
+    events = list(_flat(row["history"]))
+    prompt = next((event for event in events if event.get("action") == "system"), {})
+    report = _table(result.get("report") or row.get("report"))
+    return Trajectory(
+        task,
+        conversation(list(_messages(events))),
+        schemas(_table(prompt.get("args")).get("tools")),
+        name,
+        "openhands",
+        str(_table(_table(row.get("metadata")).get("llm_config")).get("model") or ""),
+        str(instance.get("repo") or ""),
+        str(instance.get("base_commit") or ""),
+        str(instance.get("problem_statement") or ""),
+        known(report.get("resolved")),
+        patch=str(result.get("git_patch") or ""),
+    )
+
+
+def _messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The conversation that the events of an evaluation tell. A reply with several calls is several events."""
+    replies = set()
+    for event in events:
+        if "kind" in event:
+            raise ValueError("its events are those of OpenHands' SDK, which are not read")
+        about, arguments = _table(event.get("tool_call_metadata")), _table(event.get("args"))
+        if "observation" in event:
+            if about:
+                yield {"role": "tool", "content": event.get("content"), "tool_call_id": about.get("tool_call_id")}
+        elif event.get("action") in ("system", "message") and not about:
+            role = {"user": "user", "agent": "assistant"}.get(str(event.get("source")), "system")
+            yield {"role": "system" if event["action"] == "system" else role, "content": arguments.get("content")}
+        elif about:
+            response = _table(about.get("model_response"))
+            choices = response.get("choices")
+            if not isinstance(choices, list) or not choices:
+                raise ValueError("a reply is not recorded whole")
+            if response.get("id") not in replies:
+                replies.add(response.get("id"))
+                yield {**_table(_table(choices[0]).get("message")), "role": "assistant"}
+
+
+def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
+    """Events, which older versions wrote as pairs of an action and its observation."""
+    if not isinstance(history, list):
+        raise ValueError("history is no list")
+    for each in history:
+        yield from _flat(each) if isinstance(each, list) else [_table(each)]
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

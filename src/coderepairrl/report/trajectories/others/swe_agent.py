@@ -1,0 +1,42 @@
+"""SWE-agent: ``INSTANCE.traj``, and rows of nebius/SWE-agent-trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coderepairrl.report.trajectories.others.trajectory import Trajectory, conversation, known
+
+
+def read(row: Mapping[str, Any], name: str) -> Trajectory:
+    """The attempt in `row`, the file of `name` where it is one. Raises `ValueError` for what is none."""
+    if "instance_id" in row and isinstance(row.get("trajectory"), list):
+        said = [_published(each) for each in row["trajectory"]]
+        return Trajectory(
+            str(row["instance_id"]),
+            conversation(said),
+            id=name,
+            agent="swe-agent",
+            model=str(row.get("model_name") or ""),
+            resolved=known(row.get("target")),
+            patch=str(row.get("generated_patch") or ""),
+        )
+    history, about = row.get("history"), row.get("info")
+    if not isinstance(history, list):
+        raise ValueError("it has no history")
+    about = about if isinstance(about, Mapping) else {}
+    own = [each for each in history if not (isinstance(each, Mapping) and each.get("is_demo"))]
+    return Trajectory(
+        name.rpartition("/")[2].partition(".traj")[0],
+        conversation(own),
+        id=name,
+        agent="swe-agent",
+        patch=str(about.get("submission") or ""),
+    )
+
+
+def _published(each: Any) -> Mapping[str, Any]:
+    if not isinstance(each, Mapping):
+        raise ValueError("a message is no object")
+    role = "assistant" if each.get("role") == "ai" else each.get("role")
+    return {"role": role, "content": each.get("text") or each.get("system_prompt") or each.get("content")}

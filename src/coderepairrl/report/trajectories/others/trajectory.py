@@ -1,0 +1,140 @@
+"""What readers return: a conversation in the schema of Chat Completions, and what is known of its task."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_INSTANCE = re.compile(r"([^/\s]+)__([^/\s]+)-\d+")
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """An attempt of somebody else's agent.
+
+    >>> Trajectory("django__django-10914", ()).repository
+    'django/django'
+    """
+
+    task: str
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    id: str = ""
+    """What tells it from others at the same task."""
+    agent: str = ""
+    model: str = ""
+    named: str = ""
+    """The repository, where it is said."""
+    commit: str = ""
+    issue: str = ""
+    """The text of the issue, where it stands by itself."""
+    resolved: bool | None = None
+    reward: float | None = None
+    """Where the format has one."""
+    patch: str = ""
+
+    @property
+    def repository(self) -> str:
+        """As it is said, else as ids of SWE-bench have it: ``OWNER__NAME-NUMBER``."""
+        found = _INSTANCE.fullmatch(self.task)
+        return self.named or (f"{found[1]}/{found[2]}" if found else "")
+
+
+def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
+    """Messages of any server's making as plain ones, up to the last reply: text as one string, calls with ids and
+    arguments as text, without what is no part of a conversation. Raises ValueError for what is none."""
+    if not isinstance(raw, list | tuple):
+        raise ValueError("messages are no list")
+    said: list[dict[str, Any]] = []
+    open_calls: list[str] = []
+    for number, each in enumerate(raw):
+        if not isinstance(each, Mapping) or each.get("role") not in _ROLES:
+            raise ValueError(f"message {number} has no role of a conversation")
+        shown: dict[str, Any] = {"role": each["role"], "content": text(each.get("content"))}
+        if each["role"] == "assistant":
+            if thoughts := each.get("reasoning_content") or each.get("reasoning"):
+                shown["reasoning_content"] = text(thoughts)
+            if calls := [_call(call, f"call_{number}_{at}") for at, call in enumerate(each.get("tool_calls") or ())]:
+                shown["tool_calls"] = calls
+                open_calls = [call["id"] for call in calls]
+        elif each["role"] == "tool":
+            shown["tool_call_id"] = _answered(each, open_calls)
+        said.append(shown)
+    while said and said[-1]["role"] != "assistant":
+        said.pop()
+    if not said:
+        raise ValueError("it has no reply")
+    return tuple(said)
+
+
+def text(content: Any) -> str:
+    """The text of a message, which may come in parts. Raises ValueError for parts that are no text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list | tuple):
+        parts = []
+        for part in content:
+            written = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+            if not isinstance(written, str):
+                raise ValueError("a part of a message is no text")
+            parts.append(written)
+        return "".join(parts)
+    raise ValueError("a message's content is no text")
+
+
+def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
+    """Schemas of tools, each as it is or as JSON. Raises ValueError for others."""
+    found = _decoded(raw) or ()
+    made = []
+    for each in found if isinstance(found, list | tuple) else [None]:
+        schema = _without_none(_decoded(each))
+        if not isinstance(schema, dict) or not isinstance(schema.get("function"), dict):
+            raise ValueError("tools are no schemas of functions")
+        made.append(schema)
+    return tuple(made)
+
+
+def known(value: Any) -> bool | None:
+    """A verdict, which some write as 0 and 1; None for anything else."""
+    return bool(value) if isinstance(value, bool) or value in (0, 1) else None
+
+
+def _call(raw: Any, otherwise: str) -> dict[str, Any]:
+    function = raw.get("function") if isinstance(raw, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError("a tool call names no function")
+    arguments = function.get("arguments")
+    written = arguments if isinstance(arguments, str) else json.dumps(_without_none(arguments) or {})
+    named = {"name": function["name"], "arguments": written or "{}"}
+    return {"id": str(raw.get("id") or otherwise), "type": "function", "function": named}
+
+
+def _answered(message: Mapping[str, Any], open_calls: list[str]) -> str:
+    """The id of the call that a tool's answer is for: as it says, else the first that has no answer yet."""
+    said = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
+    name = str(said or next(iter(open_calls), ""))
+    if not name:
+        raise ValueError("a tool answers without a call")
+    if name in open_calls:
+        open_calls.remove(name)
+    return name
+
+
+def _decoded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) and value else value
+
+
+def _without_none(value: Any) -> Any:
+    """What a table of one type per column has made of absent keys."""
+    if isinstance(value, Mapping):
+        return {key: _without_none(each) for key, each in value.items() if each is not None}
+    return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def issue_in(messages: Iterable[Mapping[str, Any]]) -> str:
+    """What the first request says, in which the issue stands somewhere."""
+    return next((str(each["content"]) for each in messages if each["role"] == "user"), "")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,18 @@ async def test_a_run_that_fails_is_reported_the_others_go_on_and_so_does_the_nex
         study_run.require(study.read("study.toml"))
 
 
+def runs_of(process: subprocess.Popen[str]) -> bool:
+    """Whether a study has begun a run: what is logged may be of the runs of one that was killed before it."""
+    started = f"coderepairrl.processes.child\0{process.pid}\0coderepairrl.cli".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if started in path.read_bytes():
+                return True
+    return False
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_killed_at_any_moment_it_comes_to_the_same_table(
     project: Project, miniature: Path, isolating: None
 ) -> None:
@@ -89,6 +102,7 @@ async def test_killed_at_any_moment_it_comes_to_the_same_table(
         await until(process, lambda: logged("rl/seed-0", '"type":"turn"'))
         process.send_signal(signal.SIGKILL)
     with project.started("study", "study2.toml") as process:
+        await until(process, lambda: runs_of(process))
         await until(process, lambda: logged("rl/seed-1", '"type":"turn"') or logged("again/seed-0-eval", '"turn"'))
         process.send_signal(signal.SIGTERM)
         _, printed = process.communicate(timeout=200)
@@ -98,6 +112,7 @@ async def test_killed_at_any_moment_it_comes_to_the_same_table(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_shipped_miniature_answers_every_question_by_name(project: Project, isolating: None) -> None:
     done = project.crrl("study", "miniature", "--jobs", "2", "--json")
     found = json.loads(done.stdout)
@@ -109,6 +124,7 @@ def test_the_shipped_miniature_answers_every_question_by_name(project: Project, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_on_a_real_ray(project: Project, miniature: Path, isolating: None) -> None:
     pytest.importorskip("ray")
     written(project, miniature, "study", STUDY.replace("[0, 1]", "[0]"))

@@ -19,7 +19,7 @@ from coderepairrl.apps.hello.command import SHOWN, before_and_after
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError, UsageError
 from coderepairrl.report import ledger, names, reading
-from coderepairrl.report.analysis import compare_runs, differences
+from coderepairrl.report.analysis import as_json, compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats import clusters, compare
 from coderepairrl.types import Ending, Episode, Score, ToolCall
@@ -79,6 +79,35 @@ def test_before_and_after_is_the_clustered_paired_comparison(run: Path) -> None:
     gains = [by_task[e.task_id] - e.scores[1].value for e in before]
     assert (tests.better, tests.worse) == (sum(g > 0 for g in gains), sum(g < 0 for g in gains))
     assert 0 < tests.p <= 1
+
+
+class Again(Maker):
+    """Four tasks come in every step, two in Python, which get better, and two in Go, which do not."""
+
+    def attempt(self, group: str, attempt: int, phase: str, step: int, task: str, ending: Ending = Ending.DONE) -> Any:
+        return super().attempt(group, attempt, phase, step, f"toy/{int(group[-3:])}", ending)
+
+    def _episode(self, id: str, task: str, ending: Ending, step: int) -> Episode:
+        go = int(task[-1]) % 2
+        made = super()._episode(id, task, ending, step)
+        score = Score("patch_lines", 0.5 if go else step / 10)
+        return replace(made, language="go" if go else "python", scores=() if ending is Ending.VOID else (score,))
+
+
+def test_the_same_training_tasks_are_compared_by_language(tmp_path: Path) -> None:
+    """First and last time, whatever other tasks a step has; on the page, in the JSON and in the tables."""
+    again = Again(tmp_path / "again", tests=False).run(4).folder.path
+    found = report.load([again])
+    whole, *parts = found[0].repeated
+    assert (whole.before, whole.after, whole.slice) == ("first time", "last time", "")
+    gains = {part.slice: part.changes["reward"].change.value for part in (whole, *parts)}
+    assert gains == pytest.approx({"": 0.15, "language python": 0.3, "language go": 0.0})
+    assert {part.slice: part.changes["reward"].tasks for part in parts} == {"language python": 2, "language go": 2}
+    assert set(whole.changes) == {"reward", "patch_lines", "patch_lines_per_patch"}
+    page = report.render(found)
+    assert "Training tasks that came again, first and last time, language go only" in page
+    assert len(as_json(found[0])["repeated"]) == 3
+    assert not report.load([Maker(tmp_path / "once").run(2).folder.path])[0].repeated
 
 
 def test_per_patch_stands_beside_every_score(run: Path) -> None:

@@ -81,6 +81,8 @@ class Report:
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[Comparison]
     """First and last evaluation: all tasks, then slices."""
+    repeated: Sequence[Comparison]
+    """The same training tasks, first and last time: all that came again, then slices. Rewards alone."""
     account: Mapping[str, Any]
     kinds: Mapping[str, Mapping[str, Any]]
     """The account by kind of task, where there are several."""
@@ -128,6 +130,7 @@ def analyse(data: RunData) -> Report:
         tools=tools,
         evaluations=evaluations,
         comparisons=comparisons,
+        repeated=_repeated(data),
         account=_account(sum(data.kinds.values(), Account())),
         kinds={kind or PLAIN: _account(own) for kind, own in data.kinds.items()} if len(data.kinds) > 1 else {},
         ledger=run_ledger(data, (step["ledger"] for step in steps)),
@@ -246,6 +249,31 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
             sides = [[e for e in side if e.task_id in tasks] for side in (first, last[name])]
             comparisons.append(_comparison(sides[0], sides[1], *titles, kind))
     return evaluations, comparisons, last
+
+
+def _repeated(data: RunData) -> list[Comparison]:
+    """First and last group of each training task that several groups were consumed of. Where the mean of a step follows
+    from which tasks it has, this says what became of the same ones."""
+    groups: dict[str, dict[str, list[Episode]]] = {}
+    for name in (name for step in data.steps for name in step.get("episodes", ())):
+        if (episode := data.trained.get(name)) is not None:
+            groups.setdefault(episode.task_id, {}).setdefault(episode.group, []).append(episode)
+    again = [list(own.values()) for own in groups.values() if len(own) > 1]
+    if not again:
+        return []
+    early, late = ([episode for own in again for episode in own[at]] for at in (0, -1))
+    titles = ("first time", "last time")
+    found = [_comparison(early, late, *titles)]
+    for kind, tasks in slices(early).items():
+        sides = [[e for e in side if e.task_id in tasks] for side in (early, late)]
+        found.append(_comparison(sides[0], sides[1], *titles, kind))
+
+    def earned(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in _EFFORT}
+
+    return [
+        replace(each, early=earned(each.early), late=earned(each.late), changes=earned(each.changes)) for each in found
+    ]
 
 
 def _comparison(

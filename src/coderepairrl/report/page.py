@@ -89,6 +89,8 @@ def render(reports: Sequence[Report], at: Path | None = None) -> str:
     )
 
 
+_AGAIN = "Training tasks that came again, first and last time"
+
 Evaluated = tuple[str, Evaluation, str]
 """The run's name, one of its evaluations, and the source of its tasks."""
 
@@ -142,6 +144,9 @@ def _tables(reports: Sequence[Report]) -> list[Table]:
     wholes = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
     if wholes:
         tables.append(_table("Held-out tasks, before and after", wholes, reports))
+    again = [(r.name, c) for r in reports for c in r.repeated if not c.slice]
+    if again:
+        tables.append(_table(_AGAIN, again, reports))
     between = [(f"{o.name} {_MINUS} {reports[0].name}", c) for o in reports[1:] for c in compare_runs(reports[0], o)]
     if between:
         table = _table("Between runs, on the tasks that both were evaluated on last", between, reports)
@@ -152,10 +157,14 @@ def _tables(reports: Sequence[Report]) -> list[Table]:
 def _slices(reports: Sequence[Report]) -> list[Table]:
     """Before and after for each kind of tasks: outcomes alone."""
     tables = []
-    for kind in dict.fromkeys(c.slice for r in reports for c in r.comparisons if c.slice):
-        named = [(r.name, c) for r in reports for c in r.comparisons if c.slice == kind]
-        table = _table(f"Before and after, {kind} only", named, reports)
-        tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
+    for title, found in (
+        ("Before and after", [(r.name, c) for r in reports for c in r.comparisons]),
+        (_AGAIN, [(r.name, c) for r in reports for c in r.repeated]),
+    ):
+        for kind in dict.fromkeys(c.slice for _, c in found if c.slice):
+            named = [(name, c) for name, c in found if c.slice == kind]
+            table = _table(f"{title}, {kind} only", named, reports)
+            tables.append(table._replace(rows=[row for row in table.rows if row[0] not in SECONDARY]))
     return tables
 
 

@@ -66,6 +66,8 @@ class RunData:
     steps: list[Record] = field(default_factory=list)
     rows: dict[str, Row] = field(default_factory=dict)
     """Every episode with a verdict, by id."""
+    trained: dict[str, Episode] = field(default_factory=dict)
+    """Valid training episodes by id, without what they said and did."""
     evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
     """Episodes of evaluations, by name and step, then by group and attempt; void ones only where nothing else is."""
     notes: Notes = field(default_factory=Notes)
@@ -212,6 +214,8 @@ def _add(data: RunData, episode: Episode) -> None:
         why = (episode.fault.strip().splitlines() or ["unknown"])[0]
         _count_alike(data.faults, [f"{episode.reason}: {why}"], episode.id)
     if episode.phase == "train":
+        if episode.ending is not Ending.VOID:
+            data.trained[episode.id] = replace(episode, tool_calls=(), printed="")
         return
     known = data.evaluated.setdefault((episode.phase, episode.step), {})
     key = (episode.group, episode.attempt)

@@ -74,7 +74,7 @@ def _evaluations(reports: Sequence[Report]) -> Iterator[Row]:
 
 def _comparisons(reports: Sequence[Report]) -> Iterator[Row]:
     """Of each run its first and last evaluation, and of further runs the last against that of the first run."""
-    named = [(report.name, each) for report in reports for each in report.comparisons]
+    named = [(report.name, each) for report in reports for each in (*report.comparisons, *report.repeated)]
     for other in reports[1:]:
         named += [(f"{other.name} - {reports[0].name}", each) for each in compare_runs(reports[0], other)]
     none = (None, None, None)

@@ -232,6 +232,8 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
         Path("all.parquet"),
     )
     assert both["attempts"] == 36 and both["kept"] == len(read_examples(Path("all.parquet"))) <= 12
+    together = read_examples(Path("all.parquet"))
+    assert len({each.episode for each in together}) == len(together), "runs call their attempts alike"
     with pytest.raises(UsageError, match="whole is there twice"):
         collect.select([Path("whole"), Path("whole")], [], Path("all.parquet"))
 

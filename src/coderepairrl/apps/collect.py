@@ -81,8 +81,9 @@ def as_text(found: Mapping[str, Any]) -> str:
             f"cost: {counted(cost['calls'], 'call')}, {counted(cost['prompt_tokens'], 'prompt token')},"
             f" {counted(cost['sampled_tokens'], 'sampled token')}, {cost['attempt_seconds']:,.1f} s of attempts{money}"
         )
-        run = shlex.quote(found["run"])
-        lines += [f"next: {as_called(f'crrl select {run} keep.best=1')}  selects anew, without attempts"]
+        runs = " ".join(map(shlex.quote, found["sources"]))
+        where = "" if len(found["sources"]) == 1 else f" -o {shlex.quote(found['run'])}"
+        lines += [f"next: {as_called(f'crrl select {runs} keep.best=1{where}')}  selects anew, without attempts"]
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from coderepairrl.stages.evaluation import Opens
 from coderepairrl.stages.select import select
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats.spending import Prices
+
+_AT_ONCE = 1024
+"""Attempts whose conversations are in memory."""
 
 
 async def collect(
@@ -55,21 +59,21 @@ def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
         raise UsageError(f"{twice[0]} is there twice", fix="name it once")
     there = [source(path) for path in sources]
     found = select([each for number, one in enumerate(there) for each in one.candidates(number)], wanted)
-    ids = {number: {each.episode for each in found.kept if each.source == number} for number in range(len(there))}
     exact = rendered = 0
 
     def examples() -> Iterator[Example]:
         nonlocal exact, rendered
         for number, one in enumerate(there):
-            if not ids[number]:
-                continue
-            for example in one.examples(ids[number].__contains__):
-                exact, rendered = exact + example.exact, rendered + (not example.exact)
-                yield example
+            wanted = sorted(each.episode for each in found.kept if each.source == number)
+            for at in range(0, len(wanted), _AT_ONCE):  # logs have them in the order in which they ended
+                some = one.examples(set(wanted[at : at + _AT_ONCE]).__contains__)
+                for example in sorted(some, key=lambda each: each.id):
+                    exact, rendered = exact + example.exact, rendered + (not example.exact)
+                    yield example if len(there) == 1 else _of(number, example)
 
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = write_examples(target, sorted(examples(), key=lambda each: (each.source, each.id)))
+        written = write_examples(target, examples())
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error}", fix="name another file with -o") from error
     result = {
@@ -83,3 +87,8 @@ def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
     }
     write_atomic(target.with_suffix(".json"), json.dumps(result, indent=2) + "\n")
     return result
+
+
+def _of(number: int, example: Example) -> Example:
+    """`example` of one of several sources, which may call their attempts alike."""
+    return replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")

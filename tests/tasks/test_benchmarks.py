@@ -204,6 +204,24 @@ def test_tests_that_may_loop_have_a_limit_each() -> None:
         assert command.test_timeout == 5.0 and command.timeout > 5.0 * len(task.checks.named)
 
 
+def test_programs_of_humaneval_are_run_in_a_sandbox(tmp_path: Path, isolating: None) -> None:
+    seen = tmp_path / "seen"
+    row = {
+        "task_id": "HumanEval/0",
+        "prompt": 'def more(x):\n    """One more."""\n',
+        "canonical_solution": "    return x + 1\n",
+        "entry_point": "more",
+        "test": f"open({str(seen)!r}, 'w')\n\ndef check(more):\n    assert more(1) == 2\n",
+    }
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row))
+    [task] = make("humaneval", path=str(path), cache=str(tmp_path / "cache"))
+    assert not seen.exists() and b"+    return x + 1" in task.reference
+    path.write_text(json.dumps(row | {"test": "def check(more):\n    pass\n"}))
+    with pytest.raises(TaskError, match="notice none"):
+        make("humaneval", path=str(path), cache=str(tmp_path / "cache")).prepare()
+
+
 def test_mutants_of_humaneval_are_found_once_and_fail(tmp_path: Path) -> None:
     lines = gzip.decompress(Path(data("humaneval/HumanEval.jsonl.gz")).read_bytes()).decode().split("\n")
     few = tmp_path / "few.jsonl"

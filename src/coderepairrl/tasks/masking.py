@@ -12,6 +12,9 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+IMPLEMENT = "implement"
+"""The kind of tasks in which a function is to be written."""
+
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
 _LEAST = 50

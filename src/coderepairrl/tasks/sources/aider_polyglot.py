@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks.benchmark import Files
+from coderepairrl.tasks.masking import IMPLEMENT
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
@@ -71,6 +72,7 @@ class AiderPolyglot(Files):
             self._checks(kept, tests, files, named),
             licence=_LICENCE,
             language=self.language,
+            kind=IMPLEMENT,
         )
 
     def _checks(

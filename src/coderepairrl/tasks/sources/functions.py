@@ -23,7 +23,7 @@ from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.tasks.folders import digest, store
-from coderepairrl.tasks.masking import Function, functions, parses
+from coderepairrl.tasks.masking import IMPLEMENT, Function, functions, parses
 from coderepairrl.tasks.mutants.environment import build, source_folder, waited_for
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from coderepairrl.tasks.mutants.source import unified
@@ -32,7 +32,6 @@ from coderepairrl.tasks.rows import ENDINGS, Row, read
 from coderepairrl.tasks.select import HELD_OUT, TRAIN, held_out
 from coderepairrl.types import Checks, Command, Task
 
-KIND = "implement"
 CHECK = "crrl_examples.py"
 CHECK_SECONDS = 30.0
 _PROBE_SECONDS = 600.0
@@ -241,7 +240,7 @@ class Functions(TaskSource):
             environment=environment,
             split=HELD_OUT if held_out(task_id, _HELD_OUT) else TRAIN,
             licence=tree.licence,
-            kind=KIND,
+            kind=IMPLEMENT,
         )
 
 

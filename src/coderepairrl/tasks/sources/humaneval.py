@@ -8,20 +8,21 @@ HumanEval has no bugs. They are made here: with ``bug=mutant`` one mutation of t
 from __future__ import annotations
 
 import ast
+import asyncio
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from random import Random
 from typing import Literal
 
+from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import user_cache
+from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.tasks.benchmark import Files
+from coderepairrl.tasks.masking import IMPLEMENT
+from coderepairrl.tasks.mutants.environment import waited_for
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.rows import Row
@@ -41,8 +42,9 @@ _LIMITS = (
 class HumanEval(Files):
     """HumanEval with a bug in each solution.
 
-    `path` is ``HumanEval.jsonl.gz``; without it the rows are the hub's. Mutants are run on this machine, once, to find
-    those that the tests notice; what was found is kept in `cache`.
+    `path` is ``HumanEval.jsonl.gz``; without it the rows are the hub's. Mutants are run in the sandbox `sandbox`
+    (``auto``: the strongest that works here), once, to find those that the tests notice; what was found is kept in
+    `cache`. With ``bug=stub`` the kind of the tasks is ``implement``.
     """
 
     name = "humaneval"
@@ -54,10 +56,11 @@ class HumanEval(Files):
         bug: Literal["mutant", "stub"] = "mutant",
         seed: int = 0,
         revision: str = "",
+        sandbox: str = "auto",
         cache: str = "",
     ) -> None:
         super().__init__(path, hub="openai/openai_humaneval", split="test", revision=revision, cache=cache)
-        self.bug, self.seed = bug, seed
+        self.bug, self.seed, self.sandbox = bug, seed, sandbox
         self._broken: dict[str, str] = {}
 
     def described(self) -> list[Task]:
@@ -85,6 +88,7 @@ class HumanEval(Files):
             checks=Checks((Command(("python3", "-S", "-E", "-B", CHECK), SECONDS),), {CHECK: check}),
             split="test",
             licence="MIT",
+            kind="" if self.bug == "mutant" else IMPLEMENT,
         )
 
     def _mutants(self) -> dict[str, str]:
@@ -94,8 +98,11 @@ class HumanEval(Files):
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
         known = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
         if not known.exists():
-            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-                found = dict(zip(map(_fixed, rows), pool.map(self._mutant, rows), strict=True))
+            backend = sandboxes.make(sandboxes.choose(self.sandbox).name)
+            try:
+                found = waited_for(self._found(rows, backend))
+            finally:
+                backend.close()
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 making = known.with_suffix(f".{os.getpid()}")
@@ -106,28 +113,33 @@ class HumanEval(Files):
         read: dict[str, str] = json.loads(known.read_text(encoding="utf-8"))
         return read
 
-    def _mutant(self, row: Row) -> str:
+    async def _found(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
+        place = Task("humaneval/trial", "find a bug", "python", self.stored({PROGRAM: ""}), b"")
+        free = asyncio.Semaphore(os.cpu_count() or 1)
+
+        async def mutant(row: Row) -> str:
+            async with free, backend.open(place) as fresh:
+                return await self._mutant(row, fresh)
+
+        return dict(zip(map(_fixed, rows), await asyncio.gather(*map(mutant, rows)), strict=True))
+
+    async def _mutant(self, row: Row, sandbox: Sandbox) -> str:
         fixed = _fixed(row)
         tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
         made = [mutation.apply(fixed) for mutation in mutations(fixed)]
         Random(f"{row.text('task_id')}/{self.seed}").shuffle(made)
-        found = next((broken for broken in made if _fails(f"{broken}\n{tests}")), "")
-        if not found:
-            raise row.wrong(f"its tests notice none of {len(made)} mutations")
-        return found
+        for broken in made:
+            if await _fails(sandbox, f"{broken}\n{tests}"):
+                return broken
+        raise row.wrong(f"its tests notice none of {len(made)} mutations")
 
 
 def _fixed(row: Row) -> str:
     return row.text("prompt") + row.text("canonical_solution")
 
 
-def _fails(program: str) -> bool:
+async def _fails(sandbox: Sandbox, program: str) -> bool:
     """Whether the program fails by an exception, soon; one that has to be stopped is no good bug."""
-    argv: Sequence[str] = (sys.executable, "-S", "-E", "-B", "-")
-    try:
-        done = subprocess.run(
-            argv, input=_LIMITS + program, text=True, capture_output=True, timeout=_TRIAL_SECONDS, cwd=Path("/")
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 1
+    argv = ("python3", "-S", "-E", "-B", "-")
+    done = await sandbox.exec(argv, stdin=(_LIMITS + program).encode(), timeout=_TRIAL_SECONDS)
+    return done.exit_code == 1 and not done.timed_out

@@ -44,6 +44,8 @@ def problem(module: str, name: str, examples: str) -> str:
         *outer, last = name.split(".")
         owner = functools.reduce(getattr, outer, there)
         function = vars(owner)[last]
+        if inner(function).__module__ != module:  # another of that name, from elsewhere
+            raise KeyError(last)
         if not passes(vars(there), examples):
             return "have examples that fail"
     except KeyError:
@@ -57,20 +59,25 @@ def problem(module: str, name: str, examples: str) -> str:
             return ""
 
 
+def inner(function: Any) -> Any:
+    """What decorators are around."""
+    return inspect.unwrap(getattr(function, "__func__", function))
+
+
 @contextlib.contextmanager
 def without(owner: Any, name: str, function: Any) -> Iterator[None]:
     """Take a function away, by its own name and where it is known by another."""
-    inner = inspect.unwrap(getattr(function, "__func__", function))
-    code = getattr(inner, "__code__", None)
+    body = inner(function)
+    code = getattr(body, "__code__", None)
     with contextlib.suppress(AttributeError, ValueError):  # not Python, or a closure
-        inner.__code__ = missing.__code__
+        body.__code__ = missing.__code__
     delattr(owner, name)
     try:
         yield
     finally:
         setattr(owner, name, function)
         with contextlib.suppress(AttributeError, ValueError):
-            inner.__code__ = code
+            body.__code__ = code
 
 
 def missing(*_: object, **__: object) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from coderepairrl import sandbox
 from coderepairrl.agents.blocks import Block, applied
+from coderepairrl.assembly.plan import resolve
 from coderepairrl.certify.task_source import examine
+from coderepairrl.config import load
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks.masking import functions, parses
 from coderepairrl.tasks.sources.functions import Functions
@@ -289,3 +291,15 @@ async def test_examples_of_real_functions_judge_them(tmp_path: Path, isolating: 
 @pytest.mark.slow
 async def test_examples_of_all_verified_records_judge_them(tmp_path: Path, isolating: None) -> None:
     assert await examined(tmp_path) <= {"humanize/time.py:naturaldelta"}, "whose example needs dateutil"
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["implement/implement.toml", "implement/incremental.toml", "repair/one_turn.toml"])
+def test_the_examples_are_runs(name: str, monkeypatch: pytest.MonkeyPatch, isolating: None) -> None:
+    monkeypatch.chdir((EXAMPLES / name).parent)
+    plan = resolve(load(Path(name).name, ["tasks.verify=false"]))
+    kind = name.partition("/")[0]
+    found = [*plan.train_tasks, *(task for some in plan.eval_tasks.values() for task in some)]
+    assert {task.kind for task in found} == {kind} and len(plan.train_tasks) >= 4

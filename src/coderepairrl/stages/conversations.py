@@ -166,12 +166,10 @@ Source = Recorded | Written
 
 def source(path: Path) -> Source:
     """The attempts in `path`: a run folder, else a file of examples, or a folder that has one. Raises `UsageError`."""
-    if (path / "run.json").is_file():
-        return Recorded(path)
-    if path.is_file() or (path / NAME).is_file():
-        return Written(path / NAME if path.is_dir() else path)
-    open_run(path)  # raises what is wrong with it
-    raise UsageError(f"{path} is neither a run nor examples", fix="name a run folder, or a file of examples")
+    file = path / NAME if path.is_dir() else path
+    if file.is_file() and not (path / "run.json").is_file():
+        return Written(file)
+    return Recorded(open_run(path).path)
 
 
 def _candidate(number: int, episode: Episode) -> Candidate:

@@ -56,6 +56,7 @@ class SearchReplaceFormat(AnswerReward):
     """
 
     name = "search_replace_format"
+    version = 2
 
     def judge(self, answer: str, task: Task) -> float:
         """The formula above."""
@@ -106,6 +107,7 @@ class SearchReplaceSimilarity(AnswerReward):
     """
 
     name = "search_replace_similarity"
+    version = 2
 
     def judge(self, answer: str, task: Task) -> float:
         """The formula above. Raises `TaskError` for a reference in which no block can be read."""

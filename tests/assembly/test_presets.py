@@ -18,7 +18,7 @@ from coderepairrl.assembly.numerics import clip
 from coderepairrl.assembly.sizing import KNOWN
 from coderepairrl.config import load, shipped
 
-PRESETS = sorted(set(shipped()) - {"hello"})
+PRESETS = sorted(name for name in set(shipped()) - {"hello"} if not name.startswith("sft-"))
 GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2)}
 """That serve, and that learn; the others share one."""
 ROW = {

@@ -18,7 +18,8 @@ def settings(config: Config) -> LearnSettings:
     terms = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
     terms["teacher"] = str(teacher(config) or "")
-    terms |= {"temperature": config.rollout.temperature, "max_completion_tokens": constant, "seed": config.run.seed}
+    temperature = 1.0 if config.train.algorithm == "sft" else config.rollout.temperature  # nothing is sampled
+    terms |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}
     return LearnSettings.model_validate(terms)
 
 

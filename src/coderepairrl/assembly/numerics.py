@@ -34,9 +34,16 @@ def engine_half(config: Config) -> bool | None:
 
 
 def resolved(config: Config) -> Config:
-    """`config` with what ``auto`` stands for in ``train.mismatch_correction``. A run writes it down, so that it stays
-    the same if the run goes on with another engine."""
+    """`config` with what ``auto`` stands for in ``train.mismatch_correction``, and the updates that
+    ``train.warmup_ratio`` stands for. A run writes them down, so that they stay the same if it goes on with another
+    engine, or for longer."""
     train = config.train
+    if train.warmup_ratio is not None:
+        updates = config.run.steps * train.updates_per_batch * train.minibatches
+        rise = round(train.warmup_ratio * updates)
+        changes = {"warmup_ratio": None, "warmup_updates": rise, "decay_updates": updates - rise}
+        train = train.model_copy(update=changes)
+        config = config.model_copy(update={"train": train})
     if train.mismatch_correction != "auto":
         return config
     rounded = train.precision == "bf16" or engine_half(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -24,6 +24,7 @@ from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_workspaces, read_collected, read_tasks
 from coderepairrl.config import Config
+from coderepairrl.config.schema import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
@@ -143,7 +144,24 @@ def resolve_evaluation(
     known, chosen = named(model, overrides, use, problems, settings_of=settings_of)
     if not known:
         problems.report()
-    config = known.value
+    plan = evaluation(known.value, chosen, problems, by_tasks=by_tasks, collects=collects)
+    problems.report()
+    config = plan.value.config
+    config = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": _pinned(model, config, chosen)})}
+    )
+    return replace(plan.value, config=config)
+
+
+def evaluation(
+    config: Config,
+    chosen: Made[LocalModel] | Made[LocalModel | RemoteModel],
+    problems: Problems,
+    *,
+    by_tasks: bool = False,
+    collects: bool = False,
+) -> Made[AgentPlan]:
+    """The evaluations of the model that is `chosen`, as `resolve_evaluation` has them."""
     place = choose_place(config, problems)
     eval_tasks = read_collected(config, problems) if collects else read_tasks(config, problems, training=False)[1]
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
@@ -169,12 +187,10 @@ def resolve_evaluation(
                 fix="name a source and a split that has: eval.split=train, say (crrl data list SOURCE has the splits)",
             )
         )
-    problems.report()
-    config = config.model_copy(
-        update={"model": config.model.model_copy(update={"path": _pinned(model, config, chosen)})}
-    )
-    return AgentPlan(
-        config=config, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks=eval_tasks.value
+    return problems.attempt(
+        lambda: AgentPlan(
+            config=config, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks=eval_tasks.value
+        )
     )
 
 
@@ -279,6 +295,8 @@ def _check_learns_from_rewards(config: Config) -> None:
             "train.algorithm=sft learns from examples, not from attempts at tasks",
             fix="crrl sft FILE, or another train.algorithm",
         )
+    if config.data != Data():
+        raise ConfigError("data is what crrl sft learns from, and a run of tasks has no use for it", fix="leave it out")
 
 
 def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made[EngineSpec], Made[devices.Split]]:

@@ -58,7 +58,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(running.hello, running.train, running.config),
+    *(running.hello, running.train, running.sft, running.config),
     *(evaluating.eval, evaluating.merge, evaluating.grade, auditing.audit),
     *(collecting.collect, collecting.select),
     *(serving.fix, serving.serve, serving.export),

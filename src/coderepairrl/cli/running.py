@@ -1,4 +1,4 @@
-"""``crrl hello``, ``train``: runs."""
+"""``crrl hello``, ``train``, ``sft``: runs."""
 
 from __future__ import annotations
 
@@ -41,6 +41,29 @@ def train(
             raise problem
         return
     result = asyncio.run(stages.run(resolved, resume=resume, folder=folder))
+    show(json.dumps(result) if as_json else table(result))
+
+
+def sft(
+    file: Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")],
+    overrides: Overrides = None,
+    resume: Resume = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved plan and stop")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a policy on examples of `crrl collect`, or of its files, or on a teacher's distribution over them."""
+    from coderepairrl import config, stages
+    from coderepairrl.assembly.imitation import resolve_imitation
+    from coderepairrl.stages import sft as stage
+
+    resolved = config.load(file, overrides or [])
+    folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
+    plan = resolve_imitation(stages.pinned(resolved))
+    if dry_run:
+        shown = stage.as_shown(plan, folder)
+        show(json.dumps(shown) if as_json else f"{config.to_toml(plan.config)}\n{table(shown)}")
+        return
+    result = asyncio.run(stage.sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else table(result))
 
 

@@ -432,8 +432,36 @@ class Learning(Section):
     too. `zero2` and `zero3` need the package deepspeed."""
 
 
+class Data(Section):
+    """What `crrl sft` learns from (docs/guides/sft.md)."""
+
+    paths: tuple[str, ...] = ()
+    """Runs of `crrl collect`, or Parquet files of such examples."""
+    batch: int = Field(default=32, ge=1)
+    """Examples of a step."""
+    epochs: float | None = Field(default=None, gt=0)
+    """How often each example comes, in a new order each time; it decides `run.steps`. Unset: `run.steps` decides."""
+    held_out: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the tasks whose examples are measured and not trained on: those whose ids have the lowest MD5, salted,
+    so that they are others than those a source holds out."""
+    every: int = Field(default=0, ge=0)
+    """Steps between two measurements of the held-out examples; 0: before the first step and after the last."""
+    patience: int = Field(default=0, ge=0)
+    """Stop after so many measurements without a new lowest held-out loss; only steps that have one leave a checkpoint.
+    0: never."""
+    max_tokens: int = Field(default=16_384, ge=2)
+    """Longest sequence."""
+    unfit: Literal["refuse", "drop"] = "refuse"
+    """What becomes of examples that are longer, or that the model's template cannot write: nothing starts, or they are
+    left out, counted and named."""
+
+
 class Train(Learning):
     """How episodes become an update."""
+
+    warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
+    """In place of `warmup_updates` and `decay_updates`: the share of the run's updates over which the learning rate
+    rises; over the others it falls to zero along half a cosine."""
 
     advantage: Kind | None = None
     """Reward minus the group mean, divided by the group standard deviation (`zscore`) or not (`mean`); unset is the
@@ -452,6 +480,12 @@ class Train(Learning):
     patience: float = Field(default=3600.0, gt=0)
     """Seconds that the learner may take for one step, or to send or save weights: after that it is taken for hung,
     killed and restarted (run.retries)."""
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> Train:
+        if self.warmup_ratio is not None and (self.warmup_updates or self.decay_updates):
+            raise ValueError("warmup_ratio stands in place of warmup_updates and decay_updates: leave these out")
+        return self
 
 
 class Gpu(Section):
@@ -591,6 +625,7 @@ class Config(Section):
     kinds: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], TaskKind] = {}
     """By kind of task, as `[kinds.NAME]`."""
     gateway: Gateway = Gateway()
+    data: Data = Data()
     train: Train = Train()
     eval: Eval = Eval()
     keep: Keep = Keep()

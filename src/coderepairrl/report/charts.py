@@ -119,7 +119,9 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         (("entropy",), "entropy, estimated from the sampled tokens"),
         (("grad_norm",), "gradient norm before clipping"),
         (("loss",), "loss"),
+        (("accuracy",), "tokens of examples that are the likeliest"),
         (("kl",), "KL to the initial policy"),
+        (("teacher_kl",), "divergence from the teacher"),
         (("mismatch_mean", "mismatch_max"), "engine against learner: |Δ logprob|"),
         (("ratio_mean", "ratio_max"), "importance ratio"),
         (("clip_low", "clip_high"), "share of ratios that the clip cuts off"),
@@ -127,6 +129,11 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         (("lr",), "learning rate"),
     ]
     panels = [_metrics(reports, [f"learn/{name}" for name in names], title) for names, title in shown]
+    held_out = [
+        ("loss", "loss of held-out examples"),
+        ("accuracy", "tokens of held-out examples that are the likeliest"),
+    ]
+    panels += [_metric(reports, f"held_out/{name}", title) for name, title in held_out]
     panels.append(_metric(reports, "informative", "share of groups whose attempts did not all earn the same"))
     if not any("informative" in step for report in reports for step in report.steps):  # runs of older versions
         panels[-1] = _metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same")

@@ -1,7 +1,18 @@
 """What runs do: training, evaluation, dry runs. The page to read is `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
-from coderepairrl.stages.command import folder_of, named, run, summary
+from coderepairrl.stages.command import folder_of, named, pinned, run, summary
 from coderepairrl.stages.preview import dry_run, needs, plan
 
-__all__ = ["Interrupted", "dry_run", "folder_of", "named", "needs", "plan", "run", "summary", "until_interrupted"]
+__all__ = [
+    "Interrupted",
+    "dry_run",
+    "folder_of",
+    "named",
+    "needs",
+    "pinned",
+    "plan",
+    "run",
+    "summary",
+    "until_interrupted",
+]

@@ -45,6 +45,7 @@ WHY_NOT = {
     "agent": "its earlier episodes are another program's",
     "sandbox": "its earlier episodes worked under other conditions",
     "reward": "its earlier rewards would mean something else",
+    "data": "its order of steps follows from the examples",
     "gateway": "its earlier episodes worked under other conditions",
     "kinds": "its earlier episodes were made by other terms, and its earlier rewards would mean something else",
     "rollout": "groups that are begun, the order of tasks and the distribution that is trained on follow from it",

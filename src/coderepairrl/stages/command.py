@@ -75,7 +75,7 @@ async def run(
     """
     folder, meter = folder or folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
-    plan = resolve(_pinned(config), resumed=resume)
+    plan = resolve(pinned(config), resumed=resume)
     plan.require()
     with stoppable() as received:
         try:
@@ -130,7 +130,7 @@ def _model(plan: Plan, folder: RunFolder) -> Path:
     return own if own.is_dir() else plan.model.folder
 
 
-def _pinned(config: Config) -> Config:
+def pinned(config: Config) -> Config:
     """`config` with the checkpoints that runs as its model or its teacher stand for now: those runs may go on."""
     model = config.model.model_copy(update={"path": _newest(config.model.path)})
     train = config.train.model_copy(update={"teacher": _newest(config.train.teacher)})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from coderepairrl import tokens
+from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.plan import AgentPlan, Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource
@@ -105,7 +106,7 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
 
-async def initial_model(plan: Plan, folder: RunFolder) -> Path:
+async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -> Path:
     """The initial policy: the named folder, or ``RUN/model``, where weights are drawn or adapters merged, once.
 
     That folder is there whole, with the checksums of its files, or not at all.
@@ -149,7 +150,9 @@ async def open_policy(
     return engine, policy
 
 
-async def start_learner(plan: Plan, settings: LearnSettings, folder: RunFolder, model: Path, outbox: Path) -> Learner:
+async def start_learner(
+    plan: Plan | ImitationPlan, settings: LearnSettings, folder: RunFolder, model: Path, outbox: Path
+) -> Learner:
     """A learner on the run's own devices, with the weights of `model`. Raises what `Learner.start` raises."""
     return await Learner.start(
         model,

@@ -5,8 +5,19 @@ times are estimates that were never checked on a GPU.
 """
 
 from coderepairrl.assembly.sizing.architecture import KNOWN, Architecture
-from coderepairrl.assembly.sizing.estimate import Estimate, estimate
+from coderepairrl.assembly.sizing.estimate import GB, Estimate, estimate, learner_alone
 from coderepairrl.assembly.sizing.fit import DoesNotFit, require
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
 
-__all__ = ["KNOWN", "Architecture", "DoesNotFit", "Estimate", "LearnerMemory", "estimate", "learner_memory", "require"]
+__all__ = [
+    "GB",
+    "KNOWN",
+    "Architecture",
+    "DoesNotFit",
+    "Estimate",
+    "LearnerMemory",
+    "estimate",
+    "learner_alone",
+    "learner_memory",
+    "require",
+]

@@ -271,6 +271,17 @@ def _architecture(model: Model) -> Architecture | None:
     return replace(found, half=False) if found and model.init == "random" else found  # it is written in float32
 
 
+def learner_alone(config: Config, settings: LearnSettings, longest: int) -> tuple[float, float] | None:
+    """Bytes that a learner process needs of its GPU for rows of `longest` tokens, and that the GPU has; None where
+    there is none, or the model is of another kind. Raises as `estimate`."""
+    model, memory = _architecture(config.model), config.gpu.memory_gb * GB or _memory()
+    if model is None or memory is None:
+        return None
+    teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
+    needed = learner_memory(model, settings, longest=longest, gpu=True, teacher=teacher)
+    return needed.peak + learner_side.RESERVE, memory
+
+
 def _memory() -> float | None:
     """Bytes of the smallest GPU that this machine has, by its driver; None without one."""
     if shutil.which("nvidia-smi") is None:

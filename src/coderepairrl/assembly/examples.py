@@ -1,0 +1,182 @@
+"""Examples to learn from: read, rendered where their tokens are not the model's, split, and put in an order."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from coderepairrl import tokens
+from coderepairrl.config.schema import Data
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.runs.storage import digests
+from coderepairrl.tasks.select import held_out
+from coderepairrl.tokens import Codec, Row
+from coderepairrl.types import Sample
+
+_NAMED = 3
+"""Unfit examples of each sort whose names are shown."""
+
+
+class Rows(NamedTuple):
+    """What is learned from one example: a sequence, or several where its history was written anew."""
+
+    episode: str
+    task: str
+    rows: tuple[Row, ...]
+    weight: float
+
+    @property
+    def samples(self) -> Iterator[Sample]:
+        """The sequences as the learner takes them."""
+        for ids, trained in self.rows:
+            unsampled = (0.0,) * len(ids), (-1,) * len(ids)
+            yield Sample(self.episode, ids, trained, *unsampled, advantage=0.0, weight=self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """What a run of `crrl sft` learns from."""
+
+    train: tuple[Rows, ...]
+    held_out: tuple[Rows, ...]
+    files: dict[str, str]
+    """SHA-256 of each file, by its path."""
+    rendered: dict[str, int]
+    """Examples whose messages were rendered, by why."""
+    dropped: dict[str, list[str]]
+    """Ids of the examples that were left out, by why."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(len(row.ids) for each in (*self.train, *self.held_out) for row in each.rows)
+
+    def counts(self) -> dict[str, int]:
+        """Of examples, tokens and what is trained."""
+        rows = [row for each in self.train for row in each.rows]
+        return {
+            "train": len(self.train),
+            "held_out": len(self.held_out),
+            "tasks": len({each.task for each in self.train}),
+            "rows": len(rows),
+            "tokens": sum(len(row.ids) for row in rows),
+            "trained_tokens": sum(sum(row.trained) for row in rows),
+            "longest": self.longest,
+        }
+
+
+def read(data: Data, model: Path, codec: Codec) -> Examples:
+    """The examples of `data` for the model in the folder `model`, whose prompts `codec` writes.
+
+    Tokens are taken as they are where the same tokenizer and template made them; else messages are rendered. Raises
+    `UsageError` for what cannot be read, is empty or in two files, and `ConfigError` for examples that do not fit.
+    """
+    if not data.paths:
+        raise ConfigError("data.paths is empty: there is nothing to learn from", fix='data.paths=["runs/NAME"]')
+    if data.max_tokens > codec.context:
+        raise ConfigError(
+            f"data.max_tokens={data.max_tokens}, and {codec.name} reads at most {codec.context} tokens",
+            fix=f"data.max_tokens={codec.context}",
+        )
+    found: list[Rows] = []
+    files, rendered, unfit = dict[str, str](), Counter[str](), dict[str, list[str]]()
+    own, seen = tokens.digest(model), dict[str, Path]()
+    for path in map(_file, data.paths):
+        examples = read_examples(path)
+        if not examples:
+            raise UsageError(f"{path} has no example", fix="select less strictly: crrl collect")
+        files[str(path)] = digests([path])[path.name]
+        for example in examples:
+            if (first := seen.setdefault(example.id, path)) is not path:
+                raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
+            rows, why = _rows(example, codec, own)
+            rendered[why] += bool(why)
+            if isinstance(rows, str):
+                unfit.setdefault(rows, []).append(example.id)
+            elif reason := _unfit(rows, data.max_tokens):
+                unfit.setdefault(reason, []).append(example.id)
+            else:
+                found.append(Rows(example.episode, example.task_id, tuple(rows), example.weight))
+    if unfit and data.unfit == "refuse":
+        raise ConfigError(
+            f"{sum(map(len, unfit.values()))} examples cannot be learned from: {in_words(unfit)}",
+            fix="data.unfit=drop leaves them out; data.max_tokens and model.thinking decide what fits",
+        )
+    apart = [held_out(f"sft/{each.task}", data.held_out) for each in found]
+    train = tuple(each for each, kept in zip(found, apart, strict=True) if not kept)
+    measured = tuple(each for each, kept in zip(found, apart, strict=True) if kept)
+    if not train:
+        why = f"all were left out: {in_words(unfit)}" if unfit and not found else "all are held out"
+        raise UsageError(f"there is no example to train on: {why}", fix="lower data.held_out, or collect more tasks")
+    return Examples(train, measured, files, {why: count for why, count in rendered.items() if count}, unfit)
+
+
+def in_words(unfit: dict[str, list[str]]) -> str:
+    """How many were left out for each reason, and some of their names."""
+    return "; ".join(
+        f"{len(names)} {why} ({', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''})"
+        for why, names in unfit.items()
+    )
+
+
+def steps(data: Data, examples: int) -> int:
+    """Steps of the epochs that `data` asks for, the last of which may have fewer examples."""
+    assert data.epochs is not None
+    return math.ceil(_total(data.epochs, examples) / data.batch)
+
+
+def due(data: Data, examples: int, seed: int, step: int) -> list[int]:
+    """Which of the `examples` step `step`, from 1, trains on: each epoch has an order of its own, drawn by `seed`.
+
+    >>> data = Data(batch=2, epochs=1.0)
+    >>> sorted(due(data, 3, 0, 1) + due(data, 3, 0, 2))
+    [0, 1, 2]
+    """
+    first, last = (step - 1) * data.batch, step * data.batch
+    if data.epochs is not None:
+        last = min(last, _total(data.epochs, examples))
+    orders: dict[int, list[int]] = {}
+    for epoch in range(first // examples, (last - 1) // examples + 1):
+        orders[epoch] = Random(f"{seed}/{epoch}").sample(range(examples), examples)
+    return [orders[at // examples][at % examples] for at in range(first, last)]
+
+
+def _total(epochs: float, examples: int) -> int:
+    return max(1, round(epochs * examples))
+
+
+def _file(name: str) -> Path:
+    """The file that a path of `data.paths` names."""
+    path = Path(name).expanduser()
+    found = path / NAME if path.is_dir() else path
+    if not found.is_file():
+        what = "has no examples" if path.is_dir() else "is not there"
+        raise UsageError(f"data.paths: {path} {what}", fix='crrl collect ... -o RUN, then data.paths=["RUN"]')
+    return found
+
+
+def _rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, str]:
+    """The sequences of an example, or why there are none; and why it was rendered, if it was."""
+    if example.exact and example.tokenizer == own:
+        return [Row(example.ids, example.trained)], ""
+    why = "of another tokenizer or template" if example.exact else "without tokens"
+    if not example.messages:
+        return f"have tokens of another tokenizer ({example.tokenizer[:8] or 'unknown'}), and no messages", ""
+    try:
+        return tokens.rows(codec, example.messages, example.tools), why
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # messages of anybody's
+        return f"cannot be rendered: {error or type(error).__name__}", ""
+
+
+def _unfit(rows: Sequence[Row], most: int) -> str:
+    if any(len(row.ids) > most for row in rows):
+        return f"are longer than data.max_tokens={most}"
+    if not all(any(row.trained) for row in rows):
+        return "have nothing to learn"
+    return "begin with what is to be learned" if any(row.trained[0] for row in rows) else ""

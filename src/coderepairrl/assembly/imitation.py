@@ -1,0 +1,127 @@
+"""What `crrl sft` will do, before anything of it is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coderepairrl import models
+from coderepairrl.assembly import devices
+from coderepairrl.assembly.examples import Examples, read, steps
+from coderepairrl.assembly.learner import check_teacher, settings
+from coderepairrl.assembly.model import LocalModel, engine_of, writer
+from coderepairrl.assembly.numerics import resolved
+from coderepairrl.assembly.plan import AgentPlan, ServingPlan, evaluation, require_trackers
+from coderepairrl.assembly.problems import Problems
+from coderepairrl.assembly.sizing import GB, learner_alone
+from coderepairrl.config import Config
+from coderepairrl.config.schema import Tasks
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.learn import LearnSettings, require_packages
+
+OF_ATTEMPTS = (
+    *("train.advantage", "train.denominator", "rollout.tasks_per_step", "rollout.group_size", "run.over_optimisation"),
+    *("run.health", "tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
+)
+"""Settings that mean something only where attempts are learned from (`learn.settings.OF_SAMPLES` has further ones)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImitationPlan(ServingPlan):
+    """A run that learns from examples."""
+
+    model: LocalModel
+    learner: LearnSettings
+    devices: devices.Split
+    examples: Examples
+    rollouts: AgentPlan | None
+    """Evaluations on tasks; None where no tasks are named, or none are due."""
+    doubt: str
+    """What may not fit, as far as that is known."""
+
+
+def resolve_imitation(config: Config) -> ImitationPlan:
+    """The parts that `config` names, each found, made and checked once; its steps are those of `data.epochs`.
+
+    All that is wrong is reported together, as `assembly.plan.resolve` has it.
+    """
+    problems = Problems()
+    problems.attempt(lambda: _check_meaning(config))
+    model = problems.attempt(lambda: models.folder(config.model.path, weights=config.model.init == "weights"))
+    adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
+    codec, forks = writer(config, model, problems)
+    examples = problems.attempt(lambda: read(config.data, model.value, codec.value))
+    if examples and config.data.epochs is not None:
+        count = steps(config.data, len(examples.value.train))
+        config = config.model_copy(update={"run": config.run.model_copy(update={"steps": count})})
+    config = resolved(config)
+    learner = problems.attempt(lambda: settings(config))
+    if learner:
+        problems.attempt(lambda: check_teacher(config, model.value))
+        problems.attempt(lambda: require_packages(learner.value))
+    if examples:
+        problems.attempt(lambda: _check_measured(config, examples.value))
+    engine = problems.attempt(lambda: engine_of(config, None if config.train.lora is None else config.train.lora.rank))
+    chosen = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
+    when = config.eval.before or config.eval.after or bool(config.eval.every)
+    due = when and (config.tasks != Tasks() or bool(config.eval.source))
+    split = problems.attempt(lambda: devices.split(config, due and engine.value.takes_gpus))
+    rollouts = None
+    if due:
+        problems.attempt(lambda: engine.value.check_model(model.value))
+        problems.attempt(lambda: engine.value.require())
+        rollouts = evaluation(config, chosen, problems)
+    else:
+        problems.attempt(lambda: require_trackers(config.log))
+    doubt = problems.attempt(lambda: _doubt(config, learner.value, examples.value.longest))
+    problems.report()
+    return ImitationPlan(
+        config=config,
+        model=chosen.value,
+        learner=learner.value,
+        devices=split.value,
+        examples=examples.value,
+        rollouts=rollouts.value if rollouts else None,
+        doubt=doubt.value,
+    )
+
+
+def _check_meaning(config: Config) -> None:
+    """Raise `ConfigError` for another loss, and for a setting that nothing here would read."""
+    if config.train.algorithm != "sft":
+        raise ConfigError(
+            f"train.algorithm={config.train.algorithm} learns from rewards: crrl train does that",
+            fix="train.algorithm=sft",
+        )
+    for key in OF_ATTEMPTS:
+        name, _, field = key.partition(".")
+        section = getattr(config, name)
+        if getattr(section, field) != type(section).model_fields[field].get_default():
+            raise ConfigError(
+                f"{key} has no meaning for train.algorithm=sft, which learns from no attempts", fix=f"leave {key} out"
+            )
+
+
+def _check_measured(config: Config, examples: Examples) -> None:
+    data = config.data
+    if data.held_out and not examples.held_out:
+        raise UsageError(
+            f"data.held_out={data.held_out:g} of the tasks is none of {len({each.task for each in examples.train})}",
+            fix="raise it, or set data.held_out=0",
+        )
+    if (data.every or data.patience) and not examples.held_out:
+        raise ConfigError("data.every and data.patience need held-out examples", fix="raise data.held_out")
+    if data.patience and not data.every:
+        raise ConfigError("data.patience counts measurements, and data.every=0 makes none", fix="set data.every")
+
+
+def _doubt(config: Config, learner: LearnSettings, longest: int) -> str:
+    """Why it may not fit on a GPU, for an estimate may be wrong and stops no run; empty if it does, or nobody knows."""
+    known = learner_alone(config, learner, longest)
+    if known is None or known[0] <= known[1]:
+        return ""
+    needed, there = (size / GB for size in known)
+    return (
+        f"this may not fit: a learner needs about {needed:.0f} GB for rows of {longest:,} tokens, and a GPU has"
+        f" {there:.0f}; train adapters (train.lora=true), set train.gradient_checkpointing=true, lower data.max_tokens,"
+        " or share the model among processes (train.strategy=fsdp2)"
+    )

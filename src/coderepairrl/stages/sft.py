@@ -1,0 +1,424 @@
+"""Supervised fine-tuning on one page: examples -> batches -> updates -> held-out loss -> checkpoints.
+
+A run folder like that of `crrl train`. Each step is a function of the examples, the seed and its number, so a run that
+was killed goes on from its last checkpoint: the logged steps after it are made again, and must come out the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import models
+from coderepairrl.assembly import examples
+from coderepairrl.assembly.imitation import ImitationPlan
+from coderepairrl.config import load, to_toml
+from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
+from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.learn import Account, Form, Learner
+from coderepairrl.processes.meter import Meter
+from coderepairrl.processes.signals import Interrupted, stoppable
+from coderepairrl.protocols import Engine
+from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.runs import Log, RunFolder, open_run
+from coderepairrl.runs.storage import digests
+from coderepairrl.stages.history import History, read_history
+from coderepairrl.stages.parts import Bench, initial_model, make_rollout, start_learner, until_called_off
+from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.trackers import following
+from coderepairrl.stages.train import evaluate, evaluation_due
+from coderepairrl.stages.used import metered
+from coderepairrl.sync.shared import shared_folder
+from coderepairrl.types import Sample, Sampling
+
+LOSS = "held_out/loss"
+"""The metric by which a run stops early."""
+_MAY_CHANGE = {
+    *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
+    *("train.devices", "train.patience"),
+}
+"""Settings that a resumed run may have otherwise: all others would make it another run, or its replay another."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """What the steps need, running."""
+
+    plan: ImitationPlan
+    folder: RunFolder
+    log: Log
+    progress: Progress
+    history: History
+    model: Path
+    outbox: Path
+    learner: Learner
+    bench: Bench | None
+    engine: SupervisedEngine | None
+    first: Mapping[str, Any]
+    """Metrics of the held-out examples before the first step."""
+    served: int = 0
+    """The step whose weights the engine has."""
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """The held-out losses so far, by step."""
+        return _losses(self.first, self.history)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the held-out loss has not been lower for as many measurements as `data.patience` says."""
+        patience, losses = self.plan.config.data.patience, list(self.losses.values())
+        return bool(patience) and len(losses) - 1 - losses.index(min(losses)) >= patience
+
+
+async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
+    """Train as `plan` says, in `folder`, and return the summary that ``--json`` prints.
+
+    Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is taken or holds another run,
+    and otherwise what stopped the run; the log is complete either way, and `resume` continues it.
+    """
+    meter = Meter()
+    with stoppable() as received, Progress(plan.config.run.steps, quiet=quiet) as progress:
+        history = History()
+        try:
+            await (_check_resumed if resume else _create)(plan, folder)
+            _say_what_is_unusual(plan, folder, progress)
+            async with _opened(plan, folder, progress) as run:
+                history = run.history
+                run.log.append("start", step=history.step, engine=plan.config.engine.name)
+                async with following(folder, plan.config.log, progress.say), metered(run.log, meter):
+                    await _until_stopped(run)
+            return summary(folder)
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            fix = f"crrl sft {folder.path} --resume" if resume or folder.log.exists() else "start it again"
+            raise Interrupted(f"{received[0]}: stopped after step {history.step}", fix=fix) from None
+
+
+def summary(folder: RunFolder) -> dict[str, Any]:
+    """What a run has come to: steps, metrics of the last one, its lowest held-out loss, evaluations."""
+    history = read_history(folder)
+    losses = _losses(_first(folder), history)
+    best = min(losses, key=lambda step: losses[step]) if losses else None
+    evaluations: dict[str, dict[int, Any]] = {}
+    for (name, step), record in history.evaluations.items():
+        evaluations.setdefault(name, {})[step] = record["summary"]
+    return {
+        "run": str(folder.path),
+        "steps": history.step,
+        "metrics": history.steps[-1]["metrics"] if history.steps else {},
+        "held_out": {}
+        if best is None
+        else {"best_step": best, "best_loss": losses[best], "last_loss": losses[max(losses)]},
+        "evaluations": evaluations,
+    }
+
+
+async def _until_stopped(run: _Run) -> None:
+    try:
+        await _restore(run)
+        await _train(run)
+        run.log.append("end", step=run.history.step)
+    except (CodeRepairError, asyncio.CancelledError) as error:
+        with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
+            run.log.append("stop", step=run.history.step, reason=str(error).partition("\n")[0] or "stopped")
+        raise
+
+
+async def _train(run: _Run) -> None:
+    """Every step that the history lacks, until the last one, or until the held-out loss no longer falls."""
+    config, history = run.plan.config, run.history
+    await _evaluate_if_due(run, history.step)
+    while history.step < config.run.steps and not run.stale:
+        step = history.step + 1
+        began = time.monotonic()
+        run.progress.phase("learn")
+        learned = await _with_retries(run, step)
+        held_out = await _measure_if_due(run, step)
+        numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
+        metrics = {
+            **{f"learn/{name}": value for name, value in numbers.items()},
+            **held_out,
+            "epoch": round(step * config.data.batch / len(run.plan.examples.train), 4),
+            "learn_seconds": round(time.monotonic() - began, 3),
+        }
+        skipped = learned.get("skipped_reason", "")
+        record = {"step": step, "version": run.learner.version, "metrics": metrics, "skipped": skipped}
+        record |= {"account": asdict(Account()), "episodes": []}
+        run.log.append("step", **record)
+        run.log.sync()
+        history.add_step(record, ())
+        run.progress.step(step, metrics)
+        if skipped:
+            run.progress.say(f"step {step} is skipped, and its weights stay as they were: {skipped}")
+        await _finish(run)
+        await _evaluate_if_due(run, step)
+    if run.stale:
+        loss, best = min((loss, step) for step, loss in run.losses.items())
+        run.progress.say(
+            f"stopped after step {history.step}: the held-out loss was lowest after step {best} ({loss:.4f})"
+        )
+
+
+async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
+    """The learner's metrics of `step`; one that dies is restarted and brought back, losing nothing."""
+    for attempt in range(run.plan.config.run.retries + 1):
+        try:
+            return await run.learner.step(_batch(run.plan, step))
+        except LearnerFault:
+            if attempt == run.plan.config.run.retries:
+                raise
+            await run.learner.close()
+            run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox)
+            await _restore(run)
+    raise AssertionError("unreachable")
+
+
+def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
+    data, there = plan.config.data, plan.examples.train
+    return [row for at in examples.due(data, len(there), plan.config.run.seed, step) for row in there[at].samples]
+
+
+async def _restore(run: _Run) -> None:
+    """Bring the learner to the end of the history, and finish what the last process may have left undone.
+
+    Raises `RunError` where a step that is made again comes out otherwise.
+    """
+    done = run.history.step
+    saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}
+    begins = max(saved, default=0)
+    if done:
+        run.progress.resume(done, range(begins + 1, done + 1))
+    if begins:
+        await run.learner.restore(saved[begins])
+    elif not run.first and run.plan.examples.held_out:
+        run.first = _named(await run.learner.measure(_held_out(run.plan)))
+        run.log.append("held_out", step=0, metrics=run.first)
+        run.progress.say(f"held-out loss before the first step: {run.first[LOSS]:.4f}")
+    for record in run.history.steps[begins:]:
+        again = await run.learner.step(_batch(run.plan, record["step"]))
+        for name in ("loss", "grad_norm"):
+            if again.get(name) != record["metrics"].get(f"learn/{name}"):
+                raise RunError(
+                    f"replaying step {record['step']} of {run.folder.log} gives another {name} than the run had",
+                    fix="resume with the library versions in run.json, on the same kind of machine",
+                )
+    if done:
+        await _finish(run)
+
+
+async def _finish(run: _Run) -> None:
+    """Write what the log implies of the newest step: metrics and, where due, a checkpoint."""
+    config, history, step = run.plan.config, run.history, run.history.step
+    run.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
+    if config.data.patience:
+        due = step in run.losses and run.losses[step] == min(run.losses.values())
+    else:
+        due = step % config.run.checkpoint_every == 0 or step == config.run.steps
+    if due and step not in run.folder.saved_checkpoints():
+        path = run.folder.checkpoints / f"{step:05d}"
+        await run.learner.save(path)
+        for old in sorted(run.folder.saved_checkpoints())[: -config.run.keep_checkpoints]:
+            shutil.rmtree(run.folder.saved_checkpoints()[old])
+        run.log.append("checkpoint", step=step, path=path.name)
+
+
+async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
+    """Metrics of the held-out examples after `step`, where they are due."""
+    config = run.plan.config
+    due = step == config.run.steps or (config.data.every and step % config.data.every == 0)
+    if not due or not run.plan.examples.held_out:
+        return {}
+    run.progress.phase("measure")
+    return _named(await run.learner.measure(_held_out(run.plan)))
+
+
+def _held_out(plan: ImitationPlan) -> list[Sample]:
+    return [row for each in plan.examples.held_out for row in each.samples]
+
+
+def _named(measured: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = ("loss", "nll", "accuracy", "kl", "teacher_kl", "tokens")
+    return {f"held_out/{name}": measured[name] for name in wanted if name in measured}
+
+
+def _first(folder: RunFolder) -> dict[str, Any]:
+    """Metrics of the held-out examples before the first step; empty if they were not measured."""
+    return next((record["metrics"] for record in folder.records() if record["type"] == "held_out"), {})
+
+
+def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
+    found = {0: first} | {record["step"]: record["metrics"] for record in history.steps}
+    return {step: metrics[LOSS] for step, metrics in found.items() if LOSS in metrics}
+
+
+async def _evaluate_if_due(run: _Run, step: int) -> None:
+    """Attempts at held-out tasks by the policy as it is after `step` updates, unless not due or done."""
+    config, bench, engine = run.plan.config, run.bench, run.engine
+    ended = step == config.run.steps or run.stale
+    due = evaluation_due(config, step) or (ended and config.eval.after)
+    if bench is None or engine is None or not due:
+        return
+    for name, tasks in bench.eval_tasks.items():
+        if tasks and (name, step) not in run.history.evaluations:
+            if run.served != step:
+                form: Form = "adapter" if run.plan.model.engine.adapters and config.train.lora else "model"
+                await engine.load(*await run.learner.publish(form))
+                run.served = step
+            await evaluate(bench, run.history, name, step, run.learner.version)
+
+
+@asynccontextmanager
+async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_Run]:
+    """The learner and, where tasks are attempted, engine and gateway. Raises `Fault` for what does not start."""
+    async with contextlib.AsyncExitStack() as parts:
+        log = folder.writer()
+        parts.callback(log.close)
+        history = read_history(folder)
+        outbox = parts.enter_context(shared_folder(folder))
+        model = await initial_model(plan, folder)
+        bench, engine = None, None
+        if plan.rollouts is not None:
+            bench, engine = await _bench(parts, plan, folder, log, progress, model, outbox)
+        run = _Run(
+            plan=plan,
+            folder=folder,
+            log=log,
+            progress=progress,
+            history=history,
+            model=model,
+            outbox=outbox,
+            learner=await start_learner(plan, plan.learner, folder, model, outbox),
+            bench=bench,
+            engine=engine,
+            first=_first(folder),
+        )
+
+        async def close() -> None:
+            await run.learner.close()  # the one that there is then
+
+        parts.push_async_callback(close)
+        yield run
+
+
+async def _bench(
+    parts: contextlib.AsyncExitStack,
+    plan: ImitationPlan,
+    folder: RunFolder,
+    log: Log,
+    progress: Progress,
+    model: Path,
+    outbox: Path,
+) -> tuple[Bench, SupervisedEngine]:
+    """What evaluations on tasks need, with the initial weights."""
+    assert plan.rollouts is not None
+    config, tasks = plan.config, plan.rollouts.eval_tasks
+
+    async def start() -> Engine:
+        return await plan.model.engine.start(model, log_dir=folder.logs)
+
+    folder.add_tasks(task for held_out in tasks.values() for task in held_out)
+    engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
+    parts.push_async_callback(engine.close)
+    source = PolicySource(plan.model.codec, engine, config.rollout.history_policy)
+    gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept)
+    await parts.enter_async_context(gateway.listening(socket=outbox / "gateway.sock"))
+    rollout = make_rollout(plan.rollouts, gateway, log, progress.episode)
+    bench = Bench(config=config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress)
+    return bench, engine
+
+
+async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
+    """Begin the run folder. Raises what `RunFolder.create` raises."""
+    folder.require_free()
+    began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
+    there = plan.examples
+    about = {
+        "name": plan.config.run.name,
+        "seed": plan.config.run.seed,
+        "config": plan.config.model_dump(mode="json"),
+        "model": await until_called_off(digests, began),
+        "rewards": plan.rollouts.reward_versions if plan.rollouts else {},
+        "data": {
+            **there.counts(),
+            "files": there.files,
+            "rendered": there.rendered,
+            "dropped": {why: sorted(names) for why, names in there.dropped.items()},
+        },
+    }
+    folder.create(to_toml(plan.config), about, plan.model.engine.versions())
+
+
+async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
+    """Raise `UsageError` or `ConfigError` where `plan` does not continue the run in `folder`."""
+    about = open_run(folder.path).about()
+    if "data" not in about:
+        raise UsageError(f"{folder.path} is no run of crrl sft", fix=f"crrl train {folder.path} --resume")
+    before, now = (_flat(each.model_dump(mode="json")) for each in (load(folder.config), plan.config))
+    for key in {**before, **now}:
+        if before.get(key) != now.get(key) and not any(key == may or key.startswith(f"{may}.") for may in _MAY_CHANGE):
+            raise ConfigError(
+                f"{folder.path} has {key}={before.get(key)!r}, and {now.get(key)!r} is asked for: its steps would be"
+                " others",
+                fix="resume it as it was (crrl sft RUN_FOLDER --resume), or give the changed run another run.name",
+            )
+    changed = [path for path, digest in about["data"]["files"].items() if plan.examples.files.get(path) != digest]
+    if changed or len(about["data"]["files"]) != len(plan.examples.files):
+        raise UsageError(
+            f"{(changed or ['data.paths'])[0]} has other examples than the run began with",
+            fix="put the file back, or give the run on the new examples another run.name",
+        )
+    folder.write_config(to_toml(plan.config))
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return flat
+
+
+def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> None:
+    counts = plan.examples.counts()
+    progress.say(f"run folder {folder.path}")
+    progress.say(
+        f"{counts['train']:,} examples of {counts['tasks']:,} tasks ({counts['trained_tokens']:,} of"
+        f" {counts['tokens']:,} tokens are trained), {counts['held_out']:,} held out"
+    )
+    for why, count in plan.examples.rendered.items():
+        progress.say(f"{count:,} examples {why} were rendered from their messages by the model's template")
+    if plan.examples.dropped:
+        progress.say(f"left out: {examples.in_words(plan.examples.dropped)}")
+    if plan.doubt:
+        progress.say(plan.doubt)
+
+
+def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
+    """A plan as ``--dry-run`` prints it."""
+    data, steps = plan.config.data, plan.config.run.steps
+    due = [step for step in range(1, steps + 1) if step == steps or (data.every and step % data.every == 0)]
+    tasks: Mapping[str, Sequence[Any]] = plan.rollouts.eval_tasks if plan.rollouts else {}
+    return {
+        "run": str(folder.path),
+        "model": plan.model.name,
+        "data": {
+            **plan.examples.counts(),
+            "rendered": plan.examples.rendered,
+            "dropped": {why: len(names) for why, names in plan.examples.dropped.items()},
+        },
+        "steps": steps,
+        "epochs": round(steps * data.batch / len(plan.examples.train), 2) if data.epochs is None else data.epochs,
+        "measurements": (1 + len(due)) if plan.examples.held_out else 0,
+        "evaluations": {name: len(held_out) for name, held_out in tasks.items()},
+        "may_not_fit": plan.doubt,
+        "log": list(plan.config.log),
+        "learner": plan.learner.model_dump(),
+    }

@@ -1,0 +1,258 @@
+"""`crrl sft` on the tiny policy: what it learns from, what it refuses, and that kill -9 changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from coderepairrl import models, tokens
+from coderepairrl.assembly import examples
+from coderepairrl.assembly.imitation import OF_ATTEMPTS, resolve_imitation
+from coderepairrl.assembly.learner import settings
+from coderepairrl.config import load
+from coderepairrl.config.schema import Data
+from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.report.analysis import analyse
+from coderepairrl.report.reading import read as read_run
+from coderepairrl.runs import RunFolder
+from coderepairrl.runs.examples import Example, read_examples, write_examples
+from coderepairrl.runs.storage import digests
+from coderepairrl.stages.command import folder_of
+from coderepairrl.stages.sft import sft, summary
+from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
+from workshop.tiny import prompt
+from workshop.tiny.demonstrations import Habits, demonstrate
+
+SAID = {"role": "assistant", "content": "Done."}
+TINY = models.folder("builtin:tiny")
+
+
+def written(count: int = 24) -> Iterator[Example]:
+    """Demonstrations of the tiny policy's expert: every third one without tokens."""
+    codec, own, rng = tokens.load(TINY), tokens.digest(TINY), Random(0)
+    pool = list(mutants())
+    made = (exercise(rng.choice(pool), rng, quoted=True) for _ in range(2 * count))
+    for number, one in zip(range(count), filter(None, made), strict=False):
+        messages = tuple(demonstrate(one, Habits(), rng))
+        (row,) = tokens.rows(codec, messages, prompt.TOOLS)
+        ids = {} if number % 3 == 0 else {"ids": row.ids, "trained": row.trained, "tokenizer": own}
+        task = f"toy/{number // 2}"
+        yield Example(f"e{number}/0", f"e{number}", task, messages=messages, tools=tuple(prompt.TOOLS), **ids)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("examples") / "examples.parquet"
+    write_examples(path, written())
+    return path
+
+
+def arguments(table: Path, home: Path, *overrides: str) -> list[str]:
+    paths = f"data.paths={json.dumps([str(table)])}"
+    return ["sft-tiny", f"run.dir={home}", paths, "data.batch=4", "data.held_out=0.2", *overrides]
+
+
+def config_of(words: Sequence[str]) -> Any:
+    return load(words[0], words[1:])
+
+
+async def run(words: Sequence[str], *, resume: bool = False) -> RunFolder:
+    config = config_of(words)
+    folder = folder_of(config)
+    await sft(resolve_imitation(config), folder, resume=resume, quiet=True)
+    return folder
+
+
+async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(table: Path, tmp_path: Path) -> None:
+    folder = await run(arguments(table, tmp_path, "data.epochs=1.5"))
+    plan = resolve_imitation(config_of([str(folder.path)]))
+    there = plan.examples.train
+    steps = -(-round(1.5 * len(there)) // 4)
+    trainer = Trainer(TINY, plan.learner)
+    seen: list[int] = []
+    for step in range(1, steps + 1):
+        due = examples.due(plan.config.data, len(there), 0, step)
+        seen += due
+        found = trainer.step([row for at in due for row in there[at].samples])
+        assert folder.metrics()[step - 1]["learn/loss"] == found["loss"]
+    assert sorted(seen[: len(there)]) == list(range(len(there))) and len(seen) == round(1.5 * len(there))
+    rates = [row["learn/lr"] for row in folder.metrics()]
+    assert len(rates) == steps and max(rates) == max(rates[:3]) and rates[-1] < 0.1 * max(rates)
+    trainer.save(tmp_path / "again")
+    saved = folder.saved_checkpoints()[steps]
+    assert digests(models.files(saved)) == digests(models.files(tmp_path / "again"))
+    assert models.named(str(folder.path)).folder == saved
+
+    found = summary(folder)
+    first = next(record for record in folder.records() if record["type"] == "held_out")
+    assert found["steps"] == steps and found["held_out"]["last_loss"] < first["metrics"]["held_out/loss"]
+    about = folder.about()["data"]
+    assert about["rendered"] == {"without tokens": 8} and about["train"] == len(there)
+    assert {"learn/loss", "learn/accuracy", "learn/lr", "learn/nll"} <= folder.metrics()[-1].keys()
+    report = analyse(read_run(folder.path))
+    assert report.status and len(report.steps) == steps and not [n for n in report.notices if "damage" in n]
+
+
+def test_messages_are_rendered_to_the_very_tokens(table: Path, tmp_path: Path) -> None:
+    plain = [replace(each, ids=(), trained=(), tokenizer="") for each in read_examples(table)]
+    foreign = [replace(each, tokenizer="another") for each in read_examples(table)]
+    found = []
+    for name, some in (("plain", plain), ("foreign", foreign), ("own", read_examples(table))):
+        write_examples(tmp_path / f"{name}.parquet", some)
+        data = Data(paths=(str(tmp_path / f"{name}.parquet"),), max_tokens=1024)
+        found.append(examples.read(data, TINY, tokens.load(TINY)))
+    assert found[0].train == found[1].train == found[2].train
+    assert [each.rendered for each in found] == [
+        {"without tokens": 24},
+        {"without tokens": 8, "of another tokenizer or template": 16},
+        {"without tokens": 8},
+    ]
+
+
+def logged_steps(folder: RunFolder) -> int:
+    if not folder.log.exists():
+        return 0
+    return sum(line.startswith('{"type":"step"') for line in folder.log.read_text().splitlines())
+
+
+@pytest.mark.parametrize("further", [(), ("train.lora=true", "train.beta=0.1", "run.checkpoint_every=2")])
+def test_a_killed_run_goes_on_to_the_same_bits(table: Path, tmp_path: Path, further: tuple[str, ...]) -> None:
+    def command(home: str, *more: str) -> list[str]:
+        return [sys.executable, "-m", "coderepairrl.cli", "sft", *arguments(table, tmp_path / home, *further), *more]
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    whole, killed = (folder_of(config_of(arguments(table, tmp_path / home))) for home in ("whole", "killed"))
+    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while logged_steps(killed) < 3:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(command("killed", "--resume", "--json"), check=True, capture_output=True, text=True)
+    last = max(whole.saved_checkpoints())
+    assert json.loads(done.stdout)["steps"] == last == max(killed.saved_checkpoints())
+    ours, theirs = (digests(sorted(each.saved_checkpoints()[last].glob("*.safetensors"))) for each in (killed, whole))
+    assert ours == theirs
+    losses = [[row["learn/loss"] for row in each.metrics()] for each in (killed, whole)]
+    assert losses[0] == losses[1]
+    assert [r["step"] for r in killed.records() if r["type"] == "step"] == list(range(1, last + 1))
+
+
+async def test_it_stops_when_the_held_out_loss_no_longer_falls_and_keeps_the_best(table: Path, tmp_path: Path) -> None:
+    words = arguments(table, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=1e-1")
+    folder = await run([*words, "train.warmup_ratio=0.0"])
+    steps = [record["metrics"]["held_out/loss"] for record in folder.records() if record["type"] == "step"]
+    first = next(record for record in folder.records() if record["type"] == "held_out")["metrics"]["held_out/loss"]
+    losses = [first, *steps]
+    best = losses.index(min(losses))
+    assert len(losses) - 1 - best == 2
+    assert list(folder.saved_checkpoints()) == ([best] if best else [])
+    before = logged_steps(folder)
+    await run([*words, "train.warmup_ratio=0.0"], resume=True)
+    assert logged_steps(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "match"),
+    [
+        (("data.paths=[]",), ConfigError, "nothing to learn from"),
+        (('data.paths=["nowhere"]',), UsageError, "is not there"),
+        (("data.max_tokens=20",), ConfigError, "24 examples cannot be learned from: 24 are longer"),
+        (("data.max_tokens=20", "data.unfit=drop"), UsageError, "all were left out"),
+        (("data.max_tokens=9000",), ConfigError, "reads at most"),
+        (("data.held_out=0.99999",), UsageError, "all are held out"),
+        (("data.held_out=0.00001",), UsageError, "raise it|of the tasks is none"),
+        (("data.patience=2",), ConfigError, "makes none"),
+        (("data.held_out=0", "data.every=2"), ConfigError, "need held-out"),
+        (("train.algorithm=grpo",), ConfigError, "crrl train does that"),
+        (("train.eps_high=0.3",), ConfigError, "eps_high"),
+        (("train.minibatches=2",), ConfigError, "minibatches"),
+        (("rollout.group_size=4",), ConfigError, "rollout.group_size has no meaning"),
+        (("train.denominator=informative",), ConfigError, "train.denominator has no meaning"),
+        (("train.warmup_updates=3",), CodeRepairError, "leave these out"),
+        (("train.teacher=nowhere",), UsageError, "no model"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_starts(
+    overrides: tuple[str, ...], error: type[CodeRepairError], match: str, table: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=match):
+        resolve_imitation(config_of(arguments(table, tmp_path, *overrides)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_attempts_are_those_of_the_schema() -> None:
+    for key in OF_ATTEMPTS:
+        section, name = key.split(".")
+        assert name in type(getattr(config_of(["sft-tiny"]), section)).model_fields
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"messages": (), "tokenizer": "another"}, "tokens of another tokenizer"),
+        ({"ids": (), "trained": (), "messages": ({"role": "user", "content": "?"},)}, "no reply to learn from"),
+        ({"ids": (), "trained": (), "messages": ({"role": "user", "content": "\ud800"}, SAID)}, "cannot be rendered"),
+        ({"trained": None}, "nothing to learn"),
+    ],
+)
+def test_examples_that_do_not_fit_are_named(changes: dict[str, Any], match: str, table: Path, tmp_path: Path) -> None:
+    good, bad = (each for each in read_examples(table)[1:3])
+    if changes.get("trained", ()) is None:
+        changes = {"trained": (False,) * len(bad.ids)}
+    write_examples(tmp_path / "t.parquet", [good, replace(bad, **changes)])
+    data = Data(paths=(str(tmp_path / "t.parquet"),), held_out=0.0, max_tokens=1024)
+    with pytest.raises(ConfigError, match=match):
+        examples.read(data, TINY, tokens.load(TINY))
+    found = examples.read(data.model_copy(update={"unfit": "drop"}), TINY, tokens.load(TINY))
+    assert len(found.train) == 1 and [*found.dropped.values()] == [[bad.id]]
+
+
+def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -> None:
+    shutil.copy(table, tmp_path / "copy.parquet")
+    data = Data(paths=(str(table), str(tmp_path / "copy.parquet")), max_tokens=1024)
+    with pytest.raises(UsageError, match=r"is in .* and in"):
+        examples.read(data, TINY, tokens.load(TINY))
+
+
+async def test_another_run_or_other_examples_are_not_resumed(table: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.parquet"
+    shutil.copy(table, own)
+    words = arguments(own, tmp_path / "runs", "data.epochs=0.3")
+    await run(words)
+    with pytest.raises(UsageError, match="already holds a run"):
+        await run(words)
+    with pytest.raises(ConfigError, match=r"train.lr=.* is asked for"):
+        await run([*words, "train.lr=1e-5"], resume=True)
+    write_examples(own, list(read_examples(own))[1:])
+    with pytest.raises(CodeRepairError, match="other examples|run.steps|asked for"):
+        await run(words, resume=True)
+
+
+def test_held_out_tasks_are_others_than_those_of_a_source() -> None:
+    """All examples of a task are on one side, and a share of any tasks is held out, of those that MD5 chose, too."""
+    from coderepairrl.tasks.select import held_out
+
+    collected = [name for name in map(str, range(4000)) if held_out(name, 0.25)]
+    again = [name for name in collected if held_out(f"sft/{name}", 0.1)]
+    assert 0.05 < len(again) / len(collected) < 0.15
+
+
+def test_the_thesis_settings() -> None:
+    config = load("sft-thesis")
+    learn = settings(config)
+    assert (learn.algorithm, learn.lr, learn.beta, config.data.epochs) == ("sft", 1e-4, 0.01, 1)
+    assert learn.lora is not None and config.data.max_tokens == 16_384
+    assert (learn.warmup_updates, learn.decay_updates) == (2, 18), "a tenth of 20 steps, where no epoch decides"

@@ -206,7 +206,7 @@ RUST = Language(
     build='rustc -A warnings -o "$d/tests" test_$module.rs',
     start='"$d/tests"',
     arrays="&[...]",
-    died=r"panicked at '([^':\n]+)",
+    died=r"panicked at (?:'|[^'\n]*:\n)([^':\n]+)",  # before and since Rust 1.73
 )
 C = Language(
     name="c",

@@ -257,3 +257,12 @@ def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
     looked = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2", *terms))
     forward = 2 * n * (2 * linear + square + scored)
     assert looked.training_flops() == pytest.approx(given.training_flops() + forward / 2)
+
+
+def test_refill_is_sampled_and_not_trained(tmp_path: Path) -> None:
+    plain = planned(config(tmp_path, "train.denominator=informative"))
+    tasks = plain.config.rollout.tasks_per_step
+    more = planned(config(tmp_path, "train.denominator=informative", f"curriculum.refill={tasks}"))
+    assert more.step()["episodes"] == 2 * plain.step()["episodes"]
+    assert more.step()["sampling_s"] == pytest.approx(2 * plain.step()["sampling_s"], rel=0.01)
+    assert more.step()["training_s"] == plain.step()["training_s"]

@@ -126,8 +126,7 @@ class Estimate:
         The seconds are an estimate that was never checked on a GPU, without time in tools and for new weights.
         """
         rollout, gpu, longest = self.config.rollout, self.config.gpu, self.longest
-        episodes = rollout.tasks_per_step * rollout.group_size
-        step: dict[str, Any] = {"episodes": episodes, "tokens_at_most": episodes * longest}
+        step: dict[str, Any] = {"episodes": self._episodes, "tokens_at_most": self._episodes * longest}
         if self.memory is None:
             return step
         training = self.training_flops() / (self.config.train.processes * gpu.tflops * 1e12 * gpu.utilisation)
@@ -169,6 +168,11 @@ class Estimate:
         return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
 
     @property
+    def _episodes(self) -> int:
+        """Of a step at most, with all that it may sample again; no more are trained than without."""
+        return (self.config.rollout.tasks_per_step + self.config.curriculum.refill) * self.config.rollout.group_size
+
+    @property
     def _slots(self) -> int | None:
         """Episodes of `rollout.tokens` that the servers hold at once; None where there is no server of ours."""
         if self.server is None or (tokens := self.server.kv_tokens) is None:
@@ -180,7 +184,7 @@ class Estimate:
     @property
     def _waves(self) -> int:
         assert self._slots
-        return -(-self.config.rollout.tasks_per_step * self.config.rollout.group_size // self._slots)
+        return -(-self._episodes // self._slots)
 
     def _wave(self, length: int) -> float:
         """Seconds until episodes that run together have `length` tokens: for every sampled one, decoding reads the

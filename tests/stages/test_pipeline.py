@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError, ConfigError, Several
-from coderepairrl.stages import pipeline, pipeline_run
+from coderepairrl.stages import pipeline, pipeline_run, probe
 from coderepairrl.stages.pipeline import Pipeline
 
 HEAD = """
@@ -140,7 +140,8 @@ def done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for each in pipeline_run.check(made(tmp_path, SMALL))[0]:
         each.step.folder.mkdir(parents=True)
-        (each.step.folder / "log.jsonl").write_text('{"type":"end","step":0}\n')
+        (each.step.folder / "log.jsonl").write_text('{"type":"end","step":0}\n{"type":"used"}\n')
+        (each.step.folder / probe.VERDICT).write_text("{}")
         by = pipeline_run.made_by(each.step, each.tasks)
         each.step.record.write_text(json.dumps({"made_by": by, "port": 0}))
     return tmp_path
@@ -160,6 +161,8 @@ def test_only_what_has_changed_is_made_anew(done: Path, monkeypatch: pytest.Monk
     assert doing(done, SMALL, "probe.about=x", "probe.anyway=true") == {"probe": "kept", "eval/base": "kept"}
     assert doing(done, SMALL, "eval.eval.options.n=5") == {"probe": "kept", "eval/base": "anew"}, "other tasks"
     assert set(doing(done, SMALL.replace("size=4", "size=5")).values()) == {"anew"}
+    (done / "pipelines/p/probe" / probe.VERDICT).unlink()
+    assert doing(done) == {"probe": "goes on", "eval/base": "kept"}, "killed before its verdict was written"
     (done / "pipelines/p/probe/log.jsonl").write_text('{"type":"end","step":0}\n{"type"')
     assert doing(done) == {"probe": "goes on", "eval/base": "kept"}
     monkeypatch.setattr(pipeline_run, "__version__", "99")

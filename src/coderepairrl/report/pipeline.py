@@ -27,6 +27,7 @@ from coderepairrl.stats.spending import Spent, spent
 
 NAME = "pipeline.json"
 METRICS = ("reward", "resolved")
+_LOSS = "held_out/loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ def _stage(home: Path, row: Mapping[str, str]) -> Stage:
         policy=row["policy"],
         about=row["about"],
         folder=folder.path,
-        done=bool(records) and records[-1]["type"] == "end",
+        done=[record["type"] for record in records if record["type"] in ("start", "end")][-1:] == ["end"],
         used=total(records),
         cost=spent(logged_episodes(records)),
         brought=_BROUGHT[row["kind"]](folder) if there else "",
@@ -117,8 +118,9 @@ def _collected(folder: RunFolder) -> str:
 
 def _tuned(folder: RunFolder) -> str:
     steps = folder.metrics()
-    losses = [float(step["held_out_loss"]) for step in steps if "held_out_loss" in step]
-    return f"{counted(len(steps), 'step')}" + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
+    first = [record["metrics"] for record in folder.records() if record["type"] == "held_out"]
+    losses = [float(each[_LOSS]) for each in [*first, *steps] if _LOSS in each]
+    return counted(len(steps), "step") + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
 
 
 def _trained(folder: RunFolder) -> str:

@@ -53,8 +53,9 @@ def state_of(folder: Path, steps: Callable[[], int] | None = None) -> State:
         return "new"
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LAST))
-        *_, last, rest = b"\n", *file.read().rsplit(b"\n", 2)[-2:]
-    if rest or not last.startswith(b'{"type":"end"'):
+        *lines, rest = file.read().split(b"\n")
+    told = [line for line in lines if not line.startswith(b'{"type":"used"')]  # which may be counted once more after it
+    if rest or not told or not (last := told[-1]).startswith(b'{"type":"end"'):
         return "begun"
     if steps is None:
         return "done"

@@ -14,14 +14,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from coderepairrl import config as configs
+from coderepairrl.assembly.imitation import OF_ATTEMPTS
+from coderepairrl.assembly.tasks import COLLECTED
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
 from coderepairrl.errors import CodeRepairError, ConfigError, several
+from coderepairrl.learn.settings import OF_SAMPLES
 from coderepairrl.registry import nearest
-from coderepairrl.stages import evaluation
+from coderepairrl.runs import examples
+from coderepairrl.stages import evaluation, probe
 from coderepairrl.stages.jobs import State, state_of
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
@@ -41,6 +45,12 @@ _OWN = {
 """Settings that are not a stage's to make."""
 _ONLY = {"examples": ("sft",), "policies": ("eval",), "preset": ("eval",), "anyway": ("probe",)}
 """Keys that mean something to some kinds alone."""
+_LAST: dict[Kind, str] = {"probe": probe.VERDICT, "collect": examples.NAME}
+"""What a command writes once its log has ended."""
+_ATTEMPTS = "eval.attempts=4"
+"""As `crrl collect` has it where nothing is said; a resumed one has to be asked for the same."""
+_NOT_OF_SFT = (*OF_ATTEMPTS, *(f"train.{name}" for name in OF_SAMPLES))
+"""Settings that `crrl sft` refuses, since it learns from no attempts: what is said of them in common is for others."""
 PORT, PYTHON = "{port}", "{python}"
 
 
@@ -145,8 +155,21 @@ class Step:
         model = [f"model.path={json.dumps(policy)}"] if policy else []
         model += ["model.init=weights"] if self.policy.stage else []
         data = [f"data.paths={json.dumps([str(each) for each in self.examples])}"] if self.kind == "sft" else []
-        before = ("eval.before=false", "eval.after=false")  # its evaluation is a stage of its own
+        before = ["eval.before=false", "eval.after=false"]  # its evaluation is a stage of its own
+        before += self._not_of_sft() if self.kind == "sft" else []
         return (*before, *self.given, *model, *data, f"run.name={self.folder.name}", f"run.dir={self.folder.parent}")
+
+    def _not_of_sft(self) -> list[str]:
+        """Settings that take back what the common configuration says of attempts, of which there are none."""
+        found, base = ["train.algorithm=sft"], configs.load(self.source, [f"run.name={self.name}"])
+        for key in _NOT_OF_SFT:
+            section, _, name = key.partition(".")
+            there = getattr(base, section)
+            default = type(there).model_fields[name].get_default(call_default_factory=True)
+            if getattr(there, name) != default and default is not None:  # which no setting can say
+                plain = default.model_dump() if isinstance(default, BaseModel) else default
+                found.append(f"{key}={configs.inline(plain)}")
+        return found
 
     def words(self, port: int = 0) -> tuple[str, ...]:
         """The command after ``crrl``, without ``--resume``; what is served for it is at `port`."""
@@ -164,8 +187,10 @@ class Step:
         return configs.load(self.source, [f"run.name={self.kind}", *preset, *self.given])
 
     def state(self) -> State:
-        """How far it is, by its log. Raises what `state_of` raises."""
-        return state_of(self.folder, (lambda: self.config().run.steps) if self.kind == "rl" else None)
+        """How far it is, by its log and by what is made of that at its end. Raises what `state_of` raises."""
+        state = state_of(self.folder, (lambda: self.config().run.steps) if self.kind == "rl" else None)
+        last = self.folder / _LAST.get(self.kind, "log.jsonl")
+        return "begun" if state == "done" and not last.exists() else state
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,13 +358,13 @@ class _Chain:
             ]
         policy = self._policy(name, kind, stage.policy or self._newest(), stage.serve)
         self.acted |= {name: policy} if kind == "collect" else {}
-        examples = [self._examples(name, each) for each in stage.examples or self._of("collect")]
-        if kind == "sft" and not examples:
+        learned = [self._examples(name, each) for each in stage.examples or self._of("collect")]
+        if kind == "sft" and not learned:
             raise ConfigError(
                 f"stages.{name} has nothing to learn from",
                 fix='a stage of kind collect before it, or examples = ["runs/NAME"]',
             )
-        return [self._step(name, name, kind, stage, policy, examples if kind == "sft" else (), anyway=stage.anyway)]
+        return [self._step(name, name, kind, stage, policy, learned if kind == "sft" else (), anyway=stage.anyway)]
 
     def _step(
         self,
@@ -360,13 +385,18 @@ class _Chain:
         """The settings of all stages for which the command of one has a use. What is said there of evaluations is said
         of those on held-out tasks."""
         given = list(self.file.pipeline.set)
-        if kind in TRAIN:
+        if "collect" in (kind, *self.kinds.values()) and kind != "eval" and self.base.tasks.holdout is None:
+            given.append(f"tasks.holdout={COLLECTED}")  # what is learned from is not trained on once more
+        if kind == "sft":
+            return [each for each in given if each.partition("=")[0].strip() not in _NOT_OF_SFT]
+        if kind == "rl":
             return given
         used = {*evaluation.USE.used, *(["keep"] if kind == "collect" else [])}
         used -= {*([] if kind == "eval" else ["eval"]), *(["model"] if "://" in policy.path else [])}
         keys = {each: each.partition("=")[0].strip() for each in given}
         own = ("model.path", "model.init")  # of the policy that the pipeline begins with
-        return [each for each, key in keys.items() if key.partition(".")[0] in used and key not in own]
+        kept = [each for each, key in keys.items() if key.partition(".")[0] in used and key not in own]
+        return [*([_ATTEMPTS] if kind == "collect" else []), *kept]
 
     def _of(self, *kinds: Kind) -> list[str]:
         return [name for name, kind in self.kinds.items() if kind in kinds]

@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from coderepairrl import __version__, models
 from coderepairrl import config as configs
+from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.errors import CodeRepairError, RunError, UsageError, several
 from coderepairrl.printable import counted
@@ -35,6 +36,7 @@ from coderepairrl.runs import Log
 from coderepairrl.runs.folder import machine, write_atomic
 from coderepairrl.runs.storage import SUMS, digests
 from coderepairrl.stages import evaluation, probe
+from coderepairrl.stages.command import pinned
 from coderepairrl.stages.jobs import Say, flat, last_error, stop, until_done
 from coderepairrl.stages.pipeline import TRAIN, Pipeline, Step
 from coderepairrl.stages.preview import dry_run
@@ -127,13 +129,26 @@ def _resolved(step: Step, pipeline: Pipeline) -> tuple[str, int]:
         made = resolve(config)
         return _digest(made.train_tasks), config.run.steps * config.rollout.tasks_per_step * config.rollout.group_size
     if step.kind == "sft":
+        absent = [str(path) for path in step.examples if not path.exists()]
+        try:
+            resolve_imitation(pinned(step.config(policy) if trained else _untrained(step, pipeline)))
+        except CodeRepairError as error:  # what is collected before it is not there yet, and all else is checked
+            there = [
+                each for each in getattr(error, "problems", (error,)) if not any(name in str(each) for name in absent)
+            ]
+            if there:
+                raise several(there) from None
+        return "", 0
+    if not trained and pipeline.base.model.init == "random":  # there is no policy yet with which it could be resolved
+        step.config()
         return "", 0
     path = Path(configs.shipped().get(step.source, step.source)).expanduser()
     if step.kind == "probe":
         plan = probe.resolve(step.source, step.given, policy)
     else:
         preset = evaluation.PRESETS[step.preset] if step.preset else ()
-        plan = evaluation.resolve(policy, [f"run.name={step.kind}", *preset, *step.given], settings_of=path)
+        plan = evaluation.resolve(policy, [f"run.name={step.kind}", *preset, *step.given], settings_of=path,
+                                  collects=step.kind == "collect")  # fmt: skip
     return _digest(chain(*plan.eval_tasks.values())), evaluation.attempts(plan, WHOLE)
 
 
@@ -319,9 +334,11 @@ def _about(pipeline: Pipeline) -> dict[str, Any]:
 
 async def _run(pipeline: Pipeline, each: Planned, log: Log, say: Say) -> None:
     step, known = each.step, dict[str, Any]()
-    now = await asyncio.to_thread(made_by, step, each.tasks)
+    # what it reads is there now
+    tasks = each.tasks or (await asyncio.to_thread(_resolved, step, pipeline))[0]
+    now = await asyncio.to_thread(made_by, step, tasks)
     if step.record.exists():
-        if differs := await asyncio.to_thread(_differences, step, each.tasks):
+        if differs := await asyncio.to_thread(_differences, step, tasks):
             aside = _put_aside(step)
             log.append("aside", stage=step.name, to=str(aside or ""), differs=differs)
             say(f"{step} is made anew: {'; '.join(differs[:_SHOWN])}" + (f"; the old one is {aside}" if aside else ""))

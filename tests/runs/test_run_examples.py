@@ -23,7 +23,6 @@ EXACT = Example(
     policy="tiny",
     reward=0.1 + 0.2,
     passed=True,
-    weight=1 / 3,
     messages=(
         {"role": "user", "content": "héllo \x00 \u2028"},
         {"role": "assistant", "content": "", "reasoning_content": "think", "tool_calls": [CALL]},
@@ -74,10 +73,9 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
         ({"tools": "[1]"}, "row 2: tools holds something that is no object"),
         ({"messages": "[{}]"}, "row 2: a message has no role"),
         ({"ids": [1]}, "row 2: 1 ids and 0 marks"),
-        ({"weight": 0.0}, "row 2: weight 0 is no share"),
         ({"task_id": None}, "row 2: task_id is empty"),
         ({"reward": "high"}, "high"),
-        ({"weight": ...}, "no column 'weight'"),
+        ({"trained": ...}, "no column 'trained'"),
     ],
 )
 def test_damage_is_named(spoil: dict[str, object], says: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from coderepairrl import models, tokens
 from coderepairrl.assembly import examples
 from coderepairrl.assembly.imitation import OF_ATTEMPTS, resolve_imitation
+from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
 from coderepairrl.config.schema import Data
@@ -94,6 +95,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(table:
     saved = folder.saved_checkpoints()[steps]
     assert digests(models.files(saved)) == digests(models.files(tmp_path / "again"))
     assert models.named(str(folder.path)).folder == saved
+    assert learned_by(str(folder.path)) == {each.task for each in there}
 
     found = summary(folder)
     first = next(record for record in folder.records() if record["type"] == "held_out")

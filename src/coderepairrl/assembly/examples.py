@@ -29,14 +29,13 @@ class Rows(NamedTuple):
     episode: str
     task: str
     rows: tuple[Row, ...]
-    weight: float
 
     @property
     def samples(self) -> Iterator[Sample]:
         """The sequences as the learner takes them."""
         for ids, trained in self.rows:
             unsampled = (0.0,) * len(ids), (-1,) * len(ids)
-            yield Sample(self.episode, ids, trained, *unsampled, advantage=0.0, weight=self.weight)
+            yield Sample(self.episode, ids, trained, *unsampled, advantage=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
             elif reason := _unfit(rows, data.max_tokens):
                 unfit.setdefault(reason, []).append(example.id)
             else:
-                found.append(Rows(example.episode, example.task_id, tuple(rows), example.weight))
+                found.append(Rows(example.episode, example.task_id, tuple(rows)))
     if unfit and data.unfit == "refuse":
         raise ConfigError(
             f"{sum(map(len, unfit.values()))} examples cannot be learned from: {in_words(unfit)}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -46,8 +45,6 @@ class Example:
     reward: float | None = None
     passed: bool | None = None
     """Whether the patch passed the task's checks; None where none were run."""
-    weight: float = 1.0
-    """The row's share of its episode."""
     messages: tuple[Mapping[str, Any], ...] = ()
     """In the schema of Chat Completions, ``reasoning_content`` included."""
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -122,8 +119,6 @@ def _example(path: Path, number: int, row: dict[str, Any]) -> Example:
         raise wrong("a message has no role")
     if len(row["ids"]) != len(row["trained"]) or None in row["ids"] or None in row["trained"]:
         raise wrong(f"{len(row['ids'])} ids and {len(row['trained'])} marks of what is trained")
-    if not (math.isfinite(row["weight"]) and row["weight"] > 0):
-        raise wrong(f"weight {row['weight']:g} is no share")
     return Example(**row | {"ids": tuple(row["ids"]), "trained": tuple(row["trained"])})
 
 
@@ -132,7 +127,6 @@ def _schema(arrow: Any) -> Any:
     types = {
         "reward": arrow.float64(),
         "passed": arrow.bool_(),
-        "weight": arrow.float64(),
         "ids": arrow.list_(arrow.int32()),
         "trained": arrow.list_(arrow.bool_()),
     }

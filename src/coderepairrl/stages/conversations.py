@@ -90,7 +90,6 @@ class Recorded:
                 id=f"{episode.id}/{number}",
                 messages=_messages(episode.turns, leaf),
                 tools=offered(episode.turns, leaf),
-                weight=row.weight,
                 ids=row.ids,
                 trained=row.trained,
                 tokenizer=self._tokenizer,

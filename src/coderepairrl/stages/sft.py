@@ -19,6 +19,7 @@ from typing import Any
 from coderepairrl import models
 from coderepairrl.assembly import examples
 from coderepairrl.assembly.imitation import ImitationPlan
+from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import Gateway, PolicySource
@@ -28,6 +29,7 @@ from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder, open_run
+from coderepairrl.runs.learned import write_learned
 from coderepairrl.runs.storage import digests
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import Bench, initial_model, make_rollout, start_learner, until_called_off
@@ -355,6 +357,7 @@ async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
         },
     }
     folder.create(to_toml(plan.config), about, plan.model.engine.versions())
+    _write_learned(plan, folder)
 
 
 async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
@@ -377,6 +380,13 @@ async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
             fix="put the file back, or give the run on the new examples another run.name",
         )
     folder.write_config(to_toml(plan.config))
+    _write_learned(plan, folder)  # it may have been killed before it had
+
+
+def _write_learned(plan: ImitationPlan, folder: RunFolder) -> None:
+    """Write down the tasks whose solutions the model has seen, those of the model it began with included."""
+    earlier = learned_by(plan.config.model.path) if plan.config.model.init == "weights" else frozenset[str]()
+    write_learned(folder.path, earlier | {each.task for each in plan.examples.train})
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

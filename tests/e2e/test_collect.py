@@ -223,6 +223,10 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
         process.send_signal(signal.SIGKILL)
         process.wait()
     project.crrl("collect", "killed", "--resume")
+    project.crrl(*tiny, "--resume")
+    for resume in (False, True):
+        again = evaluate.plan("mutants", given, policy="builtin:tiny", collects=True, output=Path("x"), resume=resume)
+        assert again.plan.config.eval.attempts == 4, "the same command goes on with what it began"
     assert [said(each) for each in read_examples(Path("killed") / NAME)] == [
         replace(said(each), source="killed") for each in examples
     ]

@@ -32,6 +32,9 @@ from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval
 from coderepairrl.stats.spending import Prices, spent
 
+_COLLECTING = ("eval.attempts=4",)
+"""Settings of `crrl collect` where nothing else is asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -86,6 +89,8 @@ def plan(
         return Evaluation(
             resolved, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None
         )
+    if collects:
+        extra = [*_COLLECTING, *extra]
     resolved = _plan(what, extra, policy, agents, collects)
     part = shards.parse(shard) if shard else WHOLE
     return Evaluation(resolved, _folder(resolved.config, output, part, resume=resume), part, _prices(prices, resolved))

@@ -44,7 +44,7 @@ def collect(
     from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.assembly.model import relayed
 
-    settings = [*([] if resume else ["eval.attempts=4"]), *(given or []), *relayed(model_name, key_env)]
+    settings = [*(given or []), *relayed(model_name, key_env)]
     more: dict[str, Any] = {"limit": limit, "agents": agent or [], "output": output, "resume": resume, "prices": prices}
     more |= {"attempts": attempts, "collects": True}
     if policy and len(policy) > 1:

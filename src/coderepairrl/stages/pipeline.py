@@ -47,8 +47,6 @@ _ONLY = {"examples": ("sft",), "policies": ("eval",), "preset": ("eval",), "anyw
 """Keys that mean something to some kinds alone."""
 _LAST: dict[Kind, str] = {"probe": probe.VERDICT, "collect": examples.NAME}
 """What a command writes once its log has ended."""
-_ATTEMPTS = "eval.attempts=4"
-"""As `crrl collect` has it where nothing is said; a resumed one has to be asked for the same."""
 _NOT_OF_SFT = (*OF_ATTEMPTS, *(f"train.{name}" for name in OF_SAMPLES))
 """Settings that `crrl sft` refuses, since it learns from no attempts: what is said of them in common is for others."""
 PORT, PYTHON = "{port}", "{python}"
@@ -395,8 +393,7 @@ class _Chain:
         used -= {*([] if kind == "eval" else ["eval"]), *(["model"] if "://" in policy.path else [])}
         keys = {each: each.partition("=")[0].strip() for each in given}
         own = ("model.path", "model.init")  # of the policy that the pipeline begins with
-        kept = [each for each, key in keys.items() if key.partition(".")[0] in used and key not in own]
-        return [*([_ATTEMPTS] if kind == "collect" else []), *kept]
+        return [each for each, key in keys.items() if key.partition(".")[0] in used and key not in own]
 
     def _of(self, *kinds: Kind) -> list[str]:
         return [name for name, kind in self.kinds.items() if kind in kinds]

@@ -47,6 +47,41 @@ async def test_issue_is_verbatim_and_history_only_grows(tmp_path: Path) -> None:
     assert run.conversation[: len(last)] == last
 
 
+RENAMED = {"shell": "run", "apply_patch": "change"}
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+async def test_tools_under_other_names_do_the_same_and_are_called_so_everywhere(tmp_path: Path, style: str) -> None:
+    wrong = {"file_path": "add.py", "old_content": "nowhere", "new_content": "x"}
+    run = await play(
+        tmp_path,
+        Answer(None, (("run", {"cmd": "grep -n return add.py"}), ("run", {}))),
+        Answer(None, (("shell", {"cmd": "ls"}), ("change", wrong))),
+        Answer(None, (("change", {"file_path": "add.py", "old_content": "a - b", "new_content": "a + b"}),)),
+        DONE,
+        names=RENAMED,
+        system=style,
+        tools=style,
+        descriptions={"shell": "Runs it."},
+    )
+    assert run.ok == [True, False, False, False, True]
+    assert b"+    return a + b" in await run.sandbox.diff()
+    tools = [each["function"] for each in run.requests[0]["tools"]]
+    assert [each["name"] for each in tools] == ["run", "change"] and tools[0]["description"] == "Runs it."
+    told = [run.requests[0]["messages"][0]["content"], *run.results]
+    assert "run" in told[0] and "change" in told[0]
+    assert not any(own in text for own in RENAMED for text in told if "no tool shell" not in text), told
+    # statistics compare runs, whatever their tools are called
+    assert [call.name for call in run.report.tool_calls or ()] == [
+        "shell",
+        "shell",
+        "shell",
+        "apply_patch",
+        "apply_patch",
+    ]
+    assert (run.report.tool_calls or ())[0].command == "grep"
+
+
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_limit_of_calls_is_exact(tmp_path: Path, limit: int) -> None:
     """The original could start another turn after the last call."""
@@ -260,6 +295,9 @@ async def test_compact_conversation_fits_a_tiny_policy(tmp_path: Path) -> None:
         ({"tools": "tiny"}, "agent.options.tools"),
         ({"messages": {"nuge": "x"}}, "nudge"),
         ({"descriptions": {"bash": "x"}}, "shell"),
+        ({"names": {"bash": "run"}}, "shell"),
+        ({"names": {"shell": "apply_patch"}}, "two tools"),
+        ({"names": {"shell": "run it"}}, "no name of a tool"),
         ({"user_template": "no place"}, "{prompt}"),
         ({"system_file": "/nonexistent/prompt"}, "cannot be read"),
         ({"request": {"stream": True}}, "stream"),

@@ -42,6 +42,8 @@ class NanoOptions:
     """The first user message; ``{prompt}`` is the task's."""
     tools: Literal["full", "compact"] = "full"
     """``compact`` drops the descriptions and the optional `context`, and answers in a few tokens."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Other names for tools, by their own, such as ``{shell = "run"}``: in schemas, prompts and answers."""
     descriptions: Mapping[str, str] = field(default_factory=dict)
     """Tool descriptions that replace the shipped ones, by tool."""
     messages: Mapping[str, str] = field(default_factory=dict)
@@ -77,22 +79,34 @@ class NanoOptions:
             raise ConfigError(f"agent.options.request cannot set {', '.join(reserved)}")
 
     def check(self, wording: Wording) -> None:
-        """Refuse texts for what `wording` does not have, and a prompt that cannot be read. Raises `ConfigError`."""
+        """Refuse texts for what `wording` does not have, names that cannot be, and a prompt that cannot be read. Raises
+        `ConfigError`."""
         for what, given, known in (
+            ("agent.options.names", self.names, list(wording.parameters)),
             ("agent.options.descriptions", self.descriptions, list(wording.descriptions)),
             ("agent.options.messages", self.messages, [text.name for text in fields(Texts)]),
         ):
             for key in given:
                 if key not in known:
                     raise ConfigError(f"{what} has no {key!r}", fix=nearest(key, known))
+        shown = [self.names.get(tool, tool) for tool in wording.parameters]
+        for name in shown:
+            if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+                raise ConfigError(
+                    f"agent.options.names: {name!r} is no name of a tool", fix="A-Z a-z 0-9 _ -, up to 64"
+                )
+            if shown.count(name) > 1:
+                raise ConfigError(f"agent.options.names: two tools are named {name!r}")
         self.opening("", wording)
 
     def texts(self, wording: Wording = NANO) -> Texts:
         """What Nano answers under these options."""
+        wording = wording.renamed(self.names)
         return replace(wording.compact if self.tools == "compact" else wording.full, **self.messages)
 
     def opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
         """The first messages of a conversation about `prompt`."""
+        wording = wording.renamed(self.names)
         text = {"full": wording.system, "compact": wording.compact_system}.get(self.system, self.system)
         if self.system_file:
             try:
@@ -119,7 +133,8 @@ class Nano(Agent):
     def first_request(self, task: Task) -> FirstRequest:
         """All of it."""
         options = self.options
-        tools = tool_schemas(options.tools, options.descriptions, self.wording)
+        described = {options.names.get(tool, tool): text for tool, text in options.descriptions.items()}
+        tools = tool_schemas(options.tools, described, self.wording.renamed(options.names))
         return FirstRequest(options.opening(task.prompt, self.wording), tools)
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
@@ -141,7 +156,8 @@ class _Run:
         self.texts = options.texts(agent.wording)
         messages, self.schemas = agent.first_request(task)
         self.messages = [dict(message) for message in messages]
-        self.tools = agent.toolbox(sandbox, self.texts, options.output_chars)
+        self.tools = agent.toolbox(sandbox, self.texts, options.output_chars, options.names)
+        self.own = {options.names.get(tool, tool): tool for tool in agent.wording.parameters}
         self.budget = Budget(endpoint.limits)
         self.chat = chat
         self.turn = -1
@@ -196,7 +212,8 @@ class _Run:
     async def _execute(self, call: Mapping[str, Any]) -> str:
         """One tool call, from the model's words to the text that it gets back."""
         function = call.get("function") or {}
-        name, raw = str(function.get("name", "")), function.get("arguments", "")
+        called, raw = str(function.get("name", "")), function.get("arguments", "")
+        name = self.own.get(called, "")
         started = time.monotonic()
         command = ""
         arguments, problem = _parse(raw)
@@ -205,13 +222,13 @@ class _Run:
         else:
             command = " ".join(command_names(self.tools.command(name, arguments)))
             done = await self.tools.run(name, arguments, min(self.options.shell_seconds, self.budget.seconds_left))
-            result = done or Result(fill(self.texts.unknown_tool, name=name), False)
+            result = done or Result(fill(self.texts.unknown_tool, name=called), False)
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
         given = raw if isinstance(raw, str) else json.dumps(raw)
         seconds = time.monotonic() - started
-        self.done.append(ToolCall(self.turn, name, given, result.ok, len(text), seconds, command))
+        self.done.append(ToolCall(self.turn, name or called, given, result.ok, len(text), seconds, command))
         return text
 
     def _unread(self, text: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 SYSTEM = """\
@@ -178,6 +178,25 @@ class Wording:
     """Parameters that may be left out, and are left out of compact tools."""
     integers: frozenset[str] = frozenset()
     """Parameters that are no text."""
+
+    def renamed(self, names: Mapping[str, str]) -> Wording:
+        """The same with other names of tools (`names`, by their own), wherever prompts and answers say them."""
+        if not names:
+            return self
+        own = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+
+        def reworded(text: str) -> str:
+            return own.sub(lambda found: names[found[1]], text)
+
+        return replace(
+            self,
+            system=reworded(self.system),
+            compact_system=reworded(self.compact_system),
+            full=Texts(**{key: reworded(text) for key, text in asdict(self.full).items()}),
+            compact=Texts(**{key: reworded(text) for key, text in asdict(self.compact).items()}),
+            descriptions={names.get(tool, tool): text for tool, text in self.descriptions.items()},
+            parameters={names.get(tool, tool): each for tool, each in self.parameters.items()},
+        )
 
 
 NANO = Wording(SYSTEM, COMPACT_SYSTEM, FULL, COMPACT, TOOL_DESCRIPTIONS, _PARAMETERS, frozenset({"context"}))

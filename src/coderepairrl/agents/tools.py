@@ -38,9 +38,13 @@ class Result:
 class Tools:
     """`shell` and `apply_patch` on one sandbox, and whether anything changed."""
 
-    def __init__(self, sandbox: Sandbox, texts: Texts, output_chars: int) -> None:
+    def __init__(
+        self, sandbox: Sandbox, texts: Texts, output_chars: int, names: Mapping[str, str] | None = None
+    ) -> None:
+        """`names` are those that a model knows tools by, where they are not their own."""
         self._sandbox = sandbox
         self._texts = texts
+        self._names = names or {}
         self._max_bytes = 4 * output_chars + 4  # UTF-8 needs at most 4 bytes for a character
         self._originals: dict[str, bytes | None] = {}
         self._edits: dict[str, bytes] = {}
@@ -179,6 +183,7 @@ class Tools:
 
     def _unusable(self, tool: str, **arguments: object) -> Result | None:
         """Why these arguments cannot be used at all, as a result for the model."""
+        tool = self._names.get(tool, tool)
         if missing := [name for name, value in arguments.items() if value is None]:
             return Result(fill(self._texts.missing, name=tool, missing=", ".join(missing)), False)
         for name, value in arguments.items():

@@ -228,7 +228,7 @@ class _Run:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
         given = raw if isinstance(raw, str) else json.dumps(raw)
         seconds = time.monotonic() - started
-        self.done.append(ToolCall(self.turn, name or called, given, result.ok, len(text), seconds, command))
+        self.done.append(ToolCall(self.turn, called, given, result.ok, len(text), seconds, command))
         return text
 
     def _unread(self, text: str) -> str:

@@ -75,6 +75,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path) -> None:
         ({"ids": [1]}, "row 2: 1 ids and 0 marks"),
         ({"task_id": None}, "row 2: task_id is empty"),
         ({"reward": "high"}, "high"),
+        ({"reward": float("nan")}, "row 2: reward nan is no number"),
         ({"trained": ...}, "no column 'trained'"),
     ],
 )
@@ -85,7 +86,7 @@ def test_damage_is_named(spoil: dict[str, object], says: str, tmp_path: Path) ->
     rows = [{**examples._row(RENDERED)}, {**examples._row(RENDERED), **spoil}]
     for name in [name for name, value in spoil.items() if value is ...]:
         rows = [{key: value for key, value in row.items() if key != name} for row in rows]
-    if "reward" in spoil:
+    if isinstance(spoil.get("reward"), str):
         rows[0]["reward"] = "low"
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
     with pytest.raises(UsageError, match=says):

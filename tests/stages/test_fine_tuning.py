@@ -222,6 +222,26 @@ def test_examples_that_do_not_fit_are_named(changes: dict[str, Any], match: str,
     assert len(found.train) == 1 and [*found.dropped.values()] == [[bad.id]]
 
 
+@pytest.mark.parametrize("wrong", [-1, 1 << 20])
+def test_ids_outside_the_vocabulary_are_refused_before_the_learner_has_them(
+    wrong: int, table: Path, tmp_path: Path
+) -> None:
+    first, bad = read_examples(table)[1:3]
+    write_examples(tmp_path / "t.parquet", [first, replace(bad, ids=(*bad.ids[:-1], wrong))])
+    with pytest.raises(ConfigError, match="ids outside the vocabulary"):
+        examples.read(Data(paths=(str(tmp_path / "t.parquet"),), max_tokens=1024), TINY, tokens.load(TINY))
+
+
+def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Path, tmp_path: Path) -> None:
+    ours, theirs = read_examples(table)[1:3]
+    for name, some in (("a", [ours]), ("b", [replace(theirs, id=ours.id)]), ("twice", [ours, ours])):
+        write_examples(tmp_path / f"{name}.parquet", some)
+    data = Data(paths=(str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")), held_out=0.0, max_tokens=1024)
+    assert len(examples.read(data, TINY, tokens.load(TINY)).train) == 2
+    with pytest.raises(UsageError, match="is in .* and in"):
+        examples.read(data.model_copy(update={"paths": (str(tmp_path / "twice.parquet"),)}), TINY, tokens.load(TINY))
+
+
 def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -> None:
     shutil.copy(table, tmp_path / "copy.parquet")
     data = Data(paths=(str(table), str(tmp_path / "copy.parquet")), max_tokens=1024)

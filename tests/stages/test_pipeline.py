@@ -192,6 +192,26 @@ def test_what_a_stage_reads_is_never_stale(done: Path) -> None:
         doing(done, more, only=("evil",))
 
 
+def test_what_cannot_be_known_to_be_as_the_file_says_is_not_read(done: Path) -> None:
+    more = SMALL.replace("[stages.eval]", "[stages.rl]\nset = ['run.steps=no']\n[stages.eval]")
+    with pytest.raises(CodeRepairError, match=r"stage rl: .*run.steps"):
+        doing(done, more, only=("eval",))
+    assert doing(done, more, only=("probe",))["probe"] == "kept"
+
+
+def test_files_that_settings_name_are_part_of_what_a_stage_was_made_by(tmp_path: Path) -> None:
+    probed = tmp_path / "difficulty.jsonl"
+    probed.write_text('{"task": "a", "attempts": 1, "solved": 1}\n')
+    sets = (f"curriculum.band.probe={probed}", "train.teacher=builtin:tiny")
+    text = HEAD + f"[stages.rl]\nset = {json.dumps(sets)}"
+    before = pipeline_run.made_by(made(tmp_path, text).steps[0], "")
+    assert set(before["files"]["teacher"]) >= {"model.safetensors"}
+    probed.write_text('{"task": "a", "attempts": 1, "solved": 0}\n')
+    after = pipeline_run.made_by(made(tmp_path, text).steps[0], "")
+    assert before["files"]["probe"] != after["files"]["probe"]
+    assert {**before, "files": {}} == {**after, "files": {}}
+
+
 def test_a_folder_of_somebody_else_is_not_touched(done: Path) -> None:
     (done / "pipelines/p/probe.json").unlink()
     with pytest.raises(CodeRepairError, match="was not made by this pipeline"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -92,13 +93,14 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
             raise UsageError(f"{path} has no example", fix="select less strictly: crrl collect")
         files[str(path)] = digests([path])[path.name]
         for example in examples:
-            if (first := seen.setdefault(example.id, path)) is not path:
+            if (first := seen.get(same := _said(example))) is not None:
                 raise UsageError(f"example {example.id} is in {first} and in {path}", fix="leave one out of data.paths")
+            seen[same] = path
             rows, why = _rows(example, codec, own)
             rendered[why] += bool(why)
             if isinstance(rows, str):
                 unfit.setdefault(rows, []).append(example.id)
-            elif reason := _unfit(rows, data.max_tokens):
+            elif reason := _unfit(rows, data.max_tokens, codec.vocab_size):
                 unfit.setdefault(reason, []).append(example.id)
             else:
                 found.append(Rows(example.episode, example.task_id, tuple(rows)))
@@ -173,7 +175,14 @@ def _rows(example: Example, codec: Codec, own: str) -> tuple[list[Row] | str, st
         return f"cannot be rendered: {error or type(error).__name__}", ""
 
 
-def _unfit(rows: Sequence[Row], most: int) -> str:
+def _said(example: Example) -> str:
+    """A digest that tells examples apart: runs call their attempts alike."""
+    return hashlib.sha256(repr((example.id, example.task_id, example.messages, example.ids)).encode()).hexdigest()
+
+
+def _unfit(rows: Sequence[Row], most: int, vocabulary: int) -> str:
+    if any(not 0 <= each < vocabulary for row in rows for each in row.ids):
+        return f"have ids outside the vocabulary of {vocabulary}"
     if any(len(row.ids) > most for row in rows):
         return f"are longer than data.max_tokens={most}"
     if not all(any(row.trained) for row in rows):

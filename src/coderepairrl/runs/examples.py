@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -119,6 +120,8 @@ def _example(path: Path, number: int, row: dict[str, Any]) -> Example:
         raise wrong("a message has no role")
     if len(row["ids"]) != len(row["trained"]) or None in row["ids"] or None in row["trained"]:
         raise wrong(f"{len(row['ids'])} ids and {len(row['trained'])} marks of what is trained")
+    if not math.isfinite(row["reward"] or 0.0):
+        raise wrong(f"reward {row['reward']} is no number")
     return Example(**row | {"ids": tuple(row["ids"]), "trained": tuple(row["trained"])})
 
 

@@ -26,6 +26,7 @@ from typing import Any, Literal
 from coderepairrl import __version__, models
 from coderepairrl import config as configs
 from coderepairrl.assembly.imitation import resolve_imitation
+from coderepairrl.assembly.learner import teacher
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.errors import CodeRepairError, RunError, UsageError, several
 from coderepairrl.printable import counted
@@ -77,20 +78,25 @@ def check(
     used as it is. Raises `UsageError` for stages that there are none of.
     """
     chosen = _chosen(pipeline, only, first)
-    problems, found = list[CodeRepairError](), list[Planned]()
+    problems, found, unknown = list[CodeRepairError](), list[Planned](), list[tuple[Step, list[CodeRepairError]]]()
     for step in pipeline.steps:
         try:
             digest, attempts = _resolved(step, pipeline)
             found.append(_planned(step, digest, attempts, found, step.stage in chosen))
         except CodeRepairError as error:
+            wrong = [_of(step, each) for each in getattr(error, "problems", (error,))]
             if step.stage in chosen:
-                problems += [_of(step, each) for each in getattr(error, "problems", (error,))]
+                problems += wrong
+            else:
+                unknown.append((step, wrong))
     for each in found:
         if each.doing != "left out":
             problems += [
                 _lacking(each, needed) for needed in found if needed.step.stage in each.step.needs - chosen
                 and needed.doing == "left out" and (needed.differs or needed.step.state() != "done")
             ]  # fmt: skip
+    read = {stage for each in pipeline.steps if each.stage in chosen for stage in each.needs}
+    problems += [error for step, wrong in unknown if step.stage in read for error in wrong]  # it may be stale
     return found, several(problems) if problems else None
 
 
@@ -252,6 +258,7 @@ def made_by(step: Step, tasks: str) -> dict[str, Any]:
         "settings": sections,
         "policy": {"name": step.policy.name, "serve": step.policy.serve, **_policy_files(step)},
         "examples": {f"{n} {path.name}": _example_files(path) for n, path in enumerate(step.examples, 1)},
+        "files": _named_files(step),
         "tasks": tasks,
         "versions": {"coderepairrl": __version__, **about["versions"]},
     }
@@ -272,6 +279,20 @@ def _policy_files(step: Step) -> dict[str, str]:
         )
         known |= {name: digest for name, digest in named.items() if name in {file.name for file in models.files(place)}}
     return known
+
+
+def _named_files(step: Step) -> dict[str, dict[str, str]]:
+    """Checksums of what the settings of a stage that trains name by its path."""
+    if step.kind not in TRAIN:
+        return {}
+    config = step.config("")
+    found: dict[str, dict[str, str]] = {}
+    for order in (config.curriculum.easy_first, config.curriculum.band):
+        if order is not None and order.probe:
+            found["probe"] = digests([Path(order.probe)])
+    if folder := teacher(config):
+        found["teacher"] = digests(models.files(folder))
+    return found
 
 
 def _example_files(path: Path) -> dict[str, str]:

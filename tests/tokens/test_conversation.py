@@ -73,6 +73,16 @@ def test_thoughts_are_learned_with_thinking_and_left_out_without(miniature: Path
     assert "think" not in learned(plain, row) and "I look." not in plain.decode(row.ids)
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("thought", ["I look.", ""])
+def test_thoughts_in_the_text_are_those_that_a_server_would_have_kept_apart(
+    thought: str, thinking: bool, miniature: Path
+) -> None:
+    codec = tokens.load(miniature, thinking=thinking)
+    apart, within = call("ls", "So.", reasoning_content=thought), call("ls", f"<think>\n{thought}\n</think>\n\nSo.")
+    assert tokens.rows(codec, attempt(within), TOOLS) == tokens.rows(codec, attempt(apart), TOOLS)
+
+
 def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(miniature: Path) -> None:
     codec = tokens.load(miniature, thinking=True)
     ask = {"role": "user", "content": "And now?"}

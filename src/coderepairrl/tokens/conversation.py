@@ -26,7 +26,7 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
     Raises ValueError for a conversation without a reply or that begins with one, and for one that the model's template
     refuses or writes differently from what is sampled.
     """
-    messages = [_plain(message, codec.thinking) for message in messages]
+    messages = [_plain(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies:
         raise ValueError("the conversation has no reply to learn from")
@@ -55,10 +55,21 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
     return [*made, Row(tuple(ids), tuple(trained))]
 
 
-def _plain(message: Message, thinking: bool) -> Message:
-    """`message` with a string as content, and with thoughts only if there is `thinking`."""
-    kept = {key: value for key, value in message.items() if thinking or key not in ("reasoning_content", "reasoning")}
-    return {**kept, "content": message.get("content") or ""}
+def _plain(message: Message, codec: Codec) -> Message:
+    """`message` with a string as content, and with thoughts only if there is thinking.
+
+    Thoughts that a server left in the text, tags and all, are thoughts, too, where the tags are tokens: spelled as text
+    they would be ids that a policy never samples.
+    """
+    kept, text = dict(message), message.get("content") or ""
+    if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
+        thought, closed, rest = str(text).lstrip().partition("</think>")
+        if closed and thought.startswith("<think>"):
+            kept["reasoning_content"] = kept.get("reasoning_content") or thought.removeprefix("<think>").strip("\n")
+            text = rest.lstrip("\n")
+    if not codec.thinking:
+        kept = {key: value for key, value in kept.items() if key not in ("reasoning_content", "reasoning")}
+    return {**kept, "content": text}
 
 
 def _empty_thoughts(codec: Codec, output: Sequence[int]) -> int:

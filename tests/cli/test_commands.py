@@ -29,6 +29,13 @@ def test_short_help(command: str) -> None:
         assert shown.exit_code == 0 and "Usage:" in shown.stdout, shown.output
 
 
+def test_the_page_of_commands_has_them_all() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    for command in PARTS[1:]:
+        assert any(all(f"`{word}`" in row for word in command.split()) for row in rows), command
+
+
 @pytest.mark.parametrize(("words", "expected"), [("crrl tr", "train"), ("crrl data ver", "verify")])
 def test_completion(words: str, expected: str) -> None:
     """As bash asks for it."""

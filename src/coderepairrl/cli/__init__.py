@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Annotated
 
@@ -57,19 +57,25 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
     pass
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(running.hello, running.train, running.sft, running.config),
-    *(evaluating.eval, evaluating.merge, evaluating.grade, auditing.audit),
-    *(collecting.collect, collecting.select),
-    *(serving.fix, serving.serve, serving.export),
-    *(reading.score, reading.view, reading.report, reading.check),
-    *(comparing.compare, comparing.choose, study.study, pipeline.pipeline, pipeline.probe),
-)
-for command in COMMANDS:
-    app.command()(command)
-app.add_typer(data.app, name="data")
-app.add_typer(agents.app, name="agents")
-app.add_typer(env.app, name="env")
+COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Learn": (
+        *(running.hello, running.train, pipeline.pipeline, pipeline.probe),
+        *(collecting.collect, collecting.select, running.sft),
+    ),
+    "Measure": (
+        *(evaluating.eval, evaluating.merge, evaluating.grade),
+        *(comparing.compare, comparing.choose, study.study, reading.score),
+    ),
+    "Look and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
+    "What there is": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
+}
+"""By the heading of ``crrl --help`` that they stand under."""
+for heading, commands in COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=command.info.name, rich_help_panel=heading)
+        else:
+            app.command(rich_help_panel=heading)(command)
 
 
 def _interrupt(number: int, frame: object) -> None:

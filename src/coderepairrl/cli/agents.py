@@ -9,7 +9,7 @@ import typer
 
 from coderepairrl.cli.output import Json, show
 
-app = typer.Typer(help="Agents: which there are; install the programs of others.", no_args_is_help=True)
+app = typer.Typer(name="agents", help="Agents: which there are; install the programs of others.", no_args_is_help=True)
 
 
 @app.command("list")

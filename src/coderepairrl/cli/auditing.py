@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, SandboxName, SandboxOptions, backend, note, run, show
+from coderepairrl.cli.output import Json, Options, Resume, SandboxName, SandboxOptions, backend, note, run, show
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted
 
@@ -19,7 +19,7 @@ def audit(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="a folder for results and page; else audits/NAME")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue where it stopped")] = False,
+    resume: Resume = False,
     limit: Annotated[int, typer.Option(min=0, help="so many tasks, drawn by the seed; 0: all")] = 0,
     seed: Annotated[int, typer.Option(help="draws tasks and mutants")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="runs of the checks, to find flaky tests")] = 1,

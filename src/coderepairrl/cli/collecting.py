@@ -9,34 +9,35 @@ from typing import Annotated, Any
 
 import typer
 
-from coderepairrl.cli.output import Json, show
+from coderepairrl.cli.output import (
+    Agents,
+    Json,
+    KeyEnv,
+    Limit,
+    ModelName,
+    NewRun,
+    Policies,
+    PriceList,
+    Resume,
+    Settings,
+    show,
+)
 
 
 def collect(
     what: Annotated[
         str, typer.Argument(help="a TOML file, a shipped config, a run, or a task source; with --resume a collection")
     ],
-    given: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's; several times: each"
-        ),
-    ] = None,
-    attempts: Annotated[int | None, typer.Option(help="at each task; else 4")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="so many tasks, drawn by run.seed; else all")] = None,
-    agent: Annotated[
-        list[str] | None, typer.Option(help="who works on the tasks; several times: each, same limits")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="a new run folder; else in run.dir")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue where it stopped")] = False,
-    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
-    prices: Annotated[
-        str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="of a URL, money per million tokens")
-    ] = None,
+    given: Settings = None,
+    policy: Policies = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="at each task; else 4")] = None,
+    limit: Limit = None,
+    agent: Agents = None,
+    output: NewRun = None,
+    resume: Resume = False,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
+    prices: PriceList = None,
     as_json: Json = False,
 ) -> None:
     """Attempt the held-out share of training tasks by any policy, and keep what is worth learning from."""

@@ -13,7 +13,11 @@ from coderepairrl.cli.output import Json, Options, SandboxName, SandboxOptions, 
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted
 
-app = typer.Typer(help="Tasks: which there are; prepare, verify and export them.", no_args_is_help=True)
+app = typer.Typer(
+    name="data",
+    help="Tasks: which there are; prepare, verify and export them; import trajectories.",
+    no_args_is_help=True,
+)
 
 Source = Annotated[str, typer.Argument(help="a task source, or module:Class")]
 

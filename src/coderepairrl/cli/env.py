@@ -12,7 +12,9 @@ from coderepairrl.cli.output import Json, Options, show, table
 from coderepairrl.errors import ExitCode
 from coderepairrl.printable import logged
 
-app = typer.Typer(help="Environments of tasks: are they as built; in what do two differ?", no_args_is_help=True)
+app = typer.Typer(
+    name="env", help="Environments of tasks: are they as built; in what do two differ?", no_args_is_help=True
+)
 
 Environment = Annotated[str, typer.Argument(help="its folder, its name in the cache, or an image's name")]
 

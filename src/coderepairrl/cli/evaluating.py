@@ -9,7 +9,25 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, SandboxName, SandboxOptions, backend, note, run, show
+from coderepairrl.cli.output import (
+    Agents,
+    Json,
+    KeyEnv,
+    Limit,
+    ModelName,
+    NewRun,
+    Options,
+    Policies,
+    PriceList,
+    Resume,
+    SandboxName,
+    SandboxOptions,
+    Settings,
+    backend,
+    note,
+    run,
+    show,
+)
 from coderepairrl.errors import ExitCode, UsageError
 from coderepairrl.printable import counted
 
@@ -18,29 +36,18 @@ def eval(
     what: Annotated[
         str, typer.Argument(help="a TOML file, a shipped config, a run, or a task source; with --resume an evaluation")
     ],
-    given: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's; several times: each"
-        ),
-    ] = None,
+    given: Settings = None,
+    policy: Policies = None,
     preset: Annotated[str | None, typer.Option(help="greedy, thesis, or long: docs/guides/evaluate.md")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="so many tasks, drawn by run.seed; else all")] = None,
-    attempts: Annotated[int | None, typer.Option(help="at each task; for pass@k")] = None,
-    agent: Annotated[
-        list[str] | None, typer.Option(help="who works on the tasks; several times: side by side, same limits")
-    ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="a new run folder; else in run.dir")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue where it stopped")] = False,
+    limit: Limit = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="at each task; for pass@k")] = None,
+    agent: Agents = None,
+    output: NewRun = None,
+    resume: Resume = False,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = None,
-    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
-    prices: Annotated[
-        str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="of a URL, money per million tokens")
-    ] = None,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
+    prices: PriceList = None,
     as_json: Json = False,
 ) -> None:
     """Measure a policy on the tasks of a benchmark, without training: a table with intervals, and predictions."""

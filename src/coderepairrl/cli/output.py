@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -22,6 +23,29 @@ Options = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", h
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line of stdout")]
 Format = Annotated[
     Literal["text", "markdown", "latex", "json"], typer.Option("--format", help="text, markdown, latex or json")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved plan and stop")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
+]
+Policies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's; several times: each",
+    ),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="so many tasks, drawn by run.seed; else all")]
+Agents = Annotated[
+    list[str] | None,
+    typer.Option("--agent", help="who works on the tasks; several times: side by side, same limits"),
+]
+NewRun = Annotated[Path | None, typer.Option("--output", "-o", help="a new run folder; else in run.dir")]
+Resume = Annotated[bool, typer.Option("--resume", help="continue where it stopped")]
+ModelName = Annotated[str, typer.Option(help="of the URL; not needed where there is only one")]
+KeyEnv = Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")]
+PriceList = Annotated[
+    str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="of a URL, money per million tokens")
 ]
 SandboxName = Annotated[str, typer.Option("--sandbox", help="where the checks run")]
 SandboxOptions = Annotated[

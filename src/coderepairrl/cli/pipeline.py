@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Format, Json, Overrides, note, run, show
+from coderepairrl.cli.output import Format, Json, KeyEnv, ModelName, Overrides, Resume, note, run, show
 from coderepairrl.errors import UsageError
 
 
@@ -54,22 +54,25 @@ def probe(
     file: Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run")],
     overrides: Overrides = None,
     policy: Annotated[
-        str | None, typer.Option(help="a run, a checkpoint, a model folder, or a URL; else the file's")
+        str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="so many training tasks, drawn by run.seed; else 32")] = None,
     attempts: Annotated[int | None, typer.Option(min=2, help="at each task; else rollout.group_size")] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="a new run folder")] = Path("runs/probe"),
-    resume: Annotated[bool, typer.Option("--resume", help="continue where it stopped")] = False,
+    resume: Resume = False,
+    model_name: ModelName = "",
+    key_env: KeyEnv = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="a no-go is no failure")] = False,
     form: Format = "text",
     as_json: Json = False,
 ) -> None:
     """Attempt some training tasks as training would: solve rate, informative groups, difficulties, and go or no-go."""
+    from coderepairrl.assembly.model import relayed
     from coderepairrl.report import verdict
     from coderepairrl.runs import RunFolder
     from coderepairrl.stages import probe as probing
 
-    given = [*(overrides or [])]
+    given = [*(overrides or []), *relayed(model_name, key_env)]
     given += [] if limit is None else [f"eval.tasks={limit}"]
     given += [] if attempts is None else [f"eval.attempts={attempts}"]
     plan = probing.resolve(file, given, policy)

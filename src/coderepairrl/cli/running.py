@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Overrides, show, table
+from coderepairrl.cli.output import DryRun, Json, Overrides, show, table
 
+RunFile = Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
 
 
@@ -21,10 +22,10 @@ def hello(overrides: Overrides = None, resume: Resume = False, as_json: Json = F
 
 
 def train(
-    file: Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")],
+    file: RunFile,
     overrides: Overrides = None,
     resume: Resume = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved plan and stop")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
     """Train a policy: tasks, groups of episodes, rewards, advantages, update, weights live, next step."""
@@ -45,13 +46,13 @@ def train(
 
 
 def sft(
-    file: Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")],
+    file: RunFile,
     overrides: Overrides = None,
     resume: Resume = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the resolved plan and stop")] = False,
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a policy on examples of `crrl collect`, or of its files, or on a teacher's distribution over them."""
+    """Fine-tune a policy on the examples of `crrl collect` and `select`, or on a teacher's distribution over them."""
     from coderepairrl import config, stages
     from coderepairrl.assembly.imitation import resolve_imitation
     from coderepairrl.stages import sft as stage

@@ -76,11 +76,11 @@ def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message
     if ending < habits.exact:
         patch(broken, fixed)
     elif (ending := ending - habits.exact) < habits.slip:
-        patch(broken, _slip(exercise, rng))
+        patch(broken, slipped(exercise, rng))
     elif (ending := ending - habits.slip) < habits.elsewhere:
         patch(*another_edit(exercise, rng))
     elif ending - habits.elsewhere < habits.misquote:
-        patch(_misquote(broken, rng), fixed)
+        patch(misquoted(broken, rng), fixed)
         if rng.random() < 0.5:
             patch(broken, fixed)
     messages.append({"role": "assistant", "content": prompt.DONE})
@@ -102,7 +102,7 @@ def row(codec: Codec, messages: Sequence[Message]) -> tuple[list[int], list[bool
     return list(ids), said
 
 
-def _slip(exercise: Exercise, rng: Random) -> str:
+def slipped(exercise: Exercise, rng: Random) -> str:
     """The broken line changed in a way that does not repair it."""
     broken, fixed = exercise.broken_line, exercise.fixed_line
     return rng.choice([line for line in _edits(exercise, broken) if line != fixed] or [broken + " "])
@@ -126,7 +126,7 @@ def _edits(exercise: Exercise, line: str) -> list[str]:
     return [text for text in dict.fromkeys(changed) if text != line]
 
 
-def _misquote(line: str, rng: Random) -> str:
+def misquoted(line: str, rng: Random) -> str:
     """`line` with a word lost or doubled."""
     words = line.split(" ")
     at = rng.randrange(len(words))

@@ -1,0 +1,176 @@
+"""Kinds of tasks on the tiny policy: does each learn from its reward, and does it help or harm to mix them?
+
+``python benchmarks/kinds.py FOLDER`` makes miniatures and demonstrations (`workshop.tiny.kinds`), fine-tunes
+``builtin:tiny`` on them once, and goes on by ``crrl train``, seed by seed: each kind alone, and all of them mixed, in
+steps that have as many episodes of each kind. What is finished is not run again, what was interrupted goes on: the
+same command any number of times. ``--table`` prints what is there by now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.runs.examples import NAME
+from coderepairrl.stages.history import read_history
+from coderepairrl.stats.replicates import replicated, replicated_difference
+from coderepairrl.tasks.jsonl import JsonlSource, write_jsonl
+from coderepairrl.types import Ending
+from workshop.tiny import kinds
+from workshop.tiny.prompt import AGENT_OPTIONS
+
+SEEDS = (0, 1)
+STEPS, TASKS, GROUP = 12, 4, 8
+"""Updates, and of each kind in one of them tasks and attempts at each."""
+MIXED = "mixed"
+ALONE = {"agent": {"name": "direct", "options": {"system": "", "files": "none"}}}
+KIND: Mapping[str, Mapping[str, Any]] = {
+    "detect": {**ALONE, "reward": {"label": 1.0}, "turn_tokens": 24},
+    "repair": {**ALONE, "turn_tokens": 112},
+    "tools": {"agent": {"name": "nano", "options": dict(AGENT_OPTIONS)}, "turn_tokens": 96},
+    "implement": {**ALONE, "turn_tokens": 200},
+}
+"""The sections ``[kinds.NAME]``."""
+WARM = ("data.epochs=1", "data.batch=8", "data.held_out=0", "train.lr=1.5e-3", "run.checkpoint_every=1000")
+
+
+def crrl(*arguments: str) -> None:
+    """Run the command to its end. Raises `subprocess.CalledProcessError`."""
+    subprocess.run([sys.executable, "-m", "coderepairrl.cli", *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+def finished(run: RunFolder) -> bool:
+    """Whether the run is at its end."""
+    return run.log.exists() and any(record["type"] == "end" for record in run.records())
+
+
+def toml(value: Any) -> str:
+    """`value` on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value)
+
+
+def recipe(data: Path, of: Sequence[str]) -> Path:
+    """The file of a run of the kinds `of`, beside their tasks in `data`, as are its held-out tasks."""
+    held_out, file = (data / f"{'-'.join(of)}.{what}" for what in ("test.jsonl", "toml"))
+    write_jsonl([task for kind in of for task in JsonlSource(data / f"{kind}.jsonl", split="test")], held_out)
+    sources = [{"source": "jsonl", "options": {"path": str(data / f"{kind}.jsonl"), "split": "train"}} for kind in of]
+    lines = [
+        'extends = "hello"',
+        f"tasks = {toml({'sources': sources, 'verify': False})}",
+        f"kinds = {toml({kind: KIND[kind] for kind in of})}",
+        "reward = { patch_edits = 0.5, tests = 0.5 }",
+        f"rollout = {toml({'tasks_per_step': TASKS * len(of), 'group_size': GROUP})}",
+        "train = { balance_kinds = true }",
+        f"eval = {toml({'source': 'jsonl', 'options': {'path': str(held_out)}, 'reward': {}})}",
+        f"run = {toml({'steps': STEPS, 'checkpoint_every': STEPS, 'health': {'action': 'warn'}})}",
+    ]
+    file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return file
+
+
+def measure(folder: Path, of: Sequence[str]) -> None:
+    """Run what is missing, seed by seed, so that the arms have as many."""
+    data, warm = folder / "data", RunFolder(folder / "warm")
+    if not (data / NAME).exists():
+        kinds.make(data, of)
+    if not finished(warm):
+        resume = ["--resume"] if warm.log.exists() else []
+        where = (f"run.dir={folder}", "run.name=warm", f"data.paths={toml([str(data / NAME)])}")
+        crrl("sft", "sft-tiny", *where, *WARM, *resume)
+    for seed in SEEDS:
+        for name, own in arms(of).items():
+            run = RunFolder(folder / f"{name}-{seed}")
+            if not finished(run):
+                resume = ["--resume"] if run.log.exists() else []
+                where = (f"run.dir={folder}", f"run.name={run.path.name}", f"run.seed={seed}")
+                crrl("train", str(recipe(data, own)), f"model.path={warm.path}", *where, *resume)
+
+
+def arms(of: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The kinds in each arm."""
+    return {**{kind: (kind,) for kind in of}, MIXED: tuple(of)}
+
+
+def rewards(run: RunFolder) -> dict[str, dict[int, dict[str, float]]]:
+    """Held-out rewards by kind, by step, and by task."""
+    found: dict[str, dict[int, dict[str, float]]] = {}
+    for episode in logged_episodes(run.records(), lambda name: name.startswith("eval-")):
+        if episode.ending is not Ending.VOID:
+            by_step = found.setdefault(episode.task_id.partition("/")[0], {})
+            by_step.setdefault(episode.step, {})[episode.task_id] = episode.reward
+    return found
+
+
+def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
+    """What there is by now, as Markdown; kinds mixed and alone are compared on the seeds that both have."""
+    runs = {(arm, seed): RunFolder(folder / f"{arm}-{seed}") for arm in arms(of) for seed in SEEDS}
+    held_out = {key: rewards(run) for key, run in runs.items() if finished(run)}
+    yield "| kind | trained | seeds | tasks in clusters | before | after | after - before | mixed - alone |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for kind in of:
+        for arm in (kind, MIXED):
+            seeds = [seed for seed in SEEDS if (arm, seed) in held_out]
+            if not seeds:
+                continue
+            own = [held_out[arm, seed][kind] for seed in seeds]
+            first, last = ([steps[step] for steps in own] for step in (0, STEPS))
+            both = [seed for seed in seeds if (kind, seed) in held_out]
+            alone = [held_out[kind, seed][kind][STEPS] for seed in both]
+            mixed = [held_out[arm, seed][kind][STEPS] for seed in both]
+            rows, clusters = _rows(*first, *last)
+            before, after = rows[: len(seeds)], rows[len(seeds) :]
+            cells = [kind, "mixed" if arm == MIXED else "alone", str(len(seeds))]
+            cells += [f"{len(clusters)} in {len(set(clusters))}"]
+            cells += [str(replicated(each, clusters, share=True).interval) for each in (before, after)]
+            cells += [str(replicated_difference(before, after, clusters, share=True).interval)]
+            if arm == MIXED and both:
+                rows, clusters = _rows(*alone, *mixed)
+                difference = replicated_difference(rows[: len(both)], rows[len(both) :], clusters, share=True)
+                cells += [str(difference.interval)]
+            else:
+                cells += [""]
+            yield f"| {' | '.join(cells)} |"
+    yield "\n| trained | seed | held-out reward before and after, by kind | episodes |"
+    yield "|---|---|---|---|"
+    for (arm, seed), by_kind in held_out.items():
+        means = (
+            f"{kind} " + ", ".join(f"{fmean(steps[step].values()):.3f}" for step in sorted(steps))
+            for kind, steps in by_kind.items()
+        )
+        episodes = int(sum(step["metrics"]["episodes"] for step in read_history(runs[arm, seed]).steps))
+        yield f"| {arm} | {seed} | {'; '.join(means)} | {episodes} |"
+
+
+def _rows(*each: Mapping[str, float]) -> tuple[list[list[float]], list[str]]:
+    """Rewards of the tasks that all have, and their functions, by which they are clustered."""
+    tasks = sorted(set.intersection(*map(set, each)))
+    return [[one[task] for task in tasks] for one in each], [task.rpartition("/")[0] for task in tasks]
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kinds", default="detect,repair,tools", help="of these and implement, separated by commas")
+    parser.add_argument("--table", action="store_true", help="run nothing, and print what is there")
+    options = parser.parse_args()
+    folder, of = options.folder.resolve(), options.kinds.split(",")
+    folder.mkdir(parents=True, exist_ok=True)
+    if not options.table:
+        measure(folder, of)
+    print("\n".join(table(folder, of)))
+
+
+if __name__ == "__main__":
+    main()

@@ -51,6 +51,12 @@ def test_links_lead_somewhere() -> None:
     assert [link for page in pages for link in broken(page)] == []
 
 
+def test_the_overview_links_every_page() -> None:
+    overview = ROOT / "docs" / "index.md"
+    linked = {(overview.parent / link).resolve() for link in LINK.findall(overview.read_text())}
+    assert [page.name for page in tracked("docs/*.md") if page != overview and page not in linked] == []
+
+
 def test_pages_that_messages_and_comments_name_exist() -> None:
     sources = tracked("*.py", "*.toml", "*.sh", "*.def", "Makefile")
     named = {

@@ -21,15 +21,18 @@ from coderepairrl.assembly import examples
 from coderepairrl.assembly.imitation import OF_ATTEMPTS, resolve_imitation
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.learner import settings
+from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load
 from coderepairrl.config.schema import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.report.analysis import analyse
 from coderepairrl.report.reading import read as read_run
+from coderepairrl.report.view import Site
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, read_examples, write_examples
 from coderepairrl.runs.storage import digests
+from coderepairrl.stages import evaluation
 from coderepairrl.stages.command import folder_of
 from coderepairrl.stages.sft import sft, summary
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
@@ -103,6 +106,9 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(table:
     about = folder.about()["data"]
     assert about["rendered"] == {"without tokens": 8} and about["train"] == len(there)
     assert {"learn/loss", "learn/accuracy", "learn/lr", "learn/nll"} <= folder.metrics()[-1].keys()
+    assert folder.path.name in Site([folder.path]).page("index.html")
+    with pytest.raises(ConfigError, match="no tasks are named"):
+        evaluation.resolve(str(folder.path), [])
     report = analyse(read_run(folder.path))
     assert report.status and len(report.steps) == steps and not [n for n in report.notices if "damage" in n]
 
@@ -193,6 +199,19 @@ def test_bad_input_is_refused_before_anything_starts(
     with pytest.raises(error, match=match):
         resolve_imitation(config_of(arguments(table, tmp_path, *overrides)))
     assert not list(tmp_path.iterdir())
+
+
+def test_one_path_is_enough_and_the_longest_example_is_as_long_as_the_model_reads(table: Path) -> None:
+    config = config_of(["sft-tiny", f"data.paths={table}"])
+    assert config.data.paths == (str(table),)
+    data = config.data.model_copy(update={"max_tokens": None})
+    assert examples.read(data, TINY, tokens.load(TINY)).train
+
+
+def test_what_is_to_be_learned_from_is_no_configuration(table: Path) -> None:
+    with pytest.raises(UsageError, match="not how") as caught:
+        command(str(table.parent))
+    assert f"data.paths={table.parent}" in caught.value.fix
 
 
 def test_settings_of_attempts_are_those_of_the_schema() -> None:

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError, ConfigError, Several
+from coderepairrl.report.pipeline import Stage, changes
 from coderepairrl.stages import pipeline, pipeline_run, probe
 from coderepairrl.stages.pipeline import Pipeline
+from coderepairrl.stats.spending import Spent
 
 HEAD = """
 [pipeline]
@@ -216,6 +218,12 @@ def test_a_folder_of_somebody_else_is_not_touched(done: Path) -> None:
     (done / "pipelines/p/probe.json").unlink()
     with pytest.raises(CodeRepairError, match="was not made by this pipeline"):
         doing(done)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_where_nothing_was_evaluated_nothing_is_compared(tmp_path: Path, finished: bool) -> None:
+    folder = tmp_path / "eval" / "base"
+    assert changes([Stage("eval/base", "eval", "base", "", folder, finished, None, Spent(), "", "")]) == ([], [])
 
 
 def test_a_dry_run_shows_the_whole_plan_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,8 +83,9 @@ def as_text(found: Mapping[str, Any]) -> str:
         )
         runs = " ".join(map(shlex.quote, found["sources"]))
         where = "" if len(found["sources"]) == 1 else f" -o {shlex.quote(found['run'])}"
-        lines += [f"next: {as_called(f'crrl select {runs} keep.best=1{where}')}  selects anew, without attempts"]
-    return "\n".join(lines)
+        lines.append(f"next: {as_called(f'crrl select {runs} keep.best=1{where}')}  selects anew, without attempts")
+    learns = as_called(f"crrl sft FILE data.paths={shlex.quote(found['examples'])}")
+    return "\n".join([*lines, f"next: {learns}  fine-tunes on them, by the settings of FILE, such as sft-tiny"])
 
 
 _HOW = {"exact": "with the tokens that were sampled", "rendered": "to be rendered by the template of who learns"}

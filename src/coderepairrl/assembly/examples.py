@@ -78,10 +78,13 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
     `UsageError` for what cannot be read, is empty or in two files, and `ConfigError` for examples that do not fit.
     """
     if not data.paths:
-        raise ConfigError("data.paths is empty: there is nothing to learn from", fix='data.paths=["runs/NAME"]')
-    if data.max_tokens > codec.context:
         raise ConfigError(
-            f"data.max_tokens={data.max_tokens}, and {codec.name} reads at most {codec.context} tokens",
+            "data.paths is empty: there is nothing to learn from", fix="data.paths=RUN, of crrl collect or crrl select"
+        )
+    most = data.max_tokens or codec.context
+    if most > codec.context:
+        raise ConfigError(
+            f"data.max_tokens={most}, and {codec.name} reads at most {codec.context} tokens",
             fix=f"data.max_tokens={codec.context}",
         )
     found: list[Rows] = []
@@ -100,7 +103,7 @@ def read(data: Data, model: Path, codec: Codec) -> Examples:
             rendered[why] += bool(why)
             if isinstance(rows, str):
                 unfit.setdefault(rows, []).append(example.id)
-            elif reason := _unfit(rows, data.max_tokens, codec.vocab_size):
+            elif reason := _unfit(rows, most, codec.vocab_size):
                 unfit.setdefault(reason, []).append(example.id)
             else:
                 found.append(Rows(example.episode, example.task_id, tuple(rows)))
@@ -158,7 +161,7 @@ def _file(name: str) -> Path:
     found = path / NAME if path.is_dir() else path
     if not found.is_file():
         what = "has no examples" if path.is_dir() else "is not there"
-        raise UsageError(f"data.paths: {path} {what}", fix='crrl collect ... -o RUN, then data.paths=["RUN"]')
+        raise UsageError(f"data.paths: {path} {what}", fix="crrl collect ... -o RUN, then data.paths=RUN")
     return found
 
 
@@ -184,7 +187,7 @@ def _unfit(rows: Sequence[Row], most: int, vocabulary: int) -> str:
     if any(not 0 <= each < vocabulary for row in rows for each in row.ids):
         return f"have ids outside the vocabulary of {vocabulary}"
     if any(len(row.ids) > most for row in rows):
-        return f"are longer than data.max_tokens={most}"
+        return f"are longer than {most} tokens"
     if not all(any(row.trained) for row in rows):
         return "have nothing to learn"
     return "begin with what is to be learned" if any(row.trained[0] for row in rows) else ""

@@ -90,7 +90,7 @@ def _check_meaning(config: Config) -> None:
     if config.train.algorithm != "sft":
         raise ConfigError(
             f"train.algorithm={config.train.algorithm} learns from rewards: crrl train does that",
-            fix="train.algorithm=sft",
+            fix='begin with sft-tiny, sft-thesis, or a file with train.algorithm = "sft"',
         )
     for key in OF_ATTEMPTS:
         name, _, field = key.partition(".")

@@ -13,9 +13,9 @@ from coderepairrl.assembly.place import Place
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Eval, Source
+from coderepairrl.config.schema import Eval, Source, Tasks
 from coderepairrl.environments import check_environments
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rollout import Share
 from coderepairrl.sandbox.workspace import check_workspace, environment_of
 from coderepairrl.tasks.select import held_out
@@ -116,6 +116,12 @@ class _Source(NamedTuple):
 
 
 def _read(source: str, options: Mapping[str, Any], kind: str) -> _Source:
+    if (source, dict(options)) == (Tasks().source, {}):
+        raise ConfigError(
+            "no tasks are named",
+            fix="tasks.source=NAME, of `crrl data list`, or tasks.options.path=FILE; to measure a model:"
+            " crrl eval SOURCE --policy MODEL",
+        )
     made = tasks.make(source, **options)
     made.prepare()
     found = [replace(task, kind=task.kind or kind) for task in made] if kind else list(made)

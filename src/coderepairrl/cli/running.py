@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,8 +56,15 @@ def sft(
     """Fine-tune a policy on the examples of `crrl collect` and `select`, or on a teacher's distribution over them."""
     from coderepairrl import config, stages
     from coderepairrl.assembly.imitation import resolve_imitation
+    from coderepairrl.errors import UsageError
+    from coderepairrl.runs.examples import NAME
     from coderepairrl.stages import sft as stage
 
+    if (Path(file) / NAME).is_file():
+        raise UsageError(
+            f"{file} has examples, which are what to learn from, and not how",
+            fix=f"crrl sft sft-tiny data.paths={file}, or a config of your own in place of sft-tiny",
+        )
     resolved = config.load(file, overrides or [])
     folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
     plan = resolve_imitation(stages.pinned(resolved))

@@ -432,11 +432,15 @@ class Learning(Section):
     too. `zero2` and `zero3` need the package deepspeed."""
 
 
+def _one(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
 class Data(Section):
     """What `crrl sft` learns from (docs/guides/sft.md)."""
 
-    paths: tuple[str, ...] = ()
-    """Runs of `crrl collect`, or Parquet files of such examples."""
+    paths: Annotated[tuple[str, ...], BeforeValidator(_one)] = ()
+    """Runs of `crrl collect`, or Parquet files of such examples; several as a list."""
     batch: int = Field(default=32, ge=1)
     """Examples of a step."""
     epochs: float | None = Field(default=None, gt=0)
@@ -449,8 +453,8 @@ class Data(Section):
     patience: int = Field(default=0, ge=0)
     """Stop after so many measurements without a new lowest held-out loss; only steps that have one leave a checkpoint.
     0: never."""
-    max_tokens: int = Field(default=16_384, ge=2)
-    """Longest sequence."""
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Longest sequence; unset: as long as the model reads."""
     unfit: Literal["refuse", "drop"] = "refuse"
     """What becomes of examples that are longer, or that the model's template cannot write: nothing starts, or they are
     left out, counted and named."""

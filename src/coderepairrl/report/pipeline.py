@@ -151,6 +151,8 @@ def changes(stages: Sequence[Stage]) -> tuple[list[Change], list[str]]:
         own = [each for each in stages if each.kind == "eval" and each.folder.parent == home and each.done]
         for metric in METRICS:
             read = [(each.folder.name, _outcomes(each, metric)) for each in own]
+            if all(known is None for _, known in read):
+                continue
             try:
                 same = alike([known for _, known in read if known is not None], Question(common=True))
             except UsageError as error:

@@ -224,7 +224,7 @@ def open_run(path: Path) -> RunFolder:
         why = "it has no run.json" if isinstance(error, FileNotFoundError) else error
         raise UsageError(
             f"{path} is not a run folder ({why})" if path.exists() else f"there is no run {path}",
-            fix=nearest_run(path) or "name a folder that `crrl train` made: it has a run.json",
+            fix=nearest_run(path) or "name the folder of a run: it has a run.json",
         ) from error
     schema = about.get("schema") if isinstance(about, dict) else None
     if schema not in _READABLE:

@@ -24,6 +24,7 @@ from coderepairrl.config import load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Account, Form, Learner
+from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.protocols import Engine
@@ -397,14 +398,20 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> None:
-    counts = plan.examples.counts()
+    counts, config = plan.examples.counts(), plan.config
     progress.say(f"run folder {folder.path}")
     progress.say(
-        f"{counts['train']:,} examples of {counts['tasks']:,} tasks ({counts['trained_tokens']:,} of"
+        f"{counted(counts['train'], 'example')} of {counted(counts['tasks'], 'task')} ({counts['trained_tokens']:,} of"
         f" {counts['tokens']:,} tokens are trained), {counts['held_out']:,} held out"
     )
+    decides = "run.steps" if config.data.epochs is None else "data.epochs"
+    each = config.run.steps * config.data.batch / counts["train"] if config.data.epochs is None else config.data.epochs
+    progress.say(
+        f"{counted(config.run.steps, 'step')} of {counted(config.data.batch, 'example')}, by {decides}: each example"
+        f" comes {each:.3g} times"
+    )
     for why, count in plan.examples.rendered.items():
-        progress.say(f"{count:,} examples {why} were rendered from their messages by the model's template")
+        progress.say(f"{counted(count, 'example')} {why}, rendered from their messages by the model's template")
     if plan.examples.dropped:
         progress.say(f"left out: {examples.in_words(plan.examples.dropped)}")
     if plan.doubt:

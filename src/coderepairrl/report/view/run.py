@@ -235,6 +235,8 @@ def _noticed(around: Around, shown: Shown) -> Around:
 
 def _advantages(terms: Train) -> Advantages:
     """Advantages as the learner has them."""
+    if terms.algorithm == "sft":  # it compares no attempts
+        return lambda rewards: (None,) * len(rewards)
     kind = terms.advantage or KIND[terms.algorithm]
     kl = (terms.beta > 0 or bool(terms.teacher)) and terms.denominator == "episodes"
     return lambda rewards: group_advantages(rewards, kind, kl=kl).values

@@ -18,7 +18,9 @@ from coderepairrl.assembly.numerics import clip
 from coderepairrl.assembly.sizing import KNOWN
 from coderepairrl.config import load, shipped
 
-PRESETS = sorted(name for name in set(shipped()) - {"hello"} if not name.startswith("sft-"))
+PRESETS = sorted(
+    name for name in shipped() if not name.startswith("sft-") and not load(name).model.path.startswith("builtin:")
+)
 GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2)}
 """That serve, and that learn; the others share one."""
 ROW = {

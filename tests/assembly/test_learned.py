@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from coderepairrl.assembly.learned import check_learned, learned_by
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.tasks import read_collected, read_tasks
 from coderepairrl.config import Config
-from coderepairrl.errors import RunError, TaskError
+from coderepairrl.errors import CodeRepairError, RunError, TaskError
 from coderepairrl.runs.learned import NAME, read_learned, write_learned
 from coderepairrl.types import Task
 
@@ -77,6 +78,18 @@ def test_training_on_what_was_learned_is_refused_unless_it_is_asked_for(tmp_path
     check(holdout=0.25)
     check(holdout=0.5)
     check(learned="train")
+
+
+def test_two_tasks_of_one_id_are_neither_trained_on_nor_collected_from(tmp_path: Path) -> None:
+    rows = [{"before": "x\n", "after": after, "id": "q"} for after in ("y\n", "z\n")]
+    (tmp_path / "twice.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"source": "repair", "options": {"path": str(tmp_path / "twice.jsonl"), "cache": str(tmp_path)}}
+    data: dict[str, Any] = {"run": {"name": "x"}, "tasks": {**source, "holdout": 0.0}, "eval": {"tasks": 0}}
+    with pytest.raises(CodeRepairError, match="there are 2 tasks repair/q"):
+        trained(configs.validate(data, "test"))
+    data["tasks"]["holdout"] = 1.0
+    with pytest.raises(CodeRepairError, match="there are 2 tasks repair/q"):
+        collected(configs.validate(data, "test"))
 
 
 def test_a_share_that_leaves_nothing_is_refused(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_a_task_is_evaluated_once(file: Path) -> None:
     label = "[kinds.label]\nagent = { name = 'direct', options = { system = '' } }\nreward = 'classification'\n"
     mixed = _several(file, both)
     mixed.write_text(mixed.read_text() + label)
-    with pytest.raises((TaskError, Several), match="task same is in two sources"):
+    with pytest.raises((TaskError, Several), match="there are 2 tasks same"):
         resolve(load(mixed, ["eval.split=test"]))
 
 

@@ -106,6 +106,8 @@ def test_bad_input(tmp_path: Path) -> None:
         repairs(tmp_path, row(after=BEFORE)).prepare()
     with pytest.raises(TaskError, match="no column 'before'"):
         repairs(tmp_path, {"id": "a"}).prepare()
+    with pytest.raises(TaskError, match="column 'after' has half a character at 1"):
+        repairs(tmp_path, row(after="x\ud800")).prepare()
 
 
 _TEXT = st.lists(st.sampled_from(("", "a", "b", "\x0c", "-", "+ x", "\\ No newline at end of file"))).map("\n".join)

@@ -64,8 +64,7 @@ def read_tasks(
                     fix="hold out less: crrl collect takes what is held out, training the rest",
                 )
             shares.append(Share(left, each.weight, each.first_step, each.last_step))
-        if len(shares) > 1:
-            _once(task for share in shares for task in share.tasks)
+        _once(task for share in shares for task in share.tasks)
         return tuple(shares)
 
     def measured() -> Mapping[str, tuple[Task, ...]]:
@@ -93,6 +92,7 @@ def read_collected(config: Config, problems: Problems) -> Made[Mapping[str, tupl
     def collected() -> Mapping[str, tuple[Task, ...]]:
         everything = [task for each in sources.value for task in each.tasks]
         found = [task for task in everything if held_out(task.id, share)]
+        _once(found)
         if not found:
             raise TaskError(
                 f"none of the {len(everything)} tasks is among the {share:g} that are collected from",
@@ -135,7 +135,7 @@ def _split(everything: Sequence[Task], split: str) -> tuple[Task, ...]:
 def _once(some: Iterable[Task]) -> None:
     for name, count in Counter(task.id for task in some).items():
         if count > 1:
-            raise TaskError(f"task {name} is in two sources", fix="leave it out of one: ids are unique in a run")
+            raise TaskError(f"there are {count} tasks {name}", fix="leave all but one out: ids are unique in a run")
 
 
 def check_workspaces(everything: Iterable[Task], place: Made[Place], problems: Problems) -> None:

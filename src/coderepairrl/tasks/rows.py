@@ -91,6 +91,10 @@ class Row:
 
     def _of(self, column: str, kind: type[str]) -> str:
         found: str = self._checked(column, self.values[column], kind)
+        try:
+            found.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise self.wrong(f"column {column!r} has half a character at {error.start}") from None
         return found
 
     def _checked(self, column: str, found: Any, kind: type) -> Any:

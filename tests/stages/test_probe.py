@@ -52,6 +52,11 @@ def test_attempts_that_earn_differently_are_a_go() -> None:
     assert "Go: of 12 tasks" in verdict.render(probe.result(found), "text")
 
 
+def test_answers_need_no_patch_for_a_go() -> None:
+    answers = [attempt(task, None, reward, patch=b"") for task in range(12) for reward in (0.0, 1.0)]
+    assert probe.judge(answers, CONFIG).go
+
+
 @pytest.mark.parametrize(
     ("episodes", "what", "fix"),
     [

@@ -196,7 +196,7 @@ def _reasons(valid: Sequence[Episode], whole: Part, limit: Interval) -> Iterable
             f"none of {of} had room for a reply: the prompt fills the episode",
             "raise rollout.tokens, or leave out tasks with long prompts",
         )
-    elif not any(each.patch.strip() for each in valid):
+    elif not any(each.patch.strip() or each.reward > _NOTHING for each in valid):  # an answer earns without a patch
         works = [call.ok for each in valid for call in each.tool_calls]
         calls = f"{sum(works)} of {counted(len(works), 'tool call')} worked" if works else "there was no tool call"
         yield Reason(

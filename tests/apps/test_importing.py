@@ -247,6 +247,9 @@ DAMAGE: list[tuple[str, Any]] = [
     ("atif", {"steps": [{"source": "moon"}], "agent": {}}),
     ("atif", {"steps": [], "agent": {}}),
     ("atif", {"steps": [{"source": "agent", "tool_calls": [7]}], "agent": {}}),
+    ("atif", {"steps": [{"source": "agent", "message": "a"}], "agent": {}, "extra": {"reward": float("nan")}}),
+    ("atif", {"steps": [{"source": "agent", "message": "a"}], "agent": {}, "extra": {"reward": 10**400}}),
+    ("openhands", {"instance_id": "a", "messages": EXPECTED, "model": "\ud800"}),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -75,8 +76,20 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
     try:
         if not isinstance(row, Mapping):
             raise ValueError("no object")
-        return reader(row, where)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:  # anything may stand in it
+        found = reader(row, where)
+        if not math.isfinite(found.reward or 0.0):
+            raise ValueError(f"its reward {found.reward} is no number")
+        "".join((found.task, found.id, found.agent, found.model, found.named)).encode()  # half a character is no text
+        found.patch.encode("utf-8", "surrogateescape")
+        return found
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        OverflowError,
+    ) as error:  # anything may stand in it
         return Damaged(where, str(error) or type(error).__name__)
 
 

@@ -115,6 +115,8 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
         _create(folder, plan, checksums, {"conditions": found, "differences": [each._asdict() for each in differing]})
         for each in differing:
             (progress.say if each.meant else progress.alarm)(str(each))
+    if plan.config.model.init == "weights":  # of a resumed run, too: it may have been killed before
+        write_learned(folder.path, learned_by(plan.config.model.path))
     progress.say(f"run folder {folder.path}")
     if doubt:
         progress.say(doubt)
@@ -170,8 +172,6 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
         **found,
     }
     folder.create(to_toml(plan.config), about, plan.model.engine.versions())
-    if plan.config.model.init == "weights":
-        write_learned(folder.path, learned_by(plan.config.model.path))
 
 
 async def _until_stopped(

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.apps.evaluate import Evaluation
-from coderepairrl.assembly.replying import InTurn
+from coderepairrl.apps.evaluate import Evaluation, attempt
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted
 from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.runs import logged_episodes
 from coderepairrl.runs.examples import NAME
-from coderepairrl.stages import collect as stage
+from coderepairrl.stages.keep import keep
 from coderepairrl.stages.select import table
 from coderepairrl.stats.spending import Prices, Spent, spent
 
@@ -23,33 +22,20 @@ from coderepairrl.stats.spending import Prices, Spent, spent
 async def collect(planned: Sequence[Evaluation], *, resume: bool = False) -> dict[str, Any]:
     """The attempts of all `planned`, one policy after the other, and what is kept of them, with what they cost.
 
-    Of several, the examples are in the folder that theirs are in. Raises what `stages.collect` raises, and
-    `Interrupted`.
+    Of several, the examples are in the folder that theirs are in. Raises what `attempt` and `keep` raise,
+    and `Interrupted`.
     """
     several = len(planned) > 1
     home = planned[0].folder.path.parent if several else planned[0].folder.path
-
-    async def all_of_them() -> None:
-        async with InTurn([each.plan for each in planned]) as models:
-            for each in (planned[number] for number in models.order):
-                await stage.collect(
-                    each.plan,
-                    each.folder,
-                    resume=resume and (not several or (each.folder.path / "run.json").is_file()),
-                    shard=each.shard,
-                    prices=each.prices,
-                    opens=models.replying,
-                )
-
     again = f"the same command with -o {home} --resume" if several else f"crrl collect {home} --resume"
-    await until_interrupted(all_of_them(), fix=again)
+    await until_interrupted(attempt(planned, resume=resume, collects=True), fix=again)
     cost, money = Spent(), 0.0
     for each in planned:
         own = spent(logged_episodes(each.folder.records()))
         prices = each.folder.about().get("prices")
         cost, money = cost.plus(own), money + (own.money(Prices(*prices)) if prices else 0.0)
     paid = {"money": money} if any(each.folder.about().get("prices") for each in planned) else {}
-    found = stage.keep([each.folder.path for each in planned], planned[0].plan.config.keep, home / NAME)
+    found = keep([each.folder.path for each in planned], planned[0].plan.config.keep, home / NAME)
     return {"run": str(home), **found, "cost": {**cost._asdict(), **paid}}
 
 
@@ -57,7 +43,7 @@ def select(sources: Sequence[Path], given: Sequence[str], output: Path | None) -
     """What `given` (``keep.NAME=VALUE``) keeps of the attempts in `sources`, written to `output`: a file, or a folder.
 
     Of one run, what is not given is as its configuration has it, and without an `output` its examples are replaced.
-    Raises what `stages.collect.keep` raises, and `ConfigError` for a setting that is none.
+    Raises what `keep` raises, and `ConfigError` for a setting that is none.
     """
     if wrong := next((each for each in given if not each.startswith(("keep.", "keep="))), ""):
         raise UsageError(f"{wrong!r} is no filter", fix="write keep.above=0.5, for example")
@@ -67,7 +53,7 @@ def select(sources: Sequence[Path], given: Sequence[str], output: Path | None) -
     plain = configs.validate({"run": {"name": "selection"}}, "crrl select")
     chosen = configs.override(configs.load(one) if one else plain, given)
     target = output or sources[0]
-    return stage.keep(sources, chosen.keep, target if target.suffix == ".parquet" else target / NAME)
+    return keep(sources, chosen.keep, target if target.suffix == ".parquet" else target / NAME)
 
 
 def as_text(found: Mapping[str, Any]) -> str:

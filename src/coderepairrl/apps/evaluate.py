@@ -16,6 +16,7 @@ from coderepairrl.assembly.model import named
 from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.replying import InTurn
+from coderepairrl.assembly.tasks import collected_share
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Agent
 from coderepairrl.errors import UsageError, as_called
@@ -255,31 +256,35 @@ def _prices(text: str | None, plan: AgentPlan) -> Prices | None:
 async def evaluate(planned: Evaluation, *, resume: bool = False) -> dict[str, Any]:
     """Measure, and what ``--json`` prints: run folder, policy, summaries by name, cost. Raises what `measure` does, and
     `Interrupted`."""
-    await until_interrupted(
-        evaluation.measure(planned.plan, planned.folder, resume=resume, shard=planned.shard, prices=planned.prices),
-        fix=f"crrl eval {planned.folder.path} --resume",
-    )
+    await until_interrupted(attempt([planned], resume=resume), fix=f"crrl eval {planned.folder.path} --resume")
     return found(planned.folder)
 
 
 async def evaluate_each(planned: Sequence[Evaluation], *, resume: bool = False) -> list[dict[str, Any]]:
-    """As `evaluate`, of each of `planned`, one after the other; their models share engines (`InTurn`). With `resume`,
-    those that were begun go on."""
-
-    async def all_of_them() -> None:
-        async with InTurn([each.plan for each in planned]) as models:
-            for each in (planned[number] for number in models.order):
-                await evaluation.measure(
-                    each.plan,
-                    each.folder,
-                    resume=resume and (each.folder.path / "run.json").is_file(),
-                    shard=each.shard,
-                    prices=each.prices,
-                    opens=models.replying,
-                )
-
-    await until_interrupted(all_of_them(), fix=f"the same command with -o {planned[0].folder.path.parent} --resume")
+    """As `evaluate`, of each of `planned`."""
+    again = f"the same command with -o {planned[0].folder.path.parent} --resume"
+    await until_interrupted(attempt(planned, resume=resume), fix=again)
     return [found(each.folder) for each in planned]
+
+
+async def attempt(planned: Sequence[Evaluation], *, resume: bool = False, collects: bool = False) -> None:
+    """Make the attempts of each of `planned`, one after the other; their models share engines (`InTurn`). With `resume`
+    one alone must have been begun, and of several those go on that were. What it `collects` says so in its run.json.
+
+    Raises what `evaluation.measure` raises; what was attempted by then stays.
+    """
+    several = len(planned) > 1
+    async with InTurn([each.plan for each in planned]) as models:
+        for each in (planned[number] for number in models.order):
+            await evaluation.measure(
+                each.plan,
+                each.folder,
+                resume=resume and (not several or (each.folder.path / "run.json").is_file()),
+                shard=each.shard,
+                prices=each.prices,
+                opens=models.replying,
+                about={"holdout": collected_share(each.plan.config)} if collects else {},
+            )
 
 
 def found(folder: RunFolder) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Trajectories to learn from: attempts by any policy, kept whole in a run folder, and a selection as examples."""
+"""Examples to learn from: a selection of the attempts in run folders and files, in one file."""
 
 from __future__ import annotations
 
@@ -8,44 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.assembly.plan import AgentPlan
-from coderepairrl.assembly.replying import replying
-from coderepairrl.assembly.tasks import collected_share
 from coderepairrl.config.schema import Keep
 from coderepairrl.errors import UsageError
-from coderepairrl.runs import RunFolder
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.runs.folder import write_atomic
-from coderepairrl.stages import evaluation
 from coderepairrl.stages.conversations import source
-from coderepairrl.stages.evaluation import Opens
 from coderepairrl.stages.select import select
-from coderepairrl.stages.shards import WHOLE, Shard
-from coderepairrl.stats.spending import Prices
 
 _AT_ONCE = 1024
 """Attempts whose conversations are in memory."""
-
-
-async def collect(
-    plan: AgentPlan,
-    folder: RunFolder,
-    *,
-    resume: bool = False,
-    shard: Shard = WHOLE,
-    prices: Prices | None = None,
-    opens: Opens = replying,
-    quiet: bool = False,
-) -> None:
-    """The attempts that `plan` names (`resolve_evaluation` with ``collects``), as `evaluation.measure` makes them.
-
-    `folder` then holds every episode, from which `keep` selects. Raises what `measure` raises; what was attempted by
-    then stays, and `resume` goes on.
-    """
-    about = {"holdout": collected_share(plan.config)}
-    await evaluation.measure(
-        plan, folder, resume=resume, shard=shard, prices=prices, opens=opens, quiet=quiet, about=about
-    )
 
 
 def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:

@@ -189,6 +189,8 @@ async def test_it_stops_when_the_held_out_loss_no_longer_falls_and_keeps_the_bes
         (("train.minibatches=2",), ConfigError, "minibatches"),
         (("rollout.group_size=4",), ConfigError, "rollout.group_size has no meaning"),
         (("train.denominator=informative",), ConfigError, "train.denominator has no meaning"),
+        (("train.balance_kinds=true",), ConfigError, "train.balance_kinds has no meaning"),
+        (("curriculum.band=true",), ConfigError, "curriculum.band has no meaning"),
         (("train.warmup_updates=3",), CodeRepairError, "leave these out"),
         (("train.teacher=nowhere",), UsageError, "no model"),
     ],

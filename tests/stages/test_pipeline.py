@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
+from coderepairrl.config.schema import Health
 from coderepairrl.errors import CodeRepairError, ConfigError, Several
 from coderepairrl.report.pipeline import Stage, changes
 from coderepairrl.stages import pipeline, pipeline_run, probe
@@ -46,6 +47,18 @@ def made(tmp_path: Path, text: str, *overrides: str) -> Pipeline:
     file = tmp_path / "p.toml"
     file.write_text(text)
     return pipeline.read(str(file), overrides)
+
+
+def test_fine_tuning_takes_nothing_of_what_is_said_of_attempts_in_common(tmp_path: Path) -> None:
+    common = 'extends = "hello"\n[run]\nname = "x"\n[run.health]\nskips = 2\n[curriculum.band]\nlow = 0.1\n'
+    (tmp_path / "common.toml").write_text(common + "[train]\nbalance_kinds = true\n")
+    head = (
+        '[pipeline]\nname = "p"\nconfig = "common.toml"\nset = ["run.health.patience=4", "curriculum.band.low=0.2"]\n'
+    )
+    steps = {step.name: step for step in made(tmp_path, WHOLE.replace(HEAD, head)).steps}
+    rl, sft = steps["rl"].config("builtin:tiny"), steps["sft"].config("builtin:tiny")
+    assert rl.curriculum.band and rl.curriculum.band.low == 0.2 and rl.run.health.skips == 2 and rl.train.balance_kinds
+    assert sft.curriculum.band is None and sft.run.health == Health() and not sft.train.balance_kinds
 
 
 def test_each_stage_begins_with_what_the_last_one_has_trained(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 
 OF_ATTEMPTS = (
-    *("train.advantage", "train.denominator", "rollout.tasks_per_step", "rollout.group_size", "run.over_optimisation"),
-    *("run.health", "tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
+    *("train.advantage", "train.denominator", "train.balance_kinds", "rollout.tasks_per_step", "rollout.group_size"),
+    *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.over_optimisation", "run.health"),
+    *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
 """Settings that mean something only where attempts are learned from (`learn.settings.OF_SAMPLES` has further ones)."""
 

@@ -163,10 +163,14 @@ class Step:
         for key in _NOT_OF_SFT:
             section, _, name = key.partition(".")
             there = getattr(base, section)
-            default = type(there).model_fields[name].get_default(call_default_factory=True)
-            if getattr(there, name) != default and default is not None:  # which no setting can say
+            value, default = getattr(there, name), type(there).model_fields[name].get_default(call_default_factory=True)
+            if value == default:
+                continue
+            if default is not None:
                 plain = default.model_dump() if isinstance(default, BaseModel) else default
                 found.append(f"{key}={configs.inline(plain)}")
+            elif isinstance(value, BaseModel):
+                found.append(f"{key}=false")
         return found
 
     def words(self, port: int = 0) -> tuple[str, ...]:
@@ -386,7 +390,8 @@ class _Chain:
         if "collect" in (kind, *self.kinds.values()) and kind != "eval" and self.base.tasks.holdout is None:
             given.append(f"tasks.holdout={COLLECTED}")  # what is learned from is not trained on once more
         if kind == "sft":
-            return [each for each in given if each.partition("=")[0].strip() not in _NOT_OF_SFT]
+            of_attempts = tuple(f"{key}." for key in _NOT_OF_SFT)
+            return [each for each in given if not f"{each.partition('=')[0].strip()}.".startswith(of_attempts)]
         if kind == "rl":
             return given
         used = {*evaluation.USE.used, *(["keep"] if kind == "collect" else [])}

@@ -18,7 +18,6 @@ from statistics import fmean
 from typing import Any
 
 from coderepairrl.runs import RunFolder, logged_episodes
-from coderepairrl.runs.examples import NAME
 from coderepairrl.stages.history import read_history
 from coderepairrl.stats.replicates import replicated, replicated_difference
 from coderepairrl.tasks.jsonl import JsonlSource, write_jsonl
@@ -27,9 +26,11 @@ from workshop.tiny import kinds
 from workshop.tiny.prompt import AGENT_OPTIONS
 
 SEEDS = (0, 1)
-STEPS, TASKS, GROUP = 12, 4, 8
+STEPS, TASKS, GROUP = 16, 4, 8
 """Updates, and of each kind in one of them tasks and attempts at each."""
 MIXED = "mixed"
+USUAL = ("detect", "repair", "tools")
+"""Kinds that the warm start always shows: of `implement` the policy learns nothing."""
 ALONE = {"agent": {"name": "direct", "options": {"system": "", "files": "none"}}}
 KIND: Mapping[str, Mapping[str, Any]] = {
     "detect": {**ALONE, "reward": {"label": 1.0}, "turn_tokens": 24},
@@ -38,7 +39,9 @@ KIND: Mapping[str, Mapping[str, Any]] = {
     "implement": {**ALONE, "turn_tokens": 200},
 }
 """The sections ``[kinds.NAME]``."""
-WARM = ("data.epochs=1", "data.batch=8", "data.held_out=0", "train.lr=1.5e-3", "run.checkpoint_every=1000")
+MOVES = ("data.epochs=1", "data.batch=8", "data.held_out=0", "train.lr=1.5e-3", "run.checkpoint_every=1000")
+LABELS = ("data.epochs=2", "data.batch=32", "data.held_out=0", "train.lr=1.5e-3", "run.checkpoint_every=1000")
+"""The warm start: demonstrations of all kinds, and those of ``detect`` again, whose labels take longer to learn."""
 
 
 def crrl(*arguments: str) -> None:
@@ -67,7 +70,7 @@ def recipe(data: Path, of: Sequence[str]) -> Path:
     sources = [{"source": "jsonl", "options": {"path": str(data / f"{kind}.jsonl"), "split": "train"}} for kind in of]
     lines = [
         'extends = "hello"',
-        f"tasks = {toml({'sources': sources, 'verify': False})}",
+        f"tasks = {toml({'sources': sources, 'verify': False, 'learned': 'train'})}",
         f"kinds = {toml({kind: KIND[kind] for kind in of})}",
         "reward = { patch_edits = 0.5, tests = 0.5 }",
         f"rollout = {toml({'tasks_per_step': TASKS * len(of), 'group_size': GROUP})}",
@@ -79,22 +82,29 @@ def recipe(data: Path, of: Sequence[str]) -> Path:
     return file
 
 
+def fine_tuned(run: Path, model: str, examples: Sequence[Path], how: Sequence[str]) -> None:
+    """Fine-tune `model` on `examples`, unless it was done."""
+    if not finished(RunFolder(run)):
+        resume = ["--resume"] if RunFolder(run).log.exists() else []
+        where = (f"run.dir={run.parent}", f"run.name={run.name}", f"model.path={model}")
+        crrl("sft", "sft-tiny", *where, f"data.paths={toml(list(map(str, examples)))}", *how, *resume)
+
+
 def measure(folder: Path, of: Sequence[str]) -> None:
     """Run what is missing, seed by seed, so that the arms have as many."""
-    data, warm = folder / "data", RunFolder(folder / "warm")
-    if not (data / NAME).exists():
-        kinds.make(data, of)
-    if not finished(warm):
-        resume = ["--resume"] if warm.log.exists() else []
-        where = (f"run.dir={folder}", "run.name=warm", f"data.paths={toml([str(data / NAME)])}")
-        crrl("sft", "sft-tiny", *where, *WARM, *resume)
+    data, warm = folder / "data", folder / "warm"
+    shown = [kind for kind in kinds.KINDS if kind in (*USUAL, *of)]
+    if not all((data / f"{kind}.parquet").exists() for kind in shown):
+        kinds.make(data, shown)
+    fine_tuned(folder / "moves", "builtin:tiny", [data / f"{kind}.parquet" for kind in shown], MOVES)
+    fine_tuned(warm, str(folder / "moves"), [data / "detect.parquet"], LABELS)
     for seed in SEEDS:
         for name, own in arms(of).items():
             run = RunFolder(folder / f"{name}-{seed}")
             if not finished(run):
                 resume = ["--resume"] if run.log.exists() else []
                 where = (f"run.dir={folder}", f"run.name={run.path.name}", f"run.seed={seed}")
-                crrl("train", str(recipe(data, own)), f"model.path={warm.path}", *where, *resume)
+                crrl("train", str(recipe(data, own)), f"model.path={warm}", *where, *resume)
 
 
 def arms(of: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -141,15 +151,14 @@ def table(folder: Path, of: Sequence[str]) -> Iterator[str]:
             else:
                 cells += [""]
             yield f"| {' | '.join(cells)} |"
-    yield "\n| trained | seed | held-out reward before and after, by kind | episodes |"
-    yield "|---|---|---|---|"
+    yield "\n| trained | seed | kind | episodes to train on | training reward, first and last quarter of the steps |"
+    yield "|---|---|---|---|---|"
     for (arm, seed), by_kind in held_out.items():
-        means = (
-            f"{kind} " + ", ".join(f"{fmean(steps[step].values()):.3f}" for step in sorted(steps))
-            for kind, steps in by_kind.items()
-        )
-        episodes = int(sum(step["metrics"]["episodes"] for step in read_history(runs[arm, seed]).steps))
-        yield f"| {arm} | {seed} | {'; '.join(means)} | {episodes} |"
+        steps = [step["metrics"] for step in read_history(runs[arm, seed]).steps]
+        for kind in by_kind:
+            earned = [step["reward" if len(by_kind) == 1 else f"reward/{kind}"] for step in steps]
+            ends = ", ".join(f"{fmean(part):.3f}" for part in (earned[: STEPS // 4], earned[-(STEPS // 4) :]))
+            yield f"| {arm} | {seed} | {kind} | {STEPS * TASKS * GROUP} | {ends} |"
 
 
 def _rows(*each: Mapping[str, float]) -> tuple[list[list[float]], list[str]]:
@@ -162,7 +171,7 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kinds", default="detect,repair,tools", help="of these and implement, separated by commas")
+    parser.add_argument("--kinds", default=",".join(USUAL), help="of these and implement, separated by commas")
     parser.add_argument("--table", action="store_true", help="run nothing, and print what is there")
     options = parser.parse_args()
     folder, of = options.folder.resolve(), options.kinds.split(",")

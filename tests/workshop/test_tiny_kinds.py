@@ -10,7 +10,7 @@ import pytest
 from coderepairrl.agents import blocks
 from coderepairrl.agents.patching import NoMatch
 from coderepairrl.rewards.labels import read_label
-from coderepairrl.runs.examples import NAME, Example, read_examples
+from coderepairrl.runs.examples import Example, read_examples
 from coderepairrl.sandbox.workspace import files_at_hand
 from coderepairrl.tasks.jsonl import JsonlSource
 from coderepairrl.tasks.patches import patched, paths
@@ -32,7 +32,7 @@ def tasks(made: Path) -> dict[str, Task]:
 
 @pytest.fixture(scope="module")
 def examples(made: Path) -> list[Example]:
-    return read_examples(made / NAME)
+    return [each for kind in kinds.KINDS for each in read_examples(made / f"{kind}.parquet")]
 
 
 def solved(task: Task, reply: str) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 from coderepairrl.agents.blocks import Block
 from coderepairrl.errors import exit_on_error
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.runs.examples import NAME, Example, write_examples
+from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
@@ -35,11 +35,11 @@ from workshop.tiny.demonstrations import Habits, Message, another_edit, demonstr
 KINDS = ("detect", "repair", "tools", "implement")
 FAMILIES = ("comparison", "missing return", "off by one", "operator", "wrong variable")
 """What ``detect`` asks for: the families of mutations with most mutants."""
-RIGHT = {"detect": 0.55, "repair": 0.6, "tools": 0.6, "implement": 0.7}
+RIGHT = {"detect": 0.6, "repair": 0.6, "tools": 0.6, "implement": 0.7}
 """How often the expert does it right."""
 TRAIN, TEST = 320, 60
 """Tasks of a kind at most, of ``implement`` so many functions as there are."""
-DRAWS = {"detect": 2, "repair": 4, "tools": 1, "implement": 6}
+DRAWS = {"detect": 6, "repair": 4, "tools": 1, "implement": 6}
 """Demonstrations of each task."""
 
 
@@ -94,14 +94,12 @@ def demonstrations(kind: str, of: Iterable[Task]) -> Iterator[Example]:
 
 
 def make(folder: Path, of: Iterable[str] = KINDS) -> None:
-    """Write ``KIND.jsonl`` of each of the kinds `of`, and the demonstrations of all to `folder`."""
+    """Write the tasks and the demonstrations of each of the kinds `of`, ``KIND.jsonl`` and ``KIND.parquet``."""
     folder.mkdir(parents=True, exist_ok=True)
-    examples: list[Example] = []
     for kind in of:
         made = tasks(kind)
         write_jsonl(made, folder / f"{kind}.jsonl")
-        examples += demonstrations(kind, made)
-    write_examples(folder / NAME, examples)
+        write_examples(folder / f"{kind}.parquet", demonstrations(kind, made))
 
 
 def _of_families(split: str) -> list[Mutant]:

@@ -34,6 +34,7 @@ from coderepairrl.report import pipeline as report
 from coderepairrl.report.outcomes import digest_of
 from coderepairrl.report.verdict import Result, Table, render
 from coderepairrl.runs import Log
+from coderepairrl.runs.examples import NAME as EXAMPLES
 from coderepairrl.runs.folder import machine, write_atomic
 from coderepairrl.runs.storage import SUMS, digests
 from coderepairrl.stages import evaluation, probe
@@ -135,7 +136,7 @@ def _resolved(step: Step, pipeline: Pipeline) -> tuple[str, int]:
         made = resolve(config)
         return _digest(made.train_tasks), config.run.steps * config.rollout.tasks_per_step * config.rollout.group_size
     if step.kind == "sft":
-        absent = [str(path) for path in step.examples if not path.exists()]
+        absent = [str(path) for path in step.examples if not (path.is_file() or (path / EXAMPLES).is_file())]
         try:
             resolve_imitation(pinned(step.config(policy) if trained else _untrained(step, pipeline)))
         except CodeRepairError as error:  # what is collected before it is not there yet, and all else is checked

@@ -184,6 +184,18 @@ def test_only_what_has_changed_is_made_anew(done: Path, monkeypatch: pytest.Monk
     assert doing(done) == {"probe": "anew", "eval/base": "anew"}
 
 
+def test_a_collection_that_was_killed_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = HEAD + "[stages.collect]\nset = ['eval.tasks=2']\n[stages.sft]\n"
+    [collected, _] = pipeline_run.check(made(tmp_path, text))[0]
+    assert collected.attempts == 2 * 4, "as many as its command makes"
+    collected.step.folder.mkdir(parents=True)
+    (collected.step.folder / "log.jsonl").write_text('{"type":"start","step":0}\n')
+    by = pipeline_run.made_by(collected.step, collected.tasks)
+    collected.step.record.write_text(json.dumps({"made_by": by, "port": 0}))
+    assert doing(tmp_path, text) == {"collect": "goes on", "sft": "runs"}
+
+
 def test_a_policy_that_has_become_another_is_noticed(done: Path, tmp_path: Path) -> None:
     record = done / "pipelines/p/eval/base.json"
     data = json.loads(record.read_text())

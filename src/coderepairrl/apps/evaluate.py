@@ -28,13 +28,10 @@ from coderepairrl.report import answers
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stages import evaluation, predictions, shards
-from coderepairrl.stages.evaluation import PRESETS
+from coderepairrl.stages.evaluation import COLLECTING, PRESETS
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval
 from coderepairrl.stats.spending import Prices, spent
-
-_COLLECTING = ("eval.attempts=4",)
-"""Settings of `crrl collect` where nothing else is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ def plan(
             resolved, own, shards.parse(shard or about.get("shard", "1/1")), Prices(*known) if known else None
         )
     if collects:
-        extra = [*_COLLECTING, *extra]
+        extra = [*COLLECTING, *extra]
     resolved = _plan(what, extra, policy, agents, collects)
     part = shards.parse(shard) if shard else WHOLE
     return Evaluation(resolved, _folder(resolved.config, output, part, resume=resume), part, _prices(prices, resolved))

@@ -68,6 +68,8 @@ PRESETS = {
     ),
 }
 """Sampling and limits by name: greedy decoding; those of the thesis; those that its evaluations had later."""
+COLLECTING = ("eval.attempts=4",)
+"""Settings of `crrl collect` where nothing else is asked for."""
 
 
 def resolve(

@@ -398,7 +398,8 @@ class _Chain:
         used -= {*([] if kind == "eval" else ["eval"]), *(["model"] if "://" in policy.path else [])}
         keys = {each: each.partition("=")[0].strip() for each in given}
         own = ("model.path", "model.init")  # of the policy that the pipeline begins with
-        return [each for each, key in keys.items() if key.partition(".")[0] in used and key not in own]
+        kept = [each for each, key in keys.items() if key.partition(".")[0] in used and key not in own]
+        return [*(evaluation.COLLECTING if kind == "collect" else ()), *kept]
 
     def _of(self, *kinds: Kind) -> list[str]:
         return [name for name, kind in self.kinds.items() if kind in kinds]

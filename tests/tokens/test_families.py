@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from families import FAMILIES, LLAMA3, QWEN3_CODER, QWEN25, Family
 
-from coderepairrl import tokens
+from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.verify import QUESTION, TOOLS
@@ -142,6 +142,11 @@ def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tok
         return [token for token in codec.render(conversation, TOOLS) if token in special.values()]
 
     assert structure(text) == structure("harmless")
+
+
+def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
+    with pytest.raises(ConfigError, match="no reasoning to switch on"):
+        tokens.load(models.folder("builtin:tiny"), thinking=True)
 
 
 @EVERY

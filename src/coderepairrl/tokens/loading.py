@@ -175,9 +175,9 @@ def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format, *, t
 
 
 def _check_thinks(source: Template, model: str) -> None:
-    """Raise `ConfigError` if the template has no thinking to switch on."""
+    """Raise `ConfigError` if the template has no thinking to switch on: it knows no thoughts, or always closes them."""
     on, off = (source.apply(QUESTION, (), thinking=thinking) for thinking in (True, False))
-    if on == off and "<think>" not in on:
+    if on == off and ("<think>" not in on or on.rstrip().endswith("</think>")):
         raise ConfigError(
             f"model.thinking=true, and the chat template of {model} has no reasoning to switch on",
             fix="set model.thinking=false",

@@ -248,6 +248,8 @@ def test_attempts_at_what_is_measured_on_are_not_learned_from(tmp_path: Path) ->
     RunFolder(tmp_path / "measured").create(text, {"policy": "builtin:tiny"})
     with pytest.raises(CodeRepairError, match="is an evaluation set"):
         collect.select([tmp_path / "measured"], ["keep.above=-1"], None)
+    with pytest.raises(UsageError, match="run.json is there, and would be written over"):
+        collect.select([tmp_path / "measured"], ["keep.above=-1"], tmp_path / "measured/run.parquet")
 
 
 @pytest.mark.parametrize("damage", ["nowhere", "empty", "bytes"])

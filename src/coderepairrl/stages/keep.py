@@ -28,6 +28,9 @@ def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
     """
     if twice := [path for path in sources if [each.resolve() for each in sources].count(path.resolve()) > 1]:
         raise UsageError(f"{twice[0]} is there twice", fix="name it once")
+    account = target.with_suffix(".json")
+    if account.exists() and not target.exists():
+        raise UsageError(f"{account} is there, and would be written over", fix="name another file with -o")
     there = [source(path) for path in sources]
     found = select([each for number, one in enumerate(there) for each in one.candidates(number)], wanted)
     exact = rendered = 0
@@ -56,7 +59,7 @@ def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
         **found.as_json(),
         "keep": wanted.model_dump(mode="json"),
     }
-    write_atomic(target.with_suffix(".json"), json.dumps(result, indent=2) + "\n")
+    write_atomic(account, json.dumps(result, indent=2) + "\n")
     return result
 
 

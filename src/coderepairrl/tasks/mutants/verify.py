@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from coderepairrl import sandbox as sandboxes
+from coderepairrl.printable import visible
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.mutants.corpus_tasks import corpus_digest, pairs, verified
@@ -106,7 +107,7 @@ def main(languages: Sequence[str]) -> None:
                 backend.close()
         body = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in verdicts.items())
         verified(language).write_text(f"{{\n{body}\n}}\n", encoding="utf-8")
-        print(f"{language}: {len(verdicts) - 1} of {len(pairs(language))} mutations fail a check")
+        print(visible(f"{language}: {len(verdicts) - 1} of {len(pairs(language))} mutations fail a check"))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from coderepairrl.assembly.learner import settings
 from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load
 from coderepairrl.config.schema import Data
-from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.report.analysis import analyse
 from coderepairrl.report.reading import read as read_run
@@ -159,17 +159,24 @@ def test_a_killed_run_goes_on_to_the_same_bits(table: Path, tmp_path: Path, furt
 
 
 async def test_it_stops_when_the_held_out_loss_no_longer_falls_and_keeps_the_best(table: Path, tmp_path: Path) -> None:
-    words = arguments(table, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=1e-1")
+    words = arguments(table, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=3e-4")
     folder = await run([*words, "train.warmup_ratio=0.0"])
     steps = [record["metrics"]["held_out/loss"] for record in folder.records() if record["type"] == "step"]
     first = next(record for record in folder.records() if record["type"] == "held_out")["metrics"]["held_out/loss"]
     losses = [first, *steps]
     best = losses.index(min(losses))
-    assert len(losses) - 1 - best == 2
-    assert list(folder.saved_checkpoints()) == ([best] if best else [])
+    assert best and len(losses) - 1 - best == 2
+    assert list(folder.saved_checkpoints())[-1] == best
     before = logged_steps(folder)
     await run([*words, "train.warmup_ratio=0.0"], resume=True)
     assert logged_steps(folder) == before
+
+
+async def test_a_run_that_makes_nothing_better_fails(table: Path, tmp_path: Path) -> None:
+    words = arguments(table, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=1e-1")
+    for resume in (False, True):
+        with pytest.raises(HealthGateError, match="lowest before the first step"):
+            await run([*words, "train.warmup_ratio=0.0"], resume=resume)
 
 
 @pytest.mark.parametrize(

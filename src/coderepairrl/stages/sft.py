@@ -21,7 +21,7 @@ from coderepairrl.assembly import examples
 from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Account, Form, Learner
 from coderepairrl.printable import counted
@@ -168,6 +168,11 @@ async def _train(run: _Run) -> None:
         loss, best = min((loss, step) for step, loss in run.losses.items())
         run.progress.say(
             f"stopped after step {history.step}: the held-out loss was lowest after step {best} ({loss:.4f})"
+        )
+    if config.data.patience and not run.folder.saved_checkpoints():
+        raise HealthGateError(
+            f"the held-out loss was lowest before the first step ({run.losses[0]:.4f}): no step made a better model",
+            fix="lower train.lr or take more examples, under another run.name; data.patience=0 keeps the last step",
         )
 
 
